@@ -1,0 +1,40 @@
+# Nothing but Python >= 3.11, make and git is needed: the first target run makes .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench soak
+
+help:
+	@echo "make demo    train digits on a virtual uneven cluster under five strategies and compare them"
+	@echo "make test    the whole test suite"
+	@echo "make check   lint, format, types and the fast tests"
+	@echo "make bench   every benchmark; results go to benchmarks/results/"
+	@echo "make soak    the slow and the long-running tests"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "paceline needs Python 3.11 or later, not " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev,bench]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(INSTALLED)
+	set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+soak: $(INSTALLED)
+	PACELINE_SOAK=1 $(BIN)/python -m pytest -q -m "slow or soak"

@@ -1,0 +1,13 @@
+"""The `paceline` command. Each command has its own file; torch is loaded only by those that train."""
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    from paceline.cli.app import run_app
+
+    return run_app(arguments)
+
+
+__all__ = ["main"]

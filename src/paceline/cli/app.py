@@ -1,0 +1,77 @@
+"""The commands put together, and how each way of ending becomes an exit code.
+
+0 done, 1 the script failed (or a replay differs), 2 bad input, 3 stopped by the convergence guard, 4 an internal
+error, 130 Ctrl-C. Bad input is answered by one line on standard error; only an error of our own shows our frames.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from paceline._version import __version__
+from paceline.cli.replay import replay
+from paceline.cli.run import run
+from paceline.cli.scenario_command import scenario
+from paceline.cli.strategies import strategies
+from paceline.cli.streams import say
+from paceline.cli.tasks import tasks
+from paceline.errors import DivergenceError, PacelineError, ScriptError, UserError
+
+INTERRUPTED = 130
+# The public name of a usage error differs between versions of typer; the parent of BadParameter is it in all of them.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="paceline",
+    help="Train PyTorch models on uneven clusters: a strategy decides who waits for whom.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# What follows the script is the script's own, options included.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(strategies)
+app.command()(scenario)
+app.command()(replay)
+app.command()(tasks)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+def run_app(arguments: Sequence[str] | None = None) -> int:
+    """Carry out the command line; returns the exit code."""
+    try:
+        ended = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
+    except _UsageError as error:
+        return _refuse(error.format_message())  # type: ignore[attr-defined]
+    except (UserError, ScriptError, DivergenceError) as error:
+        return _refuse(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  # the last resort: whatever is left is a fault of ours
+        return _confess(error)
+    return ended if isinstance(ended, int) else 0
+
+
+def _refuse(message: str, code: int = UserError.exit_code) -> int:
+    say(message)
+    return code
+
+
+def _confess(error: Exception) -> int:
+    traceback.print_exception(error, file=sys.stderr)
+    say(f"internal error in version {__version__}: please report it with the lines above and the run's journal")
+    return PacelineError.exit_code

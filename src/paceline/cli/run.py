@@ -1,0 +1,139 @@
+"""`paceline run`: train a script or a built-in task, then print the report."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paceline import config as configuration
+from paceline.cli import run_options as options
+from paceline.cli.progress import progress_shown
+from paceline.cli.streams import logging_shown, output_kept_clean, say
+from paceline.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from paceline.launching import Run
+
+DEFAULT_TASK = "digits"
+
+
+def run(
+    script: options.Script = None,
+    arguments: options.Arguments = None,
+    task: options.Task = None,
+    engine: options.Engine = None,
+    scenario: options.ScenarioName = None,
+    strategy: options.Strategy = None,
+    workers: options.Workers = None,
+    seed: options.Seed = None,
+    batch_size: options.BatchSize = None,
+    epochs: options.Epochs = None,
+    max_versions: options.MaxVersions = None,
+    max_seconds: options.MaxSeconds = None,
+    target: options.TargetText = None,
+    evaluate_every: options.EvaluateEvery = None,
+    on_divergence: options.OnDivergence = None,
+    set_options: options.Set = None,
+    data_dir: options.DataDir = None,
+    threads: options.Threads = None,
+    journal: options.JournalFile = None,
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    log_level: options.LogLevel = None,
+) -> int:
+    """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
+    given = {
+        "engine": engine, "scenario": scenario, "strategy": strategy, "workers": workers, "seed": seed,
+        "batch_size": batch_size, "epochs": epochs, "max_versions": max_versions, "max_seconds": max_seconds,
+        "target": target, "evaluate_every": evaluate_every, "on_divergence": on_divergence, "set": set_options,
+        "data_dir": data_dir, "threads": threads, "journal": journal, "runs_dir": runs_dir,
+    }  # fmt: skip
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ)):
+        settings = settle(given, os.environ)
+        train = _workload(script, arguments or [], task)
+        _make_places(settings)
+        if not quiet:
+            _say_what_was_assumed(settings, given, no_workload=script is None and task is None)
+        finished = _train(train, settings, json=json, quiet=quiet)
+    _print_report(finished, json=json)
+    return finished.exit_code
+
+
+def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configuration.RunConfig:
+    """The settings in force, checked as far as that is possible before torch is loaded."""
+    from paceline import scenario as scenarios
+    from paceline import strategies
+
+    asked = configuration.chosen_scenario(given, environment)
+    name = asked or configuration.DEFAULT_SCENARIO
+    cluster = scenarios.load(name)
+    settings = configuration.resolve(given, environment, cluster.run)
+    workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=asked is None)
+    strategies.build(settings.strategy, settings.seed).check(workers)
+    return msgspec.structs.replace(
+        settings, scenario=name, workers=workers, runs_dir=settings.runs_dir or configuration.DEFAULT_RUNS_DIR
+    )
+
+
+def _say_what_was_assumed(settings: configuration.RunConfig, given: Mapping[str, Any], *, no_workload: bool) -> None:
+    if configuration.chosen_scenario(given, os.environ) is None:
+        name = settings.scenario
+        say(f"no --scenario given: simulating {name}, {settings.workers} workers (`paceline scenario {name}`)")
+    if no_workload:
+        say(f"no script and no --task given: training the built-in task {DEFAULT_TASK}")
+
+
+def _make_places(settings: configuration.RunConfig) -> None:
+    if settings.data_dir is not None and not settings.data_dir.is_dir():
+        raise DataError(f"--data-dir: {settings.data_dir} is not a folder; give the one that holds the data set")
+    if settings.journal is not None and settings.journal.is_dir():
+        raise OptionError(f"--journal: {settings.journal} is a folder; give a file in it, such as run.jsonl")
+    for flag, folder in (
+        ("--runs-dir", settings.runs_dir),
+        ("--journal", settings.journal and settings.journal.parent),
+    ):
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"{flag}: cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _workload(script: str | None, arguments: list[str], task: str | None) -> Callable[[], None]:
+    if script is not None and task is not None:
+        raise OptionError(f"give a script or --task, not both: got {script!r} and --task {task}")
+    if script is not None:
+        if not Path(script).is_file():
+            raise OptionError(f"script {script!r} does not exist; give the path of a Python file, or --task NAME")
+        from paceline.launching import load_script
+
+        return load_script(Path(script), arguments)
+    from paceline import tasks
+
+    return tasks.get(task or DEFAULT_TASK)
+
+
+def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json: bool, quiet: bool) -> "Run":
+    from paceline.launching import launch
+
+    if not json:
+        with progress_shown(quiet=quiet) as listener:
+            return launch(train, config=settings, progress=listener)
+    with output_kept_clean(), progress_shown(quiet=quiet) as listener:
+        return launch(train, config=settings, progress=listener)
+
+
+def _print_report(finished: "Run", *, json: bool) -> None:
+    if json:
+        from paceline.metrics import to_json
+
+        print(to_json(finished.summary))
+        return
+    from rich.console import Console
+
+    from paceline.report.text import show
+
+    show(finished.summary, Console())

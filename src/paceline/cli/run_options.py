@@ -1,0 +1,53 @@
+"""The options of `paceline run`. All are read as text: `paceline.config` turns them into values and ranks them."""
+
+from typing import Annotated
+
+import typer
+
+
+def _option(flag: str, metavar: str, text: str) -> object:
+    return typer.Option(flag, metavar=metavar, help=text, show_default=False)
+
+
+Script = Annotated[str | None, typer.Argument(metavar="SCRIPT", help="A training script.", show_default=False)]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENTS", help="The script's own.", show_default=False)
+]
+Task = Annotated[str | None, _option("--task", "NAME", "A built-in task instead of a script (`paceline tasks`).")]
+Engine = Annotated[str | None, _option("--engine", "NAME", "What runs the workers: sim, a virtual cluster.")]
+ScenarioName = Annotated[
+    str | None, _option("--scenario", "NAME|FILE", "The cluster: a built-in name or a TOML file. Default: uneven8.")
+]
+Strategy = Annotated[
+    str | None,
+    _option("--strategy", "NAME[:OPTION=VALUE,...]", "Who waits for whom (`paceline strategies`). Default: bsp."),
+]
+Workers = Annotated[str | None, _option("--workers", "N", "Must agree with the scenario.")]
+Seed = Annotated[
+    str | None, _option("--seed", "K", "Of shuffles, the model's start and the strategy's chance. Default: 0.")
+]
+BatchSize = Annotated[str | None, _option("--batch-size", "B", "Samples per worker and push, instead of the script's.")]
+Epochs = Annotated[str | None, _option("--epochs", "E", "Passes over the data, instead of the script's.")]
+MaxVersions = Annotated[str | None, _option("--max-versions", "N", "End after this many updates of the model.")]
+MaxSeconds = Annotated[str | None, _option("--max-seconds", "T", "End after this many seconds (virtual in sim).")]
+TargetText = Annotated[
+    str | None, _option("--target", "METRIC=VALUE", "End when reached, such as accuracy=0.93 or 'loss<=0.5'.")
+]
+EvaluateEvery = Annotated[
+    str | None,
+    _option("--evaluate-every", "N{v|s|e}", "In versions, seconds or epochs: 50v, 10s, 0.1e. Default: 0.1e."),
+]
+OnDivergence = Annotated[
+    str | None,
+    _option("--on-divergence", "warn|stop|bsp", "When the loss explodes: say so, end, or go on as bsp. Default: warn."),
+]
+Set = Annotated[
+    list[str] | None, _option("--set", "NAME=VALUE", "For `session.option(NAME, ...)` of script or task; repeatable.")
+]
+DataDir = Annotated[str | None, _option("--data-dir", "FOLDER", "Where the data sets are.")]
+Threads = Annotated[str | None, _option("--threads", "N", "Of torch; part of what a seed fixes. Default: 1.")]
+JournalFile = Annotated[str | None, _option("--journal", "FILE", "Put the journal here (.gz: compressed).")]
+RunsDir = Annotated[str | None, _option("--runs-dir", "FOLDER", "Where the folder of each run is made. Default: runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object, and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The report alone: no progress, no notes.")]
+LogLevel = Annotated[str | None, _option("--log-level", "LEVEL", "debug, info, warning or error. Default: warning.")]

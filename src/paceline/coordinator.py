@@ -1,0 +1,450 @@
+"""The interpreter: event -> strategy -> actions -> store, ledger and outbox. No sockets, no clock, no decisions.
+
+Messages pass one intake (known worker, incarnation, ticket) before they become events, whatever engine they come from,
+so duplicates and late arrivals are refused by the same code everywhere. What an engine must carry out leaves through
+its `Outbox`. Follow-up events (`Applied`, `Left(idle)`, an idle worker's return) are fed after the actions of the
+decision that caused them.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
+from paceline.errors import InternalError, OptionError
+from paceline.events import Applied, Cause, Event, Joined, Left, Pushed, TimerFired
+from paceline.guard import Guard
+from paceline.journal import Decision, Observation, Sink
+from paceline.ledger import Allotment, Indices, Ledger
+from paceline.seats import Arrival, Held, Order, Outbox, Seat
+from paceline.store import Gradient, Store, extend, flat_norm
+from paceline.strategies.base import Strategy
+
+
+class Coordinator:
+    """Carries a strategy's decisions out."""
+
+    def __init__(
+        self, strategy: Strategy, outbox: Outbox, sink: Sink | None, store: Store | None = None,
+        max_versions: int | None = None,
+    ) -> None:  # fmt: skip
+        self.strategy = strategy
+        self.outbox = outbox
+        self.sink = sink
+        self.store = store
+        self.guard = Guard()
+        self.max_versions = max_versions
+        self.ledger: Ledger | None = None
+        self.version = 0
+        self.used_before = 0  # samples used in finished phases
+        self.lost_before = 0
+        self.round_samples = 0
+        self.now = 0.0
+        self.seats: dict[int, Seat] = {}
+        self.held: dict[int, Held] = {}
+        self.divergence: str | None = None
+        self.loss: float | None = None
+        self.on_version: Callable[[int, list[Held]], None] | None = None
+        self.on_over: Callable[[], None] = _nobody_waits  # the phase's data or the run's versions are used up
+        self._pushes = 0
+        self._tickets = 0
+        self._queue: deque[Event] = deque()
+        self._feeding = False
+        self._idle: set[int] = set()
+        self._timers: dict[str, int] = {}
+        self._generation = 0
+        self._interpreters: dict[type, Callable[[Any], None]] = {
+            Apply: self._apply, Discard: self._discard, Cancel: self._cancel, Grant: self._grant,
+            SetTimer: self._set_timer, Mark: _without_effect, Track: _without_effect,
+        }  # fmt: skip
+
+    # -- what engines call -------------------------------------------------------------------------------------------
+
+    def open(self, ledger: Ledger) -> None:
+        """Start a phase: from here on there is work."""
+        self.ledger = ledger
+
+    def seat(self, worker: int, incarnation: int) -> None:
+        """A process took its seat; it takes work once it has joined."""
+        self.seats[worker] = Seat(worker, incarnation)
+
+    def join(self, worker: int, work: int, at: float) -> None:
+        """The worker is ready for work."""
+        seat = self.seats[worker]
+        self._occupy(seat, work, at)
+        self.feed(Joined(at, worker, work))
+
+    def leave(self, worker: int, cause: Cause, at: float) -> None:
+        """The worker takes no more work; what it had not delivered is issued again."""
+        seat = self.seats[worker]
+        if not (seat.present or seat.idle):
+            return
+        self.now = at
+        self._take_back(seat, cause)
+        self._vacate(seat, cause)
+        self.feed(Left(at, worker, cause))
+
+    def fire(self, name: str, generation: int, at: float) -> None:
+        """A timer ran out; one that was replaced or cleared is not the strategy's any more."""
+        if self._timers.get(name) == generation:
+            del self._timers[name]
+            self.feed(TimerFired(at, name))
+
+    def more(self, worker: int, incarnation: int, ticket: int, work: int) -> Allotment | None:
+        """Further samples on the same grant, for a script that accumulates gradients."""
+        seat = self.seats.get(worker)
+        if seat is None or seat.incarnation != incarnation or seat.ticket != ticket or self.ledger is None:
+            return None
+        allotment = self.ledger.allot(worker, work)
+        if allotment is not None:
+            seat.allotments += (allotment,)
+        return allotment
+
+    def arrive(self, at: float, message: Arrival) -> None:
+        """A push came in: check it, keep it, tell the strategy."""
+        worker = message.worker
+        seat = self.seats.get(worker)
+        if seat is None or message.ticket != seat.ticket or message.incarnation != seat.incarnation:
+            self._turn_away(at, message)
+            return
+        self.now = at
+        seat.ticket = 0
+        seat.free_at = at
+        samples, allotments = message.samples, seat.allotments
+        gradient, norm, loss = message.gradient, None, None
+        if message.kept is not None:
+            allotments = self._settle_skipped(seat, message.kept)
+        if gradient is not None:
+            loss = gradient.loss
+            norm = flat_norm(gradient.flat)
+            if not math.isfinite(norm):
+                self._refuse(seat, samples, norm)
+                samples, allotments, gradient, norm, loss = 0, (), None, None, None
+            elif not self.strategy.needs_norms:
+                norm = None
+        if message.nominal is not None and message.nominal != seat.work:
+            self._occupy(seat, message.nominal, at)
+            self.feed(Joined(at, worker, message.nominal))
+        push, total = self._keep(seat, samples, allotments, gradient)
+        self.feed(
+            Pushed(
+                at,
+                worker,
+                push,
+                seat.through,
+                seat.read_version,
+                total,
+                message.compute_s,
+                message.transfer_s,
+                seat.wait_s,
+                message.bytes_up,
+                message.bytes_down,
+                norm,
+                loss,
+            )
+        )
+
+    def close(self, at: float, reason: str = "the phase is over") -> None:
+        """End a phase: running grants are taken back and everybody is idle; what is held gets applied."""
+        self.now = at
+        for worker in sorted(self.seats):
+            seat = self.seats[worker]
+            if seat.ticket:
+                self.outbox.cancel(worker, seat.ticket)
+                self._take_back(seat, "stop")
+        for worker in sorted(self.seats):
+            if self.seats[worker].present:
+                self._vacate(self.seats[worker], "idle")
+                self.feed(Left(at, worker, "idle"))
+        if self.held:
+            raise InternalError(f"{len(self.held)} pushes are still held although nobody is present ({reason})")
+        if self.ledger is not None:
+            self.used_before += self.ledger.used
+            self.lost_before += self.ledger.lost
+            self.ledger = None
+        self._idle.clear()
+
+    def stop(self, at: float, reason: str) -> None:
+        """End the run in mid-phase: running grants are taken back, held pushes discarded."""
+        self.now = at
+        for worker in sorted(self.seats):
+            if self.seats[worker].ticket:
+                self._take_back(self.seats[worker], "stop")
+        for push, held in sorted(self.held.items()):
+            data = {"push": push, "samples": held.samples, "reason": reason}
+            self.observe("discarded", data, held.worker)
+        self.held.clear()
+
+    def switch(self, strategy: Strategy, at: float) -> None:
+        """Go on under another strategy: it meets the workers as if they had all just joined."""
+        self.now = at
+        present = [worker for worker in sorted(self.seats) if self.seats[worker].present]
+        for worker in present:
+            seat = self.seats[worker]
+            if seat.ticket:
+                self.outbox.cancel(worker, seat.ticket)
+                self._take_back(seat, "cancel")
+        for push in sorted(self.held):
+            self._discard(Discard(push, "the strategy was changed"))
+        for name in list(self._timers):
+            self._set_timer(SetTimer(name, None, "the strategy was changed"))
+        self.strategy = strategy
+        for worker in present:
+            self.feed(Joined(at, worker, self.seats[worker].work))
+
+    @property
+    def used(self) -> int:
+        """Samples used in the whole run."""
+        return self.used_before + (self.ledger.used if self.ledger is not None else 0)
+
+    @property
+    def position(self) -> float:
+        """Where the run stands, in nominal rounds: what schedulers follow."""
+        return self.used / self.round_samples if self.round_samples else 0.0
+
+    @property
+    def at_limit(self) -> bool:
+        return self.max_versions is not None and self.version >= self.max_versions
+
+    @property
+    def phase_over(self) -> bool:
+        return self.ledger is not None and self.ledger.finished
+
+    def observe(self, what: str, data: dict[str, Any], worker: int | None = None) -> None:
+        """Put something beside the decisions on record."""
+        if self.sink is not None:
+            self.sink.write(Observation(self.now, what, data, worker))
+
+    def observe_end(self, cause: str) -> None:
+        """The last line of a journal."""
+        lost = self.lost_before + (self.ledger.lost if self.ledger is not None else 0)
+        data = {"cause": cause, "versions": self.version, "samples_used": self.used, "samples_lost": lost}
+        self.observe("end", data)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Let the strategy decide on an event and on all that follows from it at the same instant."""
+        queue = self._queue
+        queue.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        interpreters = self._interpreters
+        try:
+            while queue:
+                event = queue.popleft()
+                self.now = event.at
+                actions = self.strategy.handle(event)
+                if self.sink is not None:
+                    self.sink.write(Decision(event, actions))
+                for action in actions:
+                    interpreters[type(action)](action)
+                if not queue and self._idle:
+                    self._call_back_idle()
+        finally:
+            self._feeding = False
+
+    def _call_back_idle(self) -> None:
+        """While there is work, idle workers return one at a time, in worker order."""
+        if self.ledger is None or not self.ledger.has_unallotted or self.at_limit:
+            return
+        seat = self.seats[min(self._idle)]
+        self._occupy(seat, seat.work, self.now)
+        self._queue.append(Joined(self.now, seat.worker, seat.work))
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    def _grant(self, action: Grant) -> None:
+        worker = action.worker
+        seat = self.seats.get(worker)
+        if seat is None or not seat.present or seat.ticket:
+            raise InternalError(
+                f"{self.strategy.name} granted work to worker {worker}, which cannot take any: {action}"
+            )
+        allotment = None
+        if self.ledger is not None and not self.at_limit and not self.ledger.finished:
+            allotment = self.ledger.allot(worker, action.work)
+        if allotment is None:
+            self._vacate(seat, "idle")
+            self._queue.append(Left(self.now, worker, "idle"))
+            return
+        self._tickets = ticket = self._tickets + 1
+        now = self.now
+        seat.ticket = ticket
+        seat.granted_at = now
+        seat.wait_s = now - seat.free_at
+        seat.through = action.through
+        seat.allotments = (allotment,)
+        extends = seat.extends = action.extends
+        if extends is None:
+            seat.read_version = self.version
+        elif extends not in self.held or self.held[extends].worker != worker:
+            raise InternalError(f"{self.strategy.name} extends push {extends}, which worker {worker} does not hold")
+        self.outbox.order(Order(worker, seat.incarnation, ticket, allotment, extends is None, self.position))
+
+    def _apply(self, action: Apply) -> None:
+        weights = action.weights
+        held = [self._release(push) for push in action.pushes]
+        samples = [h.samples for h in held]
+        self._settle(sum(samples))
+        mass = math.fsum(weights)
+        if mass <= 0:
+            return
+        merged = None
+        if self.store is not None:
+            chosen = [i for i, h in enumerate(held) if h.gradient is not None]
+            merged = self.store.apply(
+                [held[i].gradient for i in chosen], [weights[i] for i in chosen],  # type: ignore[misc]
+                [samples[i] for i in chosen], stock=action.stock,
+            )  # fmt: skip
+            self._watch(held, mass, merged.norm)
+        self.version += 1
+        if self.version == self.max_versions:
+            self.on_over()
+        if self.on_version is not None:
+            self.on_version(self.version, held)
+        if self.strategy.needs_applied:
+            norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
+            self._queue.append(Applied(self.now, self.version, action.pushes, mass, inner, norm, self.loss))
+
+    def _release(self, push: int) -> Held:
+        held = self.held.pop(push, None)
+        if held is None:
+            raise InternalError(f"{self.strategy.name} applies push {push}, which is not held")
+        seat = self.seats[held.worker]
+        if seat.ticket and seat.extends == push:
+            raise InternalError(f"{self.strategy.name} applies push {push} while worker {held.worker} extends it")
+        return held
+
+    def _watch(self, held: list[Held], mass: float, norm: float | None) -> None:
+        """Mean loss of this version, and what the guard has to say about it."""
+        known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
+        total = sum(samples for _, samples in known)
+        self.loss = sum(loss * samples for loss, samples in known) / total if total else None
+        if self.loss is None and self.strategy.needs_losses:
+            raise OptionError(
+                f"{self.strategy.name} decides by the loss, and the script reports none: add "
+                "`session.report(loss=loss)` before `optimizer.step()`"
+            )
+        stalest = min(held, key=lambda h: h.read_version)
+        text = self.guard.applied(self.loss, norm, mass, stalest.worker, self.version - stalest.read_version)
+        self._warn_of_divergence(text)
+
+    def _warn_of_divergence(self, text: str | None) -> None:
+        if text is not None:
+            self.divergence = text
+            self.observe("warning", {"text": text})
+
+    def _discard(self, action: Discard) -> None:
+        held = self._release(action.push)
+        self._give_back(held.worker, held.allotments)
+
+    def _cancel(self, action: Cancel) -> None:
+        seat = self.seats[action.worker]
+        if not seat.ticket:
+            raise InternalError(f"{self.strategy.name} cancels worker {action.worker}, which computes nothing")
+        self.outbox.cancel(action.worker, seat.ticket)
+        seat.cancelled = seat.ticket
+        self._take_back(seat, "cancel")
+
+    def _set_timer(self, action: SetTimer) -> None:
+        self._generation += 1
+        if action.at is None:
+            self._timers.pop(action.name, None)
+        else:
+            self._timers[action.name] = self._generation
+        self.outbox.timer(action.name, action.at, self._generation)
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _keep(
+        self, seat: Seat, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None
+    ) -> tuple[int, int]:
+        """Hold a delivered push, or add a piece to the one it extends; its id and its total of samples."""
+        push = seat.extends
+        if push is None:
+            self._pushes = push = self._pushes + 1
+            self.held[push] = Held(seat.worker, samples, seat.read_version, allotments, gradient)
+            return push, samples
+        held = self.held[push]
+        if gradient is not None:
+            known = held.gradient
+            held.gradient = gradient if known is None else extend(known, held.samples, gradient, samples)
+        held.samples += samples
+        held.allotments += allotments
+        return push, held.samples
+
+    def _occupy(self, seat: Seat, work: int, at: float) -> None:
+        self.now = at
+        if seat.present or seat.idle:
+            self.round_samples -= seat.work
+        self._idle.discard(seat.worker)
+        if not seat.present:
+            seat.free_at = at
+        seat.present, seat.idle, seat.work = True, False, work
+        self.round_samples += work
+
+    def _vacate(self, seat: Seat, cause: Cause) -> None:
+        seat.present, seat.idle = False, cause == "idle"
+        if seat.idle:
+            self._idle.add(seat.worker)
+        else:
+            self._idle.discard(seat.worker)
+            self.round_samples -= seat.work
+
+    def _take_back(self, seat: Seat, cause: str) -> None:
+        """Undelivered work returns to the ledger."""
+        if not seat.ticket:
+            return
+        seconds, samples = self.now - seat.granted_at, sum(a.samples for a in seat.allotments)
+        self.observe("cancelled", {"samples": samples, "seconds": seconds, "cause": cause}, seat.worker)
+        self._give_back(seat.worker, seat.allotments)
+        seat.ticket = 0
+        seat.free_at = self.now
+
+    def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:
+        if self.ledger is not None:
+            for allotment in allotments:
+                self.ledger.give_back(worker, allotment)
+
+    def _settle(self, used: int, lost: int = 0) -> None:
+        if self.ledger is not None:
+            self.ledger.settle(used, lost)
+            if self.ledger.finished:
+                self.on_over()
+
+    def _settle_skipped(self, seat: Seat, kept: list[Indices]) -> tuple[Allotment, ...]:
+        pairs = zip(seat.allotments, kept, strict=True)
+        remaining = tuple(Allotment(a.epoch, len(indices), indices) for a, indices in pairs)
+        skipped = sum(a.samples for a in seat.allotments) - sum(a.samples for a in remaining)
+        if skipped:
+            self._settle(0, lost=skipped)
+            self.observe("skipped", {"samples": skipped, "reason": "the script made no gradient of them"}, seat.worker)
+        return remaining
+
+    def _refuse(self, seat: Seat, samples: int, norm: float) -> None:
+        self._settle(0, lost=samples)
+        self.observe("refused", {"reason": f"gradient norm {norm}", "samples": samples, "push": None}, seat.worker)
+        self._warn_of_divergence(self.guard.refused(seat.worker, norm, self.version - seat.read_version))
+
+    def _turn_away(self, at: float, message: Arrival) -> None:
+        self.now = at
+        seat = self.seats.get(message.worker)
+        if seat is not None and message.ticket == seat.cancelled and message.incarnation == seat.incarnation:
+            seat.cancelled = 0
+            data = {"samples": message.samples, "seconds": message.compute_s + message.transfer_s}
+            self.observe("dropped", data, message.worker)
+            return
+        known = "no such worker" if seat is None else f"incarnation {seat.incarnation}, ticket {seat.ticket or 'none'}"
+        reason = f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+        self.observe("refused", {"reason": reason, "samples": 0, "push": None}, message.worker)
+
+
+def _without_effect(action: Action) -> None:
+    """Marks and tracks are for the journal alone."""
+
+
+def _nobody_waits() -> None:
+    """Nobody asked to be told."""

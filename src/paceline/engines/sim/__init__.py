@@ -1,0 +1,1 @@
+"""The simulator: the same coordinator and strategy in virtual time."""

@@ -1,0 +1,326 @@
+"""Script workers in virtual time: the user's code computes real gradients whenever its virtual time has come.
+
+A worker waits with the parameters it was granted until its computing time is over and only then computes, so cancelled
+work costs nothing. Evaluation happens between two events and takes no virtual time.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from paceline.context import Shared, WorkerContext
+from paceline.coordinator import Coordinator
+from paceline.engines.sim.cluster import Flight, VirtualCluster
+from paceline.engines.sim.kernel import Kernel
+from paceline.engines.sim.threads import ScriptThread, Streams
+from paceline.errors import InternalError, PeerError, ScriptError, UserError
+from paceline.jitter import worker_key
+from paceline.ledger import Allotment
+from paceline.phases import Phases, as_data
+from paceline.running import Conduct
+from paceline.scenario import Scenario
+from paceline.seats import Arrival, Order
+from paceline.store import Parameters
+from paceline.transport.messages import (
+    Done,
+    Extra,
+    Hello,
+    More,
+    Note,
+    Over,
+    Push,
+    Ready,
+    Stop,
+    ToServer,
+    ToWorker,
+    Welcome,
+    Work,
+)
+
+
+class ScriptCluster(VirtualCluster):
+    """Virtual workers that run a script."""
+
+    def __init__(self, kernel: Kernel, scenario: Scenario, train: Callable[[], None], conduct: Conduct) -> None:
+        super().__init__(kernel, scenario)
+        self.train = train
+        self.conduct = conduct
+        self.phases = Phases()
+        self.shared = Shared()
+        self.threads: dict[int, ScriptThread] = {}
+        self._versions: dict[int, Parameters | None] = {}  # what each worker computes on
+        self._batches: dict[int, int] = {}  # delivered so far, for the message when a script raises
+        self._starting = True
+
+    # -- workers come and go -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        super().begin()
+        self._starting = False
+        self._begin_phase_if_ready()
+
+    def admit(self, worker: int) -> None:
+        config, incarnation = self.conduct.config, self.incarnations[worker]
+        seed = worker_key(config.seed + incarnation * 1_000_003, worker) >> 1
+        thread = self.threads[worker] = ScriptThread(self.train, seed)
+        self.phases.alive.add(worker)
+        given = WorkerContext(
+            worker=worker,
+            workers=self.scenario.count,
+            endpoint=thread.link,
+            shared=self.shared,
+            options=config.options,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            data_dir=config.data_dir,
+            evaluates=not self.conduct.can_evaluate,
+        )
+        thread.start(given)
+        self._listen(worker)
+        if not self._starting:
+            self._begin_phase_if_ready()
+
+    def remove(self, worker: int) -> None:
+        super().remove(worker)
+        thread = self.threads.pop(worker)
+        thread.abandon()
+        self.phases.gone(worker)
+        self._begin_phase_if_ready()
+
+    def _script_ended(self, worker: int) -> None:
+        thread = self.threads.pop(worker)
+        self.phases.gone(worker)
+        if thread.error is not None:
+            raise self._blame(worker, thread.error)
+        self.coordinator.leave(worker, "done", self.kernel.now)
+        self.gone.add(worker)
+
+    def _blame(self, worker: int, error: BaseException) -> BaseException:
+        if isinstance(error, UserError):
+            return error
+        where = f"worker {worker}, batch {self._batches.get(worker, 0)}, {self.kernel.now:.6g} s into the run"
+        failure = ScriptError(f"the script raised {type(error).__name__} in {where}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    # -- what scripts say --------------------------------------------------------------------------------------------
+
+    def _tell(self, worker: int, message: ToWorker) -> None:
+        self.threads[worker].resume(message)
+        self._listen(worker)
+
+    def _listen(self, worker: int) -> None:
+        """Take in all that a script said before it came to wait."""
+        thread = self.threads[worker]
+        while (message := thread.collect()) is not None:
+            self._hear(worker, message)
+            if self.threads.get(worker) is not thread:
+                return
+        if thread.ended:
+            self._script_ended(worker)
+
+    def _hear(self, worker: int, message: ToServer) -> None:
+        match message:
+            case Push():
+                self._on_push(worker, message)
+            case More():
+                self._on_more(worker, message)
+            case Note():
+                self.coordinator.now = self.kernel.now
+                self.coordinator.observe("report", {"name": message.name, "value": message.value}, worker)
+            case Ready():
+                self._on_ready(worker, message)
+            case Hello():
+                self._tell(worker, Welcome(self.conduct.welcome(worker, message)))
+            case Done():
+                self.phases.members.discard(worker)
+                self.remove_flight(worker)
+                self.coordinator.leave(worker, "done", self.kernel.now)
+            case Stop():
+                self.conduct.stop_phase(message.reason)
+
+    def _on_ready(self, worker: int, message: Ready) -> None:
+        answer = "over" if self.conduct.cause is not None else self.phases.ready(worker, message)
+        if answer == "over":
+            self._tell(worker, self._over())
+        elif answer == "join":
+            self.coordinator.join(worker, message.batch_size, self.kernel.now)
+
+    def _begin_phase_if_ready(self) -> None:
+        if self.phases.can_begin and not self._starting:
+            ledger = self.phases.begin(self.conduct.config.seed, self.scenario.count)
+            current = self.phases.current
+            if current is None:
+                raise InternalError("a phase began without anybody")
+            members = sorted(self.phases.members)
+            self.coordinator.now = self.kernel.now
+            self.coordinator.observe(
+                "phase", as_data(current, math.ceil(ledger.total / (current.batch_size * len(members))))
+            )
+            self.conduct.phase_begins(ledger, current.size)
+            for worker in members:
+                self.coordinator.join(worker, current.batch_size, self.kernel.now)
+
+    # -- grants and pushes -------------------------------------------------------------------------------------------
+
+    def push_bytes(self, order: Order) -> tuple[int, int]:  # noqa: ARG002 - all replicas are alike
+        return self.conduct.model_bytes, self.conduct.model_bytes
+
+    def order(self, order: Order) -> None:
+        if order.fresh:
+            self._versions[order.worker] = self.conduct.store.read()
+        super().order(order)
+
+    def computed(self, flight: Flight) -> None:
+        order = flight.order
+        self._batches[order.worker] = self._batches.get(order.worker, 0) + 1
+        version = self._versions.get(order.worker) if order.fresh else None
+        self._tell(order.worker, Work(order.ticket, order.allotment, version, order.position))
+
+    def _on_push(self, worker: int, message: Push) -> None:
+        flight = self.flights[worker]
+        order = flight.order
+        arrival = Arrival(
+            worker, order.incarnation, message.ticket, message.samples, 0.0, 0.0,
+            gradient=message.gradient, kept=message.kept, nominal=message.nominal,
+        )  # fmt: skip
+        self.send_up(flight, arrival)
+
+    def _on_more(self, worker: int, message: More) -> None:
+        flight = self.flights[worker]
+        current = self.phases.current
+        work = current.batch_size if current is not None else 1
+        extra = self.coordinator.more(worker, self.incarnations[worker], message.ticket, work)
+        if extra is None:
+            self._tell(worker, Extra(None))
+            return
+        self.prolong(flight, extra)
+
+    def prolong(self, flight: Flight, extra: Allotment) -> None:
+        """The worker goes on computing on the same grant."""
+        worker, now = flight.order.worker, self.kernel.now
+        attempt = self.attempts[worker]
+        self.attempts[worker] = attempt + 1
+        seconds = self.times.compute_s(worker, attempt, extra.samples, now)
+        self.kernel.at(now + seconds, self._on_prolonged, (flight, extra))
+
+    def _on_prolonged(self, going: tuple[Flight, Allotment]) -> None:
+        flight, extra = going
+        if self.flights.get(flight.order.worker) is flight:
+            self._tell(flight.order.worker, Extra(extra))
+
+    def remove_flight(self, worker: int) -> None:
+        """Whatever the worker computed is not delivered."""
+        self.flights.pop(worker, None)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> Over:
+        store = self.conduct.store_or_none
+        final = store.read() if store is not None else None
+        run_over = self.conduct.cause is not None
+        return Over(self.phases.number, final, self.coordinator.position, run_over)
+
+    def end_phase(self) -> None:
+        """Let everybody out of the loop; what their scripts do next may be another phase."""
+        self.coordinator.close(self.kernel.now)
+        self.flights.clear()
+        self.release(self.phases.end())
+        self._begin_phase_if_ready()
+
+    def release(self, members: set[int]) -> None:
+        """Tell these workers that their loop is over."""
+        for worker in sorted(members):
+            if worker in self.threads:
+                self._tell(worker, self._over())
+
+    def finish(self) -> None:
+        """The run is over: scripts run to their end without further work."""
+        self.flights.clear()
+        members = self.phases.end() | set(self.phases.waiting)
+        self.phases.waiting.clear()
+        self.release(members)
+        while self.threads:  # whoever called `batches` again was told at once that the run is over
+            self.threads.pop(min(self.threads)).abandon()
+
+    def abandon(self) -> None:
+        """The run failed: end every script where it waits."""
+        while self.threads:
+            self.threads.pop(min(self.threads)).abandon()
+
+
+def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None:
+    """Train on the scenario's virtual cluster until the run is over; what happened is in `conduct`."""
+    kernel = Kernel()
+    cluster = ScriptCluster(kernel, scenario, train, conduct)
+    coordinator = Coordinator(conduct.strategy, cluster, conduct.sink, max_versions=conduct.config.max_versions)
+    cluster.coordinator = coordinator
+    conduct.take_charge(coordinator, kernel.stop, Streams(worker_key(conduct.config.seed, -1) >> 1))
+    every = conduct.config.evaluate_every
+    ticks = _Ticks(kernel, conduct, every.amount if every.unit == "s" else None)
+    try:
+        cluster.begin()
+        conduct.check_options(cluster.shared.asked)
+        ticks.begin()
+        _loop(cluster, conduct, cluster.shared)
+        coordinator.now = kernel.now
+        if conduct.cause not in (None, "done"):
+            coordinator.stop(kernel.now, f"the run ended: {conduct.cause}")
+        cluster.finish()
+        conduct.end(kernel.now)
+    except BaseException:
+        coordinator.now = kernel.now
+        coordinator.stop(kernel.now, "the run failed")
+        cluster.abandon()
+        raise
+
+
+def _loop(cluster: ScriptCluster, conduct: Conduct, shared: Shared) -> None:
+    kernel, coordinator = cluster.kernel, cluster.coordinator
+    while conduct.cause is None:
+        stopped = kernel.run(conduct.config.max_seconds)
+        conduct.check_options(shared.asked)
+        if conduct.cause is not None:
+            return
+        if conduct.switch_to is not None:
+            conduct.switch_strategy(kernel.now)
+        elif coordinator.at_limit or (stopped and kernel.now == conduct.config.max_seconds):
+            conduct.cause = "limit"
+        elif coordinator.phase_over or conduct.phase_stopped:
+            conduct.phase_ends()
+            cluster.end_phase()
+        elif not stopped and not cluster.phases.running:
+            conduct.cause = "done"
+        elif not stopped:
+            raise _stuck(cluster)
+        if not cluster.threads and conduct.cause is None:
+            conduct.cause = "done"
+
+
+def _stuck(cluster: ScriptCluster) -> Exception:
+    present = [seat.worker for seat in cluster.coordinator.seats.values() if seat.present]
+    if present:
+        return InternalError(
+            f"{cluster.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.kernel.now:.6g} s"
+        )
+    return PeerError(
+        f"every worker has left at {cluster.kernel.now:.6g} s and data remains: let one rejoin in the scenario's events"
+    )
+
+
+class _Ticks:
+    """Evaluations by virtual seconds."""
+
+    def __init__(self, kernel: Kernel, conduct: Conduct, seconds: float | None) -> None:
+        self._kernel = kernel
+        self._conduct = conduct
+        self._seconds = seconds
+
+    def begin(self) -> None:
+        if self._seconds is not None:
+            self._kernel.at(self._seconds, self._tick, 1)
+
+    def _tick(self, count: Any) -> None:
+        self._conduct.evaluate(self._kernel.now)
+        if self._seconds is not None and self._conduct.active:
+            self._kernel.at((count + 1) * self._seconds, self._tick, count + 1)

@@ -1,0 +1,93 @@
+"""Light workers: cost only, no script. They make clusters of 100,000."""
+
+import math
+
+from paceline.coordinator import Coordinator
+from paceline.engines.sim.cluster import Flight, VirtualCluster
+from paceline.engines.sim.kernel import Kernel
+from paceline.errors import OptionError
+from paceline.journal import Sink
+from paceline.ledger import Tally
+from paceline.scenario import Scenario
+from paceline.seats import Arrival, Order
+from paceline.strategies.base import Strategy
+
+
+class LightCluster(VirtualCluster):
+    """Workers that compute nothing and take the scenario's time for it."""
+
+    def __init__(self, kernel: Kernel, scenario: Scenario, work: int, model_bytes: int) -> None:
+        super().__init__(kernel, scenario)
+        self._work = work
+        self._bytes = (model_bytes, model_bytes)
+        # With nothing to queue for or to cross, a push's arrival is known when its grant goes out: one call, not two.
+        unlimited = self.times.server_bandwidth == math.inf or not model_bytes
+        self._direct = unlimited and not scenario.events
+
+    def admit(self, worker: int) -> None:
+        if self._started:
+            self.coordinator.join(worker, self._work, self.kernel.now)
+
+    def begin(self) -> None:
+        self._started = False
+        super().begin()
+        self._started = True
+        for worker in range(self.scenario.count):
+            self.coordinator.join(worker, self._work, 0.0)
+
+    def push_bytes(self, order: Order) -> tuple[int, int]:  # noqa: ARG002 - all models are alike
+        return self._bytes
+
+    def order(self, order: Order) -> None:
+        if not self._direct:
+            super().order(order)
+            return
+        worker, kernel = order.worker, self.kernel
+        now, size = kernel.now, self._bytes[0]
+        attempt = self.attempts.get(worker, 0)
+        self.attempts[worker] = attempt + 1
+        samples = order.allotment.samples
+        begin = self._down.arrival(worker, attempt, size if order.fresh else 0, now)
+        end = begin + self.times.compute_s(worker, attempt, samples, begin)
+        at = self._up.arrival(worker, attempt, size, end)
+        arrival = Arrival(
+            worker, order.incarnation, order.ticket, samples, end - begin, begin - now + at - end, size, size
+        )
+        self.flights[worker] = flight = Flight(order, attempt, size, begin, end, now)
+        kernel.at(at, self._arrived_directly, (flight, arrival))
+
+    def _arrived_directly(self, sent: tuple[Flight, Arrival]) -> None:
+        flight, arrival = sent
+        if self.flights.get(arrival.worker) is flight:
+            self.coordinator.arrive(self.kernel.now, arrival)
+
+    def computed(self, flight: Flight) -> None:
+        order = flight.order
+        self.send_up(flight, Arrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0))
+
+
+def simulate(
+    strategy: Strategy,
+    scenario: Scenario,
+    *,
+    work: int = 1,
+    max_versions: int | None = None,
+    max_seconds: float | None = None,
+    samples: int | None = None,
+    model_bytes: int = 0,
+    sink: Sink | None = None,
+) -> Coordinator:
+    """Run a strategy on light workers until one of the limits; what happened goes to `sink`."""
+    if max_versions is None and max_seconds is None and samples is None:
+        raise OptionError("a cost-only run needs a limit: max_versions, max_seconds or samples")
+    strategy.check(scenario.count)
+    kernel = Kernel()
+    cluster = LightCluster(kernel, scenario, work, model_bytes)
+    coordinator = cluster.coordinator = Coordinator(strategy, cluster, sink, max_versions=max_versions)
+    coordinator.on_over = kernel.stop
+    coordinator.open(Tally(samples if samples is not None else 1 << 62))
+    cluster.begin()
+    kernel.run(max_seconds)
+    coordinator.stop(kernel.now, "the run's limit was reached")
+    coordinator.observe_end("limit")
+    return coordinator

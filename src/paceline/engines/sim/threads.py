@@ -1,0 +1,96 @@
+"""Virtual workers as threads that run one at a time, each with random generators of its own.
+
+The engine and the workers pass one baton: a worker runs until it waits for a message or ends, and only then does the
+engine go on. So no two of them ever touch anything at once, and the order of everything is the engine's.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline import context
+from paceline.context import WorkerContext
+from paceline.transport.base import Closed
+from paceline.transport.memory import MemoryLink
+from paceline.transport.messages import ToServer, ToWorker
+
+
+class Streams:
+    """The random generators of torch, NumPy and Python, as one of the workers left them."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._torch = generator.get_state()
+        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state(legacy=False)
+        self._python: Any = random.Random(seed).getstate()
+
+    def exchange(self) -> None:
+        """Swap these generators with those in force."""
+        mine = (self._torch, self._numpy, self._python)
+        self._torch, self._numpy = torch.get_rng_state(), np.random.get_state(legacy=False)
+        self._python = random.getstate()
+        torch.set_rng_state(mine[0])
+        np.random.set_state(mine[1])
+        random.setstate(mine[2])
+
+
+class ScriptThread:
+    """One virtual worker's thread."""
+
+    def __init__(self, train: Callable[[], None], seed: int) -> None:
+        self._train = train
+        self._streams = Streams(seed)
+        self._engines_turn = threading.Semaphore(0)
+        self.link = MemoryLink(on_wait=self._engines_turn.release)
+        self.error: BaseException | None = None
+        self.ended = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, given: WorkerContext) -> None:
+        """Run the script until it waits."""
+        self._thread = threading.Thread(
+            target=self._run, args=(given,), name=f"paceline-worker-{given.worker}", daemon=True
+        )
+        self._with_baton(self._thread.start)
+
+    def resume(self, message: ToWorker) -> None:
+        """Hand a message over and let the script run until it waits again."""
+        self._with_baton(lambda: self.link.deliver(message))
+
+    def collect(self) -> ToServer | None:
+        """What the script said next."""
+        return self.link.collect()
+
+    def abandon(self) -> None:
+        """End the script where it waits."""
+        if not self.ended and self._thread is not None:
+            self._with_baton(self.link.close)
+
+    def _with_baton(self, hand_over: Callable[[], None]) -> None:
+        self._streams.exchange()
+        try:
+            hand_over()
+            try:
+                self._engines_turn.acquire()
+            except KeyboardInterrupt:
+                # The script computes: let it come to its next wait, or two threads would run at once.
+                self._engines_turn.acquire()
+                raise
+        finally:
+            self._streams.exchange()
+
+    def _run(self, given: WorkerContext) -> None:
+        context.bind(given)
+        try:
+            self._train()
+        except Closed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - whatever ended the script is the engine's to report
+            self.error = error
+        finally:
+            self.ended = True
+            self._engines_turn.release()

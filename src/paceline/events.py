@@ -1,0 +1,67 @@
+"""What happened: the inputs of a strategy.
+
+Frozen values, each stamped with `at` (seconds since the run began, virtual in `sim`, wall-clock elsewhere). The journal
+holds them as they are, so a strategy that is fed a journal's events decides exactly as it did in the run.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Cause = Literal["idle", "done", "crash", "leave", "timeout"]
+
+
+class Joined(msgspec.Struct, frozen=True, gc=False, tag="joined", tag_field="kind"):
+    """`worker` is ready for work. Fed again for a present worker, it only corrects its nominal work."""
+
+    at: float
+    worker: int
+    work: int  # nominal samples per push
+
+
+class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
+    """`worker` no longer takes work: `idle` until there is data again, gone for every other cause."""
+
+    at: float
+    worker: int
+    cause: Cause
+
+
+class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
+    """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with its new total."""
+
+    at: float
+    worker: int
+    push: int
+    clock: int  # the grant's `through`
+    read_version: int
+    samples: int
+    compute_s: float  # of this piece
+    transfer_s: float  # of this piece, both directions
+    wait_s: float  # before the grant of this piece
+    bytes_up: int
+    bytes_down: int
+    norm: float | None = None
+    loss: float | None = None
+
+
+class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):
+    """The store's answer to an Apply, for the strategies that ask for it."""
+
+    at: float
+    version: int
+    pushes: tuple[int, ...]
+    mass: float
+    inner_product: float | None = None  # with the gradient applied before it
+    norm: float | None = None
+    loss: float | None = None
+
+
+class TimerFired(msgspec.Struct, frozen=True, gc=False, tag="timer", tag_field="kind"):
+    """A timer that the strategy had set and neither replaced nor cleared."""
+
+    at: float
+    name: str
+
+
+Event = Joined | Left | Pushed | Applied | TimerFired

@@ -1,0 +1,84 @@
+"""From sample numbers to batches: the user's data set and `DataLoader` settings, with the ledger as the sampler."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from paceline.errors import OptionError
+from paceline.ledger import Indices
+
+OWNED = {
+    "batch_sampler": "the ledger decides which samples are whose",
+    "drop_last": "every sample is settled exactly once",
+    "sampler": "the ledger decides which samples are whose",
+    "shuffle": "samples are shuffled globally, from --seed",
+}
+
+
+class _Pieces:
+    """The batch sampler of a DataLoader that is iterated once per grant."""
+
+    def __init__(self) -> None:
+        self.pieces: Sequence[Indices] = ()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([piece.tolist() for piece in self.pieces])
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+class Fetcher:
+    """Makes batches of one data set."""
+
+    def __init__(self, dataset: Any, loader_options: dict[str, Any]) -> None:
+        self.size = _size(dataset)
+        for name, why in OWNED.items():
+            if name in loader_options:
+                raise OptionError(f"batches() takes no {name}: {why}")
+        self._dataset = dataset
+        self._collate = loader_options.get("collate_fn") or default_collate
+        self._whole = type(dataset) is TensorDataset and self._collate is default_collate
+        self._sampler = _Pieces()
+        self._loader: DataLoader[Any] | None = None
+        if loader_options.get("num_workers") or loader_options.get("pin_memory"):
+            options = dict(loader_options)
+            if options.get("num_workers"):
+                options["persistent_workers"] = True  # one start per phase, not per grant
+            self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
+
+    def batches(self, pieces: Sequence[Indices]) -> Iterator[Any]:
+        """One batch per piece."""
+        if self._loader is not None:
+            self._sampler.pieces = pieces
+            yield from self._loader
+            return
+        for piece in pieces:
+            yield self._fetch(piece)
+
+    def _fetch(self, indices: Indices) -> Any:
+        if self._whole:
+            return list(self._dataset[indices])
+        if hasattr(self._dataset, "__getitems__"):
+            return self._collate(self._dataset.__getitems__(indices.tolist()))
+        return self._collate([self._dataset[index] for index in indices.tolist()])
+
+
+def _size(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise OptionError(
+            f"batches() needs a map-style data set (__len__ and __getitem__), not {type(dataset).__name__}: an "
+            "iterable one cannot be shared out so that every sample is used exactly once"
+        )
+    return len(dataset)
+
+
+def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:
+    """An allotment cut into pieces of at most `batch_size`, none smaller than `least` where that is possible."""
+    cut = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+    if len(cut) > 1 and len(cut[-1]) < least:
+        both = len(cut[-2]) + len(cut[-1])
+        start = len(indices) - both
+        cut[-2:] = [indices[start : start + both - least], indices[start + both - least :]]
+    return cut

@@ -1,0 +1,63 @@
+"""Tensors as views into a few flat buffers, one per dtype: one operation then touches all of them.
+
+Each tensor is its own view with its own storage offset, so saving or reading one layer does not involve the others.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+ALIGNMENT = 16  # elements; a view starts at a cache line in every common dtype
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one tensor lives."""
+
+    buffer: int
+    offset: int
+    shape: tuple[int, ...]
+    size: int
+
+
+class Layout:
+    """Where each of a list of tensors lives in the flat buffers."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> None:
+        self.dtypes: list[torch.dtype] = list(dict.fromkeys(dtypes))
+        self.lengths = [0] * len(self.dtypes)
+        self.places: list[Place] = []
+        for shape, dtype in zip(shapes, dtypes, strict=True):
+            buffer = self.dtypes.index(dtype)
+            size = 1
+            for side in shape:
+                size *= side
+            self.places.append(Place(buffer, self.lengths[buffer], tuple(shape), size))
+            self.lengths[buffer] += -(-size // ALIGNMENT) * ALIGNMENT
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor]) -> "Layout":
+        return Layout([tuple(t.shape) for t in tensors], [t.dtype for t in tensors])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors themselves, padding aside."""
+        return sum(place.size * self.dtypes[place.buffer].itemsize for place in self.places)
+
+    def zeros(self) -> list[torch.Tensor]:
+        """Fresh flat buffers; the padding between tensors stays zero for ever."""
+        return [torch.zeros(length, dtype=dtype) for length, dtype in zip(self.lengths, self.dtypes, strict=True)]
+
+    def views(self, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each tensor as a view into the buffers."""
+        return [
+            buffers[place.buffer][place.offset : place.offset + place.size].view(place.shape) for place in self.places
+        ]
+
+    def pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors copied into fresh buffers."""
+        buffers = self.zeros()
+        with torch.no_grad():
+            for view, tensor in zip(self.views(buffers), tensors, strict=True):
+                view.copy_(tensor)
+        return buffers

@@ -1,0 +1,63 @@
+"""The convergence guard: asynchronous training must never fail silently.
+
+It watches losses and the norms of applied gradients. A value that is not finite is reported at once; a loss above four
+times its best for fifty rounds in a row is reported then, with the worker, staleness and mass involved.
+"""
+
+import math
+from typing import Literal
+
+OnDivergence = Literal["warn", "stop", "bsp"]
+WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
+PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
+
+
+class Guard:
+    """Says in words what is going wrong; whoever asks decides what follows from it."""
+
+    def __init__(self) -> None:
+        self.best = math.inf
+        self._bad_rounds = 0.0
+        self._seen_refusal = False
+        self._silent = True
+
+    def refused(self, worker: int, norm: float, staleness: int) -> str | None:
+        """A push was not finite; the first one is worth a warning, the rest are counted in the journal."""
+        if self._seen_refusal:
+            return None
+        self._seen_refusal = True
+        return (
+            f"diverging: the gradient of worker {worker} is not finite (norm {norm}), {staleness} versions after its "
+            "read; it was refused and its samples are lost. Lower the learning rate or choose a stricter strategy"
+        )
+
+    def applied(self, loss: float | None, norm: float | None, mass: float, worker: int, staleness: int) -> str | None:
+        """One version was applied; `worker` and `staleness` are those of its stalest push."""
+        if loss is None:
+            return (
+                None if norm is None or math.isfinite(norm) else self._not_finite("norm", norm, mass, worker, staleness)
+            )
+        if not math.isfinite(loss):
+            return self._not_finite("loss", loss, mass, worker, staleness)
+        if loss < self.best:
+            self.best = loss
+        # A loss may be negative or zero at its best: then only the excess over it in absolute terms says anything.
+        limit = WORSE_THAN_BEST * self.best if self.best > 0 else self.best + WORSE_THAN_BEST
+        if loss <= limit:
+            self._bad_rounds = 0.0
+            self._silent = True
+            return None
+        self._bad_rounds += mass
+        if self._bad_rounds < PATIENCE_ROUNDS or not self._silent:
+            return None
+        self._silent = False
+        return (
+            f"diverging: loss {loss:.4g} has been above {WORSE_THAN_BEST:g} times its best ({self.best:.4g}) for "
+            f"{self._bad_rounds:.0f} rounds; last applied: worker {worker}, staleness {staleness}, mass {mass:.3g}"
+        )
+
+    def _not_finite(self, what: str, value: float, mass: float, worker: int, staleness: int) -> str | None:
+        if not self._silent:
+            return None
+        self._silent = False
+        return f"diverging: {what} is {value}; applied last: worker {worker}, staleness {staleness}, mass {mass:.3g}"

@@ -1,0 +1,205 @@
+"""The journal: one file per run, JSON lines, from which everything that is ever said about the run is computed.
+
+Three kinds of line: a `header` at each start or restore, a `decision` per event with the actions it led to, and an
+`observation` for whatever else happened. Feeding the events after a header to a fresh strategy reproduces its actions.
+A journal of the simulator holds nothing of the machine or the hour, so equal runs make equal bytes.
+"""
+
+import gzip
+import math
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from paceline.actions import Action, Apply, SetTimer, Track
+from paceline.errors import JournalError
+from paceline.events import Applied, Event, Pushed
+
+FORMAT = 1
+FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
+FLUSH_BYTES = 65536
+
+
+class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_only=True):
+    """What was started: enough to build the same strategy again."""
+
+    format: int = FORMAT
+    engine: str
+    strategy: str  # in the form `name:option=value`
+    seed: int
+    workers: int
+    snapshot: dict[str, Any] | None = None  # the strategy's state, where it does not start afresh
+    options: dict[str, Any] = {}
+    scenario: dict[str, Any] | None = None
+    versions: dict[str, str] = {}
+    host: str | None = None  # real engines only, as is `started`
+    started: str | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):
+    """One event and what the strategy made of it."""
+
+    event: Event
+    actions: list[Action]
+
+
+class Observation(msgspec.Struct, frozen=True, tag="observation", tag_field="type", omit_defaults=True):
+    """Something that happened beside the decisions; `what` says which of the kinds, `data` its particulars."""
+
+    at: float
+    what: str
+    data: dict[str, Any] = {}
+    worker: int | None = None
+
+
+Line = Header | Decision | Observation
+_decode = msgspec.json.Decoder(Line, strict=False).decode
+
+
+class Sink(Protocol):
+    """Where a run's lines go: a file, a metrics fold, a test's list."""
+
+    def write(self, line: Line) -> None: ...
+
+
+class Lines(list[Line]):
+    """A journal in memory, for tests and short experiments."""
+
+    def write(self, line: Line) -> None:
+        self.append(line)
+
+
+class Writer:
+    """Streams lines to a file; compressed if its name ends in `.gz`.
+
+    A flush leaves a mark in compressed bytes, so a compressed journal whose header names no hour is flushed by size
+    alone: the same run gives the same bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._raw = path.open("wb")
+        self._zipped = path.suffix == ".gz"
+        # mtime=0 and no name: nothing of the machine or the hour.
+        self._file: IO[bytes] = (
+            gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", mtime=0) if self._zipped else self._raw  # type: ignore[assignment]
+        )
+        self._by_time = True
+        self._encode = msgspec.json.Encoder().encode_into
+        self._buffer = bytearray()
+        self._flushed = time.monotonic()
+
+    def write(self, line: Line) -> None:
+        buffer = self._buffer
+        if _is_finite(line):
+            self._encode(line, buffer, -1)
+        else:
+            self._encode(spelled_out(msgspec.to_builtins(line, str_keys=True)), buffer, -1)
+        buffer += b"\n"
+        if type(line) is Header:
+            self._by_time = not self._zipped or line.started is not None
+        if len(buffer) > FLUSH_BYTES or (self._by_time and time.monotonic() - self._flushed > FLUSH_SECONDS):
+            self.flush()
+
+    def flush(self) -> None:
+        self._file.write(self._buffer)
+        self._file.flush()
+        self._buffer.clear()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        if self._raw.closed:
+            return
+        self.flush()
+        self._file.close()
+        self._raw.close()
+
+
+def _is_finite(line: Line) -> bool:
+    """JSON has no notation for infinities and NaN; only these fields can hold one.
+
+    Sums stand for their terms: a sum of finite numbers that overflows is written the long way, which does no harm.
+    """
+    if not isinstance(line, Decision):
+        return False
+    event = line.event
+    numbers = 0.0
+    if isinstance(event, Pushed):
+        numbers = (event.norm or 0.0) + (event.loss or 0.0)
+    elif isinstance(event, Applied):
+        numbers = event.mass + (event.inner_product or 0.0) + (event.norm or 0.0) + (event.loss or 0.0)
+    for action in line.actions:
+        if isinstance(action, Apply):
+            numbers += sum(action.weights)
+        elif isinstance(action, Track):
+            numbers += action.value
+        elif isinstance(action, SetTimer):
+            numbers += action.at or 0.0
+    return math.isfinite(numbers)
+
+
+def spelled_out(data: Any) -> Any:
+    """Plain data with its infinities and NaN as strings."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else str(data)
+    if isinstance(data, dict):
+        return {key: spelled_out(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [spelled_out(value) for value in data]
+    return data
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a journal; a last line cut short is left out."""
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise JournalError(f"cannot open journal {path}: {error.strerror or error}") from error
+    with raw, gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw as file:
+        for number, text in enumerate(_whole_lines(file, path), 1):
+            yield _parse(text, number, path)
+
+
+def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    while True:
+        try:
+            text = file.readline()
+        except EOFError:  # a compressed journal whose run was killed
+            return
+        except (OSError, zlib.error) as error:
+            raise JournalError(f"{path} cannot be read as a journal: {error}") from error
+        if not text.endswith(b"\n"):
+            return
+        yield text
+
+
+def _parse(text: bytes, number: int, path: Path) -> Line:
+    try:
+        line: Line = _decode(text)
+    except msgspec.MsgspecError as error:
+        _refuse_newer(text, path)
+        raise JournalError(f"{path}, line {number} is not a line of a journal: {error}") from error
+    if isinstance(line, Header):
+        _refuse_newer(text, path)
+    return line
+
+
+class _Format(msgspec.Struct):
+    format: int = 0
+
+
+def _refuse_newer(text: bytes, path: Path) -> None:
+    """Looks at the format alone, since the rest of a newer header may be beyond this version."""
+    try:
+        found = msgspec.json.decode(text, type=_Format).format
+    except msgspec.MsgspecError:
+        return
+    if found > FORMAT:
+        raise JournalError(
+            f"{path} has journal format {found}; this version reads up to {FORMAT}: install a newer paceline"
+        )

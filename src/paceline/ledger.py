@@ -1,0 +1,219 @@
+"""Which samples are whose, and which are settled. Pure bookkeeping: the order of the calls fixes every allotment.
+
+A sample is unallotted, allotted, or settled (used or lost). Allotted samples come back when their work was cancelled,
+discarded or never delivered, and are issued again in the epoch they belong to. Three samplings:
+
+* `epoch`: a fresh global shuffle per epoch; each sample of an epoch is settled exactly once, whoever is fast;
+* `shard`: worker i of n owns the rows i, i+n, i+2n, ...; it goes through them in shuffled passes of its own;
+* `replacement`: every sample is drawn uniformly from the whole data set.
+
+The last two end when the samples used reach epochs times the data set's size. `Tally` counts without naming samples,
+for clusters of light workers that compute nothing.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InternalError, OptionError
+
+Sampling = Literal["epoch", "shard", "replacement"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")
+Indices = npt.NDArray[np.int64]
+
+
+class Allotment(msgspec.Struct, frozen=True, gc=False):
+    """Samples handed to one worker, all of one epoch."""
+
+    epoch: int
+    samples: int
+    indices: Any  # Indices, or None from a Tally
+
+
+class Ledger(ABC):
+    """What is used, lost and still to be had of one phase."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self.lost = 0
+
+    @abstractmethod
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        """At most `work` samples of one epoch for the worker; None if there is nothing to be had."""
+
+    @abstractmethod
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        """The worker's allotment was not delivered or not wanted: issue it again."""
+
+    @property
+    @abstractmethod
+    def has_unallotted(self) -> bool: ...
+
+    def settle(self, used: int, lost: int = 0) -> None:
+        """Allotted samples whose fate is sealed."""
+        self.used += used
+        self.lost += lost
+
+    @property
+    def finished(self) -> bool:
+        return self.used + self.lost >= self.total
+
+
+def make_ledger(
+    sampling: Sampling, size: int, epochs: float, seed: int, workers: int, phase: int = 0, least: int = 1
+) -> Ledger:
+    """The ledger of one phase over `size` samples; `least` is the smallest piece a model can be trained on."""
+    if size < 1:
+        raise OptionError(f"the data set must have at least 1 sample, not {size}")
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise OptionError(f"epochs must be > 0 and finite, not {epochs}")
+    total = max(1, round(epochs * size))
+    match sampling:
+        case "epoch":
+            return EpochLedger(size, total, (seed, phase), least)
+        case "shard":
+            return ShardLedger(size, total, (seed, phase), workers)
+        case "replacement":
+            return ReplacementLedger(size, total, (seed, phase))
+    raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
+
+
+class EpochLedger(Ledger):
+    """Every sample of an epoch settled exactly once; the next epoch opens as soon as one is handed out."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int], least: int = 1) -> None:
+        super().__init__(total)
+        self.size = size
+        self.seed = seed
+        self.least = least
+        self.epoch = 0
+        self._order = self._shuffled(0)
+        self._cursor = 0
+        self._returned: dict[int, deque[Indices]] = {}
+
+    def _shuffled(self, epoch: int) -> Indices:
+        length = min(self.size, self.total - epoch * self.size)
+        order: Indices = np.random.default_rng([*self.seed, epoch]).permutation(self.size)
+        return order[:length]
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - whoever asks gets the next samples
+        if self._returned:
+            return self._reissue(min(self._returned), work)
+        if self._cursor == len(self._order):
+            if (self.epoch + 1) * self.size >= self.total:
+                return None
+            self.epoch += 1
+            self._order = self._shuffled(self.epoch)
+            self._cursor = 0
+        return Allotment(self.epoch, *self._take(work))
+
+    def _take(self, work: int) -> tuple[int, Indices]:
+        available = len(self._order) - self._cursor
+        taken = self._whole(work, available)
+        indices = self._order[self._cursor : self._cursor + taken]
+        self._cursor += taken
+        return taken, indices
+
+    def _whole(self, work: int, available: int) -> int:
+        """No piece, and no remainder of an epoch, smaller than `least`."""
+        taken = min(max(work, self.least), available)
+        return available if 0 < available - taken < self.least else taken
+
+    def _reissue(self, epoch: int, work: int) -> Allotment:
+        chunks = self._returned[epoch]
+        returned = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
+        del self._returned[epoch]
+        if epoch == self.epoch and len(returned) < work and self._cursor < len(self._order):
+            fresh = self._take(work - len(returned))[1]
+            returned = np.concatenate([returned, fresh])
+            return Allotment(epoch, len(returned), returned)
+        taken = self._whole(work, len(returned))
+        if taken < len(returned):
+            self._returned[epoch] = deque([returned[taken:]])
+        return Allotment(epoch, taken, returned[:taken])
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - anybody may have it next
+        if allotment.samples:
+            self._returned.setdefault(allotment.epoch, deque()).append(allotment.indices)
+
+    @property
+    def has_unallotted(self) -> bool:
+        return bool(self._returned) or self._cursor < len(self._order) or (self.epoch + 1) * self.size < self.total
+
+    def settle(self, used: int, lost: int = 0) -> None:
+        super().settle(used, lost)
+        if self.used + self.lost > self.total:
+            raise InternalError(f"{self.used} samples used and {self.lost} lost, but only {self.total} exist")
+
+
+class _Unbounded(Ledger):
+    """Samplings in which there is always another sample until enough were used."""
+
+    @property
+    def has_unallotted(self) -> bool:
+        return not self.finished
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        """Whoever asks next draws afresh."""
+
+
+class ShardLedger(_Unbounded):
+    """Fixed rows per worker, as the fastest-k publications have it; rows of a worker that left stay unused."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int) -> None:
+        super().__init__(total)
+        if workers > size:
+            raise OptionError(f"sampling 'shard' needs a row per worker: {workers} workers, but {size} samples")
+        self.size = size
+        self.seed = seed
+        self.workers = workers
+        self._passes: dict[int, int] = {}
+        self._rest: dict[int, Indices] = {}
+
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        if self.finished:
+            return None
+        rest = self._rest.get(worker)
+        if rest is None or not len(rest):
+            rest = self._shuffled(worker)
+        self._rest[worker] = rest[work:]
+        return Allotment(self._passes[worker] - 1, min(work, len(rest)), rest[:work])
+
+    def _shuffled(self, worker: int) -> Indices:
+        rows = np.arange(worker % self.workers, self.size, self.workers)
+        count = self._passes.get(worker, 0)
+        self._passes[worker] = count + 1
+        shuffled: Indices = np.random.default_rng([*self.seed, worker, count]).permutation(rows)
+        return shuffled
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        # The rows stand at the front of their pass again, or the pass would miss them.
+        if self._passes[worker] - 1 == allotment.epoch:
+            self._rest[worker] = np.concatenate([allotment.indices, self._rest[worker]])
+
+
+class ReplacementLedger(_Unbounded):
+    """Uniform draws from the whole data set."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int]) -> None:
+        super().__init__(total)
+        self.size = size
+        self._rng = np.random.default_rng(seed)
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - the draws are everybody's
+        if self.finished:
+            return None
+        return Allotment(self.used // self.size, work, self._rng.integers(self.size, size=work))
+
+
+class Tally(_Unbounded):
+    """Counts samples of workers that compute nothing."""
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - samples have no names here
+        return None if self.used >= self.total else Allotment(0, work, None)

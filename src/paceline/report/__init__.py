@@ -1,0 +1,74 @@
+"""The report of a run: one object with the same fields for every strategy and engine.
+
+`paceline.metrics` folds it out of a journal; `--json` prints it; `paceline.report.text` shows it to people. What has no
+meaning for a run is None. The fields stand in the order in which they are printed.
+"""
+
+import msgspec
+
+from paceline.journal import spelled_out
+
+__all__ = ["Report", "Staleness", "TargetReport", "WorkerReport", "to_json"]
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """Versions between the read and the Apply of a push, over all applied pushes; None if there was none."""
+
+    mean: float | None
+    p95: int | None
+    max: int | None
+
+
+class TargetReport(msgspec.Struct, frozen=True):
+    """The metric the run was to reach, and when it did (None if it did not)."""
+
+    metric: str
+    value: float
+    reached_at_seconds: float | None
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """One worker's share; compute, transfer, wait and lost seconds make up its time present."""
+
+    worker: int
+    clock: int
+    samples: int
+    compute_s: float
+    transfer_s: float
+    wait_s: float
+    lost_s: float
+    score: float | None
+    state: str | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What every run reports. `seconds` is virtual under `sim` and wall-clock elsewhere."""
+
+    strategy: str
+    engine: str
+    workers: int
+    seed: int
+    seconds: float
+    versions: int
+    pushes: int
+    samples_used: int
+    samples_discarded: int
+    samples_per_second: float | None
+    wait_fraction: float | None
+    staleness: Staleness
+    bytes_up: int
+    bytes_down: int
+    exchanges: int | None
+    loss: float | None
+    accuracy: float | None
+    metrics: dict[str, float]
+    target: TargetReport | None
+    per_worker: list[WorkerReport]
+    warnings: list[str]
+    journal: str | None
+
+
+def to_json(report: Report) -> str:
+    """The report as one JSON object, indented; infinities and NaN, which JSON cannot write, as strings."""
+    data = spelled_out(msgspec.to_builtins(report))
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()

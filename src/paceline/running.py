@@ -1,0 +1,231 @@
+"""What a run does beside deciding: its store, evaluations, target, limits, divergence. Shared by the engines."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.coordinator import Coordinator
+from paceline.errors import DivergenceError, InternalError, OptionError, UserError
+from paceline.evaluation import Evaluator, Schedule, TargetWatch
+from paceline.journal import Header, Sink
+from paceline.ledger import Ledger
+from paceline.seats import Held
+from paceline.store import ModelSpec, Parameters, Store
+from paceline.strategies import build, canonical
+from paceline.strategies.base import Strategy
+from paceline.transport.messages import Hello
+
+Cause = Literal["done", "target", "limit", "stopped", "interrupted", "error", "divergence"]
+PROGRESS_SECONDS = 0.1  # between two reports of progress, on the wall's clock
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run has come."""
+
+    seconds: float
+    versions: int
+    samples_used: int
+    total_samples: int | None
+    metrics: dict[str, float]
+    loss: float | None
+
+
+class RandomState(Protocol):
+    """Random generators that can be put in force and taken out again."""
+
+    def exchange(self) -> None: ...
+
+
+class Conduct:
+    """One run, from its first evaluation to its end."""
+
+    coordinator: Coordinator
+
+    def __init__(
+        self,
+        config: RunConfig,
+        strategy: Strategy,
+        sink: Sink,
+        header: Header,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.strategy = strategy
+        self.sink = sink
+        self.header = header
+        self.cause: Cause | None = None
+        self.phase_stopped: str | None = None
+        self.switch_to: str | None = None
+        self.metrics: dict[str, float] = {}
+        self.watch = TargetWatch(config.target)
+        self.store_or_none: Store | None = None
+        self._progress = progress
+        self._shown = time.monotonic()
+        self._schedule = Schedule(config.evaluate_every)
+        self._evaluator: Evaluator | None = None
+        self._evaluated = -1
+        self._size = 0
+        self._options_checked = False
+        self._stop: Callable[[], None] = lambda: None
+        self._streams: RandomState | None = None
+
+    def take_charge(self, coordinator: Coordinator, stop: Callable[[], None], streams: RandomState | None) -> None:
+        """Be told by the coordinator; `stop` makes the engine's loop look at what is to be done."""
+        self.coordinator = coordinator
+        coordinator.on_version = self._on_version
+        coordinator.on_over = stop
+        self._stop = stop
+        self._streams = streams
+        self.sink.write(self.header)
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        if self.store_or_none is None:
+            raise InternalError("there is no model yet")
+        return self.store_or_none
+
+    @property
+    def model_bytes(self) -> int:
+        return self.store.nbytes
+
+    @property
+    def can_evaluate(self) -> bool:
+        return self._evaluator is not None
+
+    @property
+    def active(self) -> bool:
+        return self.cause is None
+
+    def welcome(self, worker: int, hello: Hello) -> Parameters:
+        """The first worker's model is everybody's."""
+        if self.store_or_none is None:
+            self.store_or_none = Store(hello.spec, hello.values, hello.buffers, self.strategy.needs_applied)
+            self.coordinator.store = self.store_or_none
+            if self.store.optimizer.notice is not None:
+                self.coordinator.observe("warning", {"text": self.store.optimizer.notice})
+        else:
+            spec: ModelSpec = self.store.spec
+            spec.require_same(hello.spec, worker)
+        if hello.evaluator is not None and self._evaluator is None:
+            self._evaluator = Evaluator(*hello.evaluator)
+        return self.store.read()
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def phase_begins(self, ledger: Ledger, size: int) -> None:
+        """There is data from here on."""
+        self._size = size
+        self.phase_stopped = None
+        self.coordinator.open(ledger)
+        if self.config.target is not None and self._evaluator is None:
+            raise UserError(f"the target {self.config.target} needs prepare(..., evaluate=...) in the script")
+        if self._evaluated < 0:
+            self.evaluate(self.coordinator.now)
+
+    def phase_ends(self) -> None:
+        """All of the phase's data is settled, or the script had enough."""
+        self.phase_stopped = None
+
+    def stop_phase(self, reason: str) -> None:
+        """The script wants no more of this phase."""
+        self.coordinator.observe("warning", {"text": f"the script ended the phase: {reason}"})
+        self.phase_stopped = reason
+        self._stop()
+
+    def check_options(self, asked: set[str]) -> None:
+        """A `--set` name that no worker has asked for by the end of the first round is a slip of the pen."""
+        if self._options_checked or (self.coordinator.position < 1 and self.active and not self.coordinator.phase_over):
+            return
+        self._options_checked = True
+        unknown = sorted(set(self.config.options) - asked)
+        if unknown:
+            known = ", ".join(sorted(asked)) or "none"
+            raise OptionError(f"--set {unknown[0]}: the script asks for no such option; it asks for: {known}")
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def _on_version(self, version: int, _: list[Held]) -> None:
+        coordinator = self.coordinator
+        if self._schedule.due(version, coordinator.used / self._size if self._size else 0.0):
+            self.evaluate(coordinator.now)
+        if not self._options_checked and coordinator.position >= 1:
+            self._stop()
+        if coordinator.divergence is not None:
+            self._on_divergence()
+        if self._progress is not None and time.monotonic() - self._shown > PROGRESS_SECONDS:
+            self._shown = time.monotonic()
+            self._progress(self.progress())
+
+    def progress(self) -> Progress:
+        """How far the run has come."""
+        c = self.coordinator
+        total = c.used_before + c.ledger.total if c.ledger is not None else None
+        return Progress(c.now, c.version, c.used, total, dict(self.metrics), c.loss)
+
+    def evaluate(self, at: float) -> None:
+        """Measure the current version, between two events."""
+        version = self.coordinator.version
+        if self._evaluator is None or self._evaluated == version or self.cause is not None:
+            return
+        self._measure(at, version)
+        if self.watch.record(at, self.metrics):
+            self.cause = "target"
+            self._stop()
+
+    def _measure(self, at: float, version: int) -> None:
+        if self._evaluator is None:
+            return
+        self._evaluated = version
+        if self._streams is not None:
+            self._streams.exchange()
+        try:
+            self.metrics = self._evaluator(self.store)
+        finally:
+            if self._streams is not None:
+                self._streams.exchange()
+        used = self.coordinator.used
+        epoch = used / self._size if self._size else 0.0
+        data = {"version": version, "samples_used": used, "epoch": epoch, "metrics": self.metrics}
+        now, self.coordinator.now = self.coordinator.now, at
+        self.coordinator.observe("evaluation", data)
+        self.coordinator.now = now
+
+    # -- divergence --------------------------------------------------------------------------------------------------
+
+    def _on_divergence(self) -> None:
+        text, self.coordinator.divergence = self.coordinator.divergence, None
+        action = self.config.on_divergence
+        if action == "stop":
+            self.cause = "divergence"
+            self._stop()
+        elif action == "bsp" and self.coordinator.strategy.name != "bsp":
+            self.switch_to = text
+            self._stop()
+
+    def switch_strategy(self, at: float) -> None:
+        """Go on under bsp, as `--on-divergence bsp` asks."""
+        self.switch_to = None
+        self.strategy = build("bsp", self.config.seed)
+        self.coordinator.now = at
+        self.coordinator.observe("warning", {"text": "going on under bsp, as --on-divergence asks"})
+        self.sink.write(msgspec.structs.replace(self.header, strategy=canonical(self.strategy)))
+        self.coordinator.switch(self.strategy, at)
+
+    def end(self, at: float) -> None:
+        """The last evaluation and the last line."""
+        self.coordinator.now = at
+        if self._evaluated != self.coordinator.version and math.isfinite(at):
+            self._measure(at, self.coordinator.version)
+        if self.watch.reached_at is not None and self.watch.target is not None:
+            target = self.watch.target
+            data = {"metric": target.metric, "value": target.value, "reached_at": self.watch.reached_at}
+            self.coordinator.observe("target", data)
+        self.coordinator.observe_end(self.cause or "done")
+        if self.cause == "divergence":
+            raise DivergenceError("the run diverged and was stopped, as --on-divergence stop asks")

@@ -1,0 +1,297 @@
+"""balanced: work in proportion to measured speed. Ours; no publication.
+
+Rule: every round covers the same global batch, a free worker takes from it what its share of the total speed allows and
+what it can finish by the round's predicted end, and the round is one whole step weighted by samples.
+
+So a run has the statistics of BSP at nearly the sum of all workers' speeds. With `pieces=guided` a worker takes half of
+its share of what remains, then half of its share of the rest, and so on; each piece extends its held push. Where a
+request costs more than the unevenness it could even out, it takes all that fits at once. If nobody computes and samples
+of the round remain, the end is predicted anew; what a grant did not yield, and what a leaver did not deliver, returns to
+the round. With `pieces=one` each worker gets one share per round, and the round is what arrives.
+The global batch is the nominal work of the workers present and idle at the round's start. A round in which workers
+come together, as the first one, has no prediction: a newcomer adds its own nominal work. A worker too slow for even one
+sample in a round is left out and marked; every 20 rounds it is tried with one sample, which is taken back if the others
+are done before it.
+"""
+
+from typing import Annotated, Literal, assert_never
+
+import msgspec
+from msgspec import Meta, field
+
+from paceline.actions import Action, Cancel, Grant, Mark
+from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.strategies.balanced_pace import Paces, seconds_for
+from paceline.strategies.base import Options, State, Strategy
+from paceline.strategies.roster import Held, Roster, whole_step
+
+RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many rounds
+PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
+
+
+class BalancedOptions(Options, frozen=True):
+    """How a share is handed out."""
+
+    pieces: Annotated[
+        Literal["guided", "one"],
+        Meta(description="guided: a share in shrinking pieces, robust to jitter; one: one request per round"),
+    ] = "guided"
+
+
+class Took(msgspec.Struct):
+    """What a worker has computed in this round."""
+
+    samples: int = 0
+    compute_s: float = 0.0
+    transfer_s: float | None = None  # of the round's first piece
+
+
+class BalancedState(State):
+    """The round under way, and everyone's pace."""
+
+    roster: Roster = field(default_factory=Roster)
+    paces: Paces = field(default_factory=Paces)
+    completed: int = 0
+    gathering: bool = True  # workers come together: no prediction, and each adds its nominal work
+    remaining: int = 0  # samples of the round that nobody has
+    end: float | None = None  # predicted
+    speeds: dict[int, float] = {}  # samples per second of the measured workers that take part
+    speed: float = 0.0  # their sum
+    asked: dict[int, int] = {}  # samples of the grant under way
+    open: dict[int, Held] = {}  # pushes that can be extended
+    closed: list[Held] = []  # refused ones, and those of processes that are gone
+    took: dict[int, Took] = {}
+    left_out: dict[int, int] = {}  # with the round in which the worker is tried again
+    on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
+
+
+class Balanced(Strategy):
+    """All workers finish together."""
+
+    name = "balanced"
+    rule = "Every round covers the same global batch, split by measured speed so that all finish together."
+    citation = "paceline's own"
+    Options = BalancedOptions
+    State = BalancedState
+    options: BalancedOptions
+    state: BalancedState
+
+    def handle(self, event: Event) -> list[Action]:
+        match event:
+            case Pushed():
+                return self._pushed(event)
+            case Joined():
+                return self._joined(event)
+            case Left():
+                return self._left(event)
+            case TimerFired() | Applied():
+                return []
+            case _:
+                assert_never(event)
+
+    def _pushed(self, event: Pushed) -> list[Action]:
+        state, worker = self.state, event.worker
+        asked, before = state.asked.pop(worker), state.open.pop(worker, None)
+        marks: list[Action] = []
+        if worker in state.on_trial:
+            state.on_trial.discard(worker)
+            state.paces.forget(worker)
+            marks.append(Mark(worker, "active", f"w{worker} finished a sample within the round: measured again"))
+        if event.samples == 0:
+            # Refused samples are settled as lost: the round does without them.
+            state.closed.append(Held.of(event))
+        else:
+            state.open[worker] = Held.of(event)
+            piece = event.samples - (before.samples if before else 0)
+            if self.options.pieces == "guided":
+                state.remaining += asked - piece
+            if piece > 0:
+                self._measure(event, piece, before is not None)
+        return self._go_on(event.at, [worker], marks)
+
+    def _joined(self, event: Joined) -> list[Action]:
+        state, worker = self.state, event.worker
+        known = state.roster.present.get(worker, 0)
+        if state.gathering:
+            state.remaining = max(0, state.remaining + event.work - known)
+        if not state.roster.join(event):
+            return []
+        self._count(worker)
+        if state.gathering or self.options.pieces == "guided":
+            return self._pieces(event.at, [worker])
+        return []
+
+    def _left(self, event: Left) -> list[Action]:
+        state, worker = self.state, event.worker
+        gone = event.cause != "idle"
+        if gone:
+            state.paces.forget(worker)
+            state.took.pop(worker, None)
+            if worker in state.open:
+                state.closed.append(state.open.pop(worker))
+        if not state.roster.leave(event):
+            return []
+        state.speed -= state.speeds.pop(worker, 0.0)
+        state.left_out.pop(worker, None)
+        state.on_trial.discard(worker)
+        asked = state.asked.pop(worker, 0)
+        if not state.roster.present:
+            state.gathering, state.remaining, state.end = True, 0, None
+            return self._apply(f"w{worker} left: nobody is present")
+        if self.options.pieces == "guided":
+            state.remaining += asked
+            if asked and gone and state.asked:
+                return self._share_anew(event.at)
+        return self._go_on(event.at, [], [])
+
+    def _go_on(self, now: float, free: list[int], marks: list[Action]) -> list[Action]:
+        """Offer the free workers more; where nobody computes any more, finish the round."""
+        state, guided = self.state, self.options.pieces == "guided"
+        grants = self._pieces(now, free) if guided else []
+        if len(state.asked) > len(state.on_trial):
+            return [*grants, *marks]
+        if guided and state.remaining:
+            return [*self._share_anew(now), *marks]
+        cancels: list[Action] = []
+        for worker in sorted(state.on_trial):
+            state.remaining += state.asked.pop(worker)
+            state.left_out[worker] = state.completed + RETRY_ROUNDS
+            reason = f"w{worker} is too slow for one sample in a round: all others are done"
+            cancels.append(Cancel(worker, reason))
+            marks.append(Mark(worker, "left out", f"{reason}; tried again in round {state.left_out[worker] + 1}"))
+        state.on_trial = set()
+        if guided and state.remaining:
+            return [*cancels, *self._share_anew(now), *marks]
+        return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now, marks)]
+
+    def _share_anew(self, now: float) -> list[Action]:
+        """Predict the round's end from here, for the samples that nobody has and the workers that are free."""
+        state = self.state
+        present = [worker for worker in state.roster.present if worker not in state.asked]
+        free = [worker for worker in present if worker not in state.left_out]
+        if not free and state.on_trial:
+            state.on_trial = set()  # with nobody else there, the round is theirs
+            return []
+        if not free:
+            free, state.left_out = present, {}
+        if state.end is not None:
+            paces = [state.paces.of(worker, worker in state.open) for worker in free if state.paces.known(worker)]
+            state.end = max(state.end, now + seconds_for(state.remaining, paces)) if paces else None
+        return self._pieces(now, free)
+
+    def _begin(self, now: float, marks: list[Action]) -> list[Action]:
+        """Start a round: predict its end, and see who is too slow for it."""
+        state, guided = self.state, self.options.pieces == "guided"
+        present = state.roster.present
+        state.completed += 1
+        state.gathering, state.end = False, None
+        state.remaining = state.roster.round_samples if guided else sum(present.values())
+        known = {worker: state.paces.of(worker, False) for worker in sorted(present) if state.paces.known(worker)}
+        if known:
+            unknown = sum(self._first_piece(worker) for worker in present if worker not in known)
+            span = seconds_for(max(1, state.remaining - unknown), known.values())
+            state.end = now + span
+            for worker, pace in known.items():
+                marks += self._take_in(worker, pace.fitting(span), span)
+        state.speeds, state.speed = {}, 0.0
+        for worker in present:
+            self._count(worker)
+        return [*self._pieces(now, sorted(present)), *marks]
+
+    def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
+        """Whether the worker takes part in the round, and what changes by that."""
+        state = self.state
+        retry = state.left_out.get(worker)
+        if fitting:
+            state.left_out.pop(worker, None)
+            return [] if retry is None else [Mark(worker, "active", f"w{worker}: {fitting} samples fit {span:.4g} s")]
+        if retry is None:
+            retry = state.left_out[worker] = state.completed + RETRY_ROUNDS
+            per_sample = state.paces.of(worker, False).per_sample
+            reason = f"w{worker} is left out: {per_sample:.4g} s for a sample, the round takes {span:.4g} s"
+            return [Mark(worker, "left out", f"{reason}; tried again in round {retry + 1}")]
+        if state.completed >= retry:
+            del state.left_out[worker]
+            state.on_trial.add(worker)
+            return [Mark(worker, "on trial", f"w{worker} is tried with one sample after {RETRY_ROUNDS} rounds")]
+        return []
+
+    def _pieces(self, now: float, free: list[int]) -> list[Action]:
+        """Grants for these workers, as far as samples of the round remain and fit."""
+        state = self.state
+        remaining = state.remaining  # shares are of what there was before this decision, whoever comes first
+        grants: list[Action] = []
+        for worker in sorted(free):
+            if worker in state.left_out or worker in state.asked:
+                continue
+            work, reason = self._piece(worker, now, remaining)
+            if min(work, state.remaining) > 0:
+                grants.append(self._grant(worker, min(work, state.remaining), reason))
+        return grants
+
+    def _piece(self, worker: int, now: float, remaining: int) -> tuple[int, str]:
+        state, paces = self.state, self.state.paces
+        if worker in state.on_trial:
+            return 1, f"w{worker} on trial: one sample"
+        if not paces.known(worker) or (state.gathering and self.options.pieces == "one"):
+            work = self._first_piece(worker)
+            return (
+                work,
+                f"w{worker}: {work} of {state.roster.present[worker]} nominal samples, round without prediction",
+            )
+        active = len(state.roster.present) - len(state.left_out) - len(state.on_trial)
+        fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
+        goes_on = worker in state.open
+        if state.end is None:
+            fitting, until = max(1, round(fair)), ""
+        else:
+            fitting = paces.of(worker, goes_on).fitting(state.end - now)
+            until = f", {fitting} fit until {state.end:.4g} s"
+        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on)
+        return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
+
+    def _first_piece(self, worker: int) -> int:
+        """Samples for a worker of unknown speed."""
+        nominal = self.state.roster.present[worker]
+        return nominal if self.options.pieces == "one" else max(1, nominal // PROBE)
+
+    def _grant(self, worker: int, work: int, reason: str) -> Action:
+        state = self.state
+        state.asked[worker] = work
+        state.remaining -= work
+        held = state.open.get(worker)
+        return Grant(worker, work, state.completed + 1, reason, held.push if held else None)
+
+    def _count(self, worker: int) -> None:
+        """A measured worker that takes part adds to the total speed."""
+        state = self.state
+        if state.paces.known(worker) and worker not in state.left_out and worker not in state.speeds:
+            state.speeds[worker] = 1 / state.paces.of(worker, False).per_sample
+            state.speed += state.speeds[worker]
+
+    def _measure(self, event: Pushed, piece: int, goes_on: bool) -> None:
+        state, worker = self.state, event.worker
+        known = state.paces.known(worker)
+        state.paces.note_piece(worker, piece, event.compute_s, event.transfer_s, goes_on)
+        if not known:
+            nominal = state.roster.present[worker]
+            state.paces.monitor.record(worker, piece, nominal, event.compute_s, event.transfer_s)
+            self._count(worker)
+            return
+        took = state.took.setdefault(worker, Took())
+        took.samples += piece
+        took.compute_s += event.compute_s
+        if not goes_on:
+            took.transfer_s = event.transfer_s
+
+    def _apply(self, reason: str) -> list[Action]:
+        """One whole step of all that the round has brought, whose times enter the averages."""
+        state, nodes = self.state, self.state.paces.monitor.nodes
+        for worker, took in state.took.items():
+            transfer = nodes[worker].transfer if took.transfer_s is None else took.transfer_s
+            state.paces.monitor.record(worker, took.samples, nodes[worker].nominal, took.compute_s, transfer)
+        held = [*state.open.values(), *state.closed]
+        state.took, state.open, state.closed = {}, {}, []
+        if not held:
+            return []
+        return [whole_step(held, f"{reason}: {sum(h.samples for h in held)} samples of {len(held)} pushes")]

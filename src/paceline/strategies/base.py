@@ -1,0 +1,69 @@
+"""What every strategy is: options, plain-data state, and one mutator, `handle`.
+
+Rule one: a strategy sees nothing but its events. Time is `event.at`, chance is the injected `random.Random`, gradients
+are numbers on the event. Rule two: all that it remembers lives in `self.state`, a struct of plain data, so that
+`snapshot` and `restore` need no code of their own and a resumed run decides as an uninterrupted one would.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from paceline.actions import Action
+from paceline.errors import OptionError
+from paceline.events import Event
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a strategy; each field is `Annotated` with a `Meta` that has its bounds and a description."""
+
+
+class State(msgspec.Struct):
+    """What a strategy remembers: plain data only."""
+
+
+class Strategy(ABC):
+    """A pure state machine that decides who computes what, and when updates are merged."""
+
+    name: ClassVar[str]
+    rule: ClassVar[str]  # one sentence
+    citation: ClassVar[str]
+    Options: ClassVar[type[Options]] = Options
+    State: ClassVar[type[State]] = State
+
+    needs_applied: bool = False  # feed Applied with the inner product and norm of applied gradients
+    needs_norms: bool = False  # put the gradient's norm on each Pushed
+    needs_losses: bool = False  # the script must report a loss
+
+    def __init__(self, options: Any, rng: random.Random) -> None:
+        self.options: Any = options
+        self.rng = rng
+        self.state: Any = self.State()
+
+    @abstractmethod
+    def handle(self, event: Event) -> list[Action]:
+        """Take note of what happened and say what to do."""
+
+    def check(self, workers: int) -> None:  # noqa: B027 - most options can be met by any number
+        """Refuse options that cannot be met by a run that starts with this many workers."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that `restore` needs, as plain data."""
+        state = msgspec.to_builtins(self.state, str_keys=True)
+        return {"state": state, "random": msgspec.to_builtins(self.rng.getstate())}
+
+    def restore(self, data: dict[str, Any]) -> Self:
+        """Go on from where `snapshot` was taken."""
+        # Strings such as "inf" are how JSON carries numbers it has no notation for, hence the lax conversion.
+        self.state = msgspec.convert(data["state"], type(self.state), str_keys=True, strict=False)
+        version, internal, gauss = data["random"]
+        self.rng.setstate((version, tuple(internal), gauss))
+        return self
+
+
+def require_k_within(k: int, workers: int, name: str) -> None:
+    """`k` of a fastest-k strategy cannot exceed the workers the run starts with."""
+    if k > workers:
+        raise OptionError(f"{name}: k must be <= the number of workers ({workers}), not {k}; lower k or add workers")

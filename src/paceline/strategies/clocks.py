@@ -1,0 +1,46 @@
+"""The shared bookkeeping of clocks: who has completed how many, and the smallest of them in O(1) amortized.
+
+Clocks of one worker only grow and every joiner starts at `min`, so `min` never falls: the search for the next occupied
+clock walks upwards once over the whole run.
+"""
+
+import msgspec
+
+
+class Clocks(msgspec.Struct):
+    """A multiset of the clocks of present workers. `min` keeps its value while nobody is present."""
+
+    min: int = 0
+    of: dict[int, int] = {}
+    count: dict[int, int] = {}
+
+    def join(self, worker: int) -> int:
+        """Enter at `min`, so that a newcomer holds nobody back."""
+        self.of[worker] = self.min
+        self.count[self.min] = self.count.get(self.min, 0) + 1
+        return self.min
+
+    def advance(self, worker: int, clock: int) -> bool:
+        """The worker has completed `clock`; True if `min` moved."""
+        old = self.of[worker]
+        if clock == old:
+            return False
+        self.of[worker] = clock
+        self.count[clock] = self.count.get(clock, 0) + 1
+        return self._drop(old)
+
+    def leave(self, worker: int) -> bool:
+        """The worker no longer counts; True if `min` moved."""
+        return self._drop(self.of.pop(worker))
+
+    def _drop(self, clock: int) -> bool:
+        left = self.count[clock] - 1
+        if left:
+            self.count[clock] = left
+            return False
+        del self.count[clock]
+        if clock != self.min or not self.of:
+            return False
+        while self.min not in self.count:
+            self.min += 1
+        return True

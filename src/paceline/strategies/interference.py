@@ -1,0 +1,68 @@
+"""Telling a disturbed node from one that has become slow: the part of the performance monitor that watches for
+interference by unrelated tasks.
+
+A push that is overdue by `max(gamma deviations, T / 4)` stays out of the node's estimate. Eight in a row are a level of
+their own, and replace the estimate; a push in time ends the suspicion.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import field
+
+from paceline.events import Pushed
+from paceline.strategies.monitor import Measured, Monitor
+
+LEVEL_PUSHES = 8  # overdue pushes in a row that are a lasting level
+GRACE = 0.25  # share of its usual time by which a node may always be late
+JUDGED_SHARE = 0.5  # of nominal work; shorter pushes, as at the end of an epoch, are mostly fixed cost
+
+Verdict = Literal["in time", "overdue", "level", "too short to judge"]
+
+
+class Interference(msgspec.Struct):
+    """Estimates of every node, and which of them are disturbed."""
+
+    monitor: Monitor = field(default_factory=Monitor)
+    suspected: Monitor = field(default_factory=Monitor)  # overdue pushes, until they are a level
+    missed: dict[int, int] = {}  # the disturbed nodes: rounds in a row without their push
+
+    def judge(self, event: Pushed, nominal: int, gamma: float) -> Verdict:
+        """Take in a push; the node's disturbance changes with the verdict."""
+        worker, known = event.worker, self.monitor.nodes.get(event.worker)
+        piece = (worker, event.samples, nominal, event.compute_s, event.transfer_s)
+        if known is None or event.samples >= JUDGED_SHARE * nominal:
+            scaled = event.compute_s * nominal / max(1, event.samples) + event.transfer_s
+            if known is not None and scaled > limit(known, gamma):
+                self.suspected.record(*piece)
+                if self.suspected.nodes[worker].pushes < LEVEL_PUSHES:
+                    self.missed.setdefault(worker, 0)
+                    return "overdue"
+                self.monitor.nodes[worker] = self.suspected.nodes[worker]
+                self.calm(worker)
+                return "level"
+            self.monitor.record(*piece)
+            self.calm(worker)
+            return "in time"
+        self.monitor.record(*piece)
+        return "too short to judge"
+
+    def calm(self, worker: int) -> None:
+        """The node is not disturbed."""
+        self.suspected.forget(worker)
+        self.missed.pop(worker, None)
+
+    def forget(self, worker: int) -> None:
+        """The node is gone, and whoever comes in its place is measured afresh."""
+        self.calm(worker)
+        self.monitor.forget(worker)
+
+    def count_round(self, pushed: dict[int, bool]) -> None:
+        """A round has ended in which these nodes pushed."""
+        for worker, rounds in self.missed.items():
+            self.missed[worker] = 0 if worker in pushed else rounds + 1
+
+
+def limit(node: Measured, gamma: float) -> float:
+    """Seconds for nominal work after which the node is overdue."""
+    return node.time + max(gamma * node.deviation, GRACE * node.time)

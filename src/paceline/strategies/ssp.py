@@ -1,0 +1,151 @@
+"""Stale synchronous parallel: nobody runs more than `staleness` clocks ahead of the slowest.
+
+Rule: a push is applied at once; a worker that has completed c clocks starts the next one iff min >= c - staleness.
+Published, exact (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS
+2013). A computing worker never exceeds min + staleness; a parked one may stand one clock further. A read at clock c
+therefore sees every update stamped c - staleness - 1 or older.
+
+Parked workers are kept by the value of `min` that lets them go, so a push costs no scan over the workers.
+"""
+
+import random
+from math import inf
+from typing import Annotated, Any, assert_never
+
+import msgspec
+from msgspec import Meta
+
+from paceline.actions import Action, Apply, Grant
+from paceline.errors import OptionError
+from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.strategies.base import Options, State, Strategy
+from paceline.strategies.clocks import Clocks
+from paceline.strategies.roster import Roster
+
+WholeSteps = Annotated[
+    bool,
+    Meta(description="true: a stock optimizer step per push on its weighted gradient; false: the mass rule"),
+]
+
+
+class SspOptions(Options, frozen=True, kw_only=True):
+    """The bound, and how a push becomes a step."""
+
+    staleness: Annotated[float, Meta(ge=0, description="clocks a worker may lead the slowest by; inf is asp")] = 3
+    whole_steps: WholeSteps = False
+
+    def __post_init__(self) -> None:
+        if self.staleness != inf and self.staleness != int(self.staleness):
+            raise OptionError(f"staleness must be a whole number of clocks or inf, not {self.staleness:g}; round it")
+
+
+class SspState(State):
+    """Clocks of everybody, and the parked workers by the `min` that releases them."""
+
+    roster: Roster = msgspec.field(default_factory=Roster)
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
+    parked: dict[int, set[int]] = {}
+
+    def joined(self, event: Joined) -> list[Action]:
+        """A newcomer starts at `min`, which no bound forbids."""
+        if not self.roster.join(event):
+            return []
+        clock = self.clocks.join(event.worker)
+        reason = f"w{event.worker} joins at clock {clock}, the slowest's"
+        return [Grant(event.worker, event.work, clock + 1, reason)]
+
+    def park(self, worker: int, until: int) -> None:
+        """The worker waits until `min` is at least `until`."""
+        self.parked.setdefault(until, set()).add(worker)
+
+    def left(self, event: Left, bound: float) -> list[Action]:
+        """Forget the worker and release whoever was parked only because of it."""
+        if not self.roster.leave(event):
+            return []
+        worker, clocks = event.worker, self.clocks
+        clock, before = clocks.of[worker], clocks.min
+        if clock - before > bound:
+            self.parked.get(clock - int(bound), set()).discard(worker)
+        if not clocks.leave(worker):
+            return []
+        return self.grants(dict.fromkeys(self.released(before), f"w{worker} left"))
+
+    def released(self, before: int) -> list[int]:
+        """Whoever the rise of `min` from `before` lets go; amortized O(1) per clock that `min` gains."""
+        if not self.parked:
+            return []
+        free: list[int] = []
+        for clock in range(before + 1, self.clocks.min + 1):
+            free += self.parked.pop(clock, ())
+        return free
+
+    def grants(self, causes: dict[int, str]) -> list[Action]:
+        """The next clock for each worker named, in worker order."""
+        slowest, of, present = self.clocks.min, self.clocks.of, self.roster.present
+        return [
+            Grant(w, present[w], of[w] + 1, f"w{w} goes on: {of[w]} clocks done, slowest at {slowest}, {causes[w]}")
+            for w in sorted(causes)
+        ]
+
+
+class Ssp(Strategy):
+    """Apply at once; park whoever is too far ahead."""
+
+    name = "ssp"
+    rule = "A push is applied at once; a worker goes on unless it leads the slowest by more than staleness."
+    citation = "Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013"
+    Options = SspOptions
+    State = SspState
+    state: SspState
+
+    def __init__(self, options: Any, rng: random.Random) -> None:
+        super().__init__(options, rng)
+        self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
+        self._cause = f"staleness {self.bound:g}"
+
+    @staticmethod
+    def bound_of(options: Any) -> float:
+        """The bound that these options set."""
+        staleness: float = options.staleness
+        return staleness
+
+    def handle(self, event: Event) -> list[Action]:
+        match event:
+            case Pushed():
+                return self._pushed(event)
+            case Joined():
+                return self.state.joined(event)
+            case Left():
+                return self.state.left(event, self.bound)
+            case Applied() | TimerFired():
+                return []
+            case _:
+                assert_never(event)
+
+    def _pushed(self, event: Pushed) -> list[Action]:
+        # A simulated cluster spends most of its time here, hence one function and no property or format twice.
+        state, worker, clock = self.state, event.worker, event.clock
+        clocks, roster = state.clocks, state.roster
+        actions: list[Action] = [apply_at_once(event, roster.round_samples, self.options.whole_steps)]
+        before = clocks.min
+        moved = clocks.advance(worker, clock)
+        slowest = clocks.min
+        goes = clock - slowest <= self.bound
+        if not goes:
+            state.park(worker, clock - int(self.bound))
+        if moved and state.parked:
+            free = state.released(before)
+            if goes:
+                free.append(worker)
+            actions += state.grants(dict.fromkeys(free, self._cause))
+        elif goes:
+            reason = f"w{worker} goes on: {clock} clocks done, slowest at {slowest}, {self._cause}"
+            actions.append(Grant(worker, roster.present[worker], clock + 1, reason))
+        return actions
+
+
+def apply_at_once(event: Pushed, round_samples: int, whole_steps: bool) -> Apply:
+    """One step of this push alone, weighted by its share of a nominal round."""
+    samples = event.samples
+    reason = f"w{event.worker} pushed {samples} samples of a round of {round_samples}"
+    return Apply((event.push,), (samples / round_samples,), reason, whole_steps)

@@ -1,0 +1,44 @@
+"""Built-in workloads, each a short script on the public API: `paceline run --task digits`.
+
+A task's module is imported when it is asked for, so listing the tasks loads neither torch nor scikit-learn.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable
+
+from paceline.errors import OptionError
+
+_SUMMARIES = {
+    "cifar": "CIFAR-10 with a small convolutional net and momentum, from a folder of JPEG coefficients (--data-dir)",
+    "digits": "8x8 handwritten digits with a small MLP; bundled with scikit-learn, needs no data folder",
+    "linreg": "linear regression of the fastest-k publication on made data; needs no data folder",
+    "mnist": "MNIST with an MLP or a small CNN, from idx files (--data-dir)",
+    "shakespeare": "a small character transformer with AdamW, from input.txt (--data-dir)",
+}
+
+
+def names() -> list[str]:
+    """Every task, sorted."""
+    return sorted(_SUMMARIES)
+
+
+def describe(name: str) -> str:
+    """What the task trains, in one line."""
+    _require_known(name)
+    return _SUMMARIES[name]
+
+
+def get(name: str) -> Callable[[], None]:
+    """The task's training function, for `paceline.launch` and `--task`."""
+    _require_known(name)
+    train: Callable[[], None] = importlib.import_module(f"paceline.tasks.{name}").train
+    return train
+
+
+def _require_known(name: str) -> None:
+    if name in _SUMMARIES:
+        return
+    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else "choose one of them"
+    raise OptionError(f"there is no task {name!r}; the tasks are {', '.join(names())}: {advice}")

@@ -1,0 +1,47 @@
+"""A link inside one process: the worker is a thread, tensors are passed by reference.
+
+Public, for users' own tests: a session on one end and a few lines of test on the other need no processes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from paceline.transport.base import Closed
+from paceline.transport.messages import ToServer, ToWorker
+
+
+class MemoryLink:
+    """Both ends of one worker's link."""
+
+    def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
+        self._to_worker: SimpleQueue[ToWorker | None] = SimpleQueue()
+        self._to_server: deque[ToServer] = deque()
+        self._on_wait = on_wait
+        self._closed = False
+
+    def send(self, message: ToServer) -> None:
+        if self._closed:
+            raise Closed
+        self._to_server.append(message)
+
+    def receive(self) -> ToWorker:
+        """Wait for the next message; `on_wait` is told first if there is none yet."""
+        if self._closed:
+            raise Closed
+        if self._on_wait is not None and self._to_worker.empty():
+            self._on_wait()
+        message = self._to_worker.get()
+        if message is None:
+            raise Closed
+        return message
+
+    def deliver(self, message: ToWorker) -> None:
+        self._to_worker.put(message)
+
+    def collect(self) -> ToServer | None:
+        return self._to_server.popleft() if self._to_server else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._to_worker.put(None)

@@ -1,0 +1,81 @@
+"""What holds for the whole suite: soak tests run only when asked for, and on CI a skipped test is a failure."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NO_SKIPS = os.environ.get("PACELINE_CI_NO_SKIPS") == "1"
+SOAK = os.environ.get("PACELINE_SOAK") == "1"
+
+_skipped: list[str] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselected, not skipped: leaving soak tests out of an ordinary run is no gap in it."""
+    if SOAK:
+        return
+    left_out = [item for item in items if item.get_closest_marker("soak")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A test skipped anywhere, fixtures included."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(f"{report.nodeid}: {_reason(report)}")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A whole file skipped while it is collected."""
+    if report.skipped:
+        _skipped.append(f"{report.nodeid}: {_reason(report)}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run that passed only because it left tests out."""
+    if NO_SKIPS and _skipped and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was left out."""
+    if NO_SKIPS and _skipped:
+        terminalreporter.section("skipped, which PACELINE_CI_NO_SKIPS=1 forbids", red=True)
+        for line in _skipped:
+            terminalreporter.write_line(line)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of shared data beside the checkout; tests that use it are marked `shared`."""
+    folder = Path(__file__).parents[1].parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"needs the shared data folder {folder}")
+    return folder
+
+
+@pytest.fixture
+def leaves_nothing_behind() -> Iterator[None]:
+    """No thread outlives the test."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and no variable that could change a setting."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PACELINE_"):
+            monkeypatch.delenv(name)
+    return tmp_path

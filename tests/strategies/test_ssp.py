@@ -1,0 +1,91 @@
+"""SSP and ASP: the bound, its exactness, and what it is for."""
+
+import pytest
+
+from paceline import strategies
+from paceline.events import Joined, Left, Pushed
+from strategies.random_histories import Leads, cluster_of
+from strategies.virtual_cluster import VirtualCluster
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_computes_beyond_the_bound_and_nobody_waits_within_it(staleness, seed):
+    leads = Leads()
+
+    def check(cluster, decision):
+        leads(cluster, decision)
+        assert all(staleness < lead <= staleness + 1 for lead in leads.parked().values()), decision
+
+    cluster_of(f"ssp:staleness={staleness}", seed, after=check).run(pushes=300)
+    assert leads.longest_computing == staleness
+
+
+def test_asp_never_parks():
+    leads = Leads()
+
+    def check(cluster, decision):
+        leads(cluster, decision)
+        assert leads.parked() == {}
+
+    cluster = cluster_of("asp", 0, faults=False, after=check).run(pushes=300)
+    assert cluster.waited() == 0
+    assert leads.longest_computing > 20
+
+
+@pytest.mark.parametrize(("stall", "waited"), [(2.5, 0.0), (4.5, 1.5), (7.5, 4.5)])
+def test_a_stall_within_the_bound_delays_nobody_and_a_longer_one_by_the_excess(stall, waited):
+    cluster = VirtualCluster(strategies.build("ssp:staleness=3", 0), seconds=[1.0] * 4)
+    cluster.at(9.5, "slow", worker=2, value=1 + stall)
+    cluster.at(10.5, "slow", worker=2, value=1.0)
+    cluster.run(until=19.6)
+    for worker in (0, 1, 3):
+        assert cluster.workers[worker].waited == pytest.approx(waited)
+
+
+def test_waiting_falls_as_staleness_grows():
+    waited = []
+    for staleness in (0, 1, 3, 10):
+        cluster = VirtualCluster(strategies.build(f"ssp:staleness={staleness}", 0), seconds=[1.0] * 8, jitter=0.4)
+        cluster.run(pushes=1600)
+        waited.append(cluster.waited() / cluster.now)
+    assert waited == sorted(waited, reverse=True)
+    assert waited[-1] < waited[0] / 3
+
+
+def push(worker, number, clock):
+    return Pushed(float(number), worker, number, clock, 0, 8, 1.0, 0.0, 0.0, 0, 0)
+
+
+def test_a_leaver_releases_whoever_was_parked_only_because_of_it():
+    ssp = strategies.build("ssp:staleness=1", 0)
+    for worker in range(4):
+        ssp.handle(Joined(0.0, worker, 8))
+    for clock in (1, 2):
+        for worker in (2, 0):
+            ssp.handle(push(worker, 10 * clock + worker, clock))
+    ssp.handle(push(1, 50, 1))
+    released = ssp.handle(Left(9.0, 3, "crash"))
+    assert [(a.worker, a.through) for a in released] == [(0, 3), (2, 3)]
+    assert all("w3 left" in a.reason for a in released)
+
+
+def test_a_parked_leaver_is_forgotten_and_starts_again_at_min():
+    ssp = strategies.build("ssp:staleness=0", 0)
+    for worker in range(2):
+        ssp.handle(Joined(0.0, worker, 8))
+    ssp.handle(push(0, 1, 1))
+    assert ssp.handle(Left(2.0, 0, "crash")) == []
+    assert [(a.worker, a.through) for a in ssp.handle(Joined(3.0, 0, 8))] == [(0, 1)]
+    assert [type(a).__name__ for a in ssp.handle(push(1, 2, 1))] == ["Apply"]
+    assert [getattr(a, "worker", None) for a in ssp.handle(push(0, 3, 1))] == [None, 0, 1]
+
+
+def test_weights_follow_the_nominal_round_idle_workers_included():
+    ssp = strategies.build("asp", 0)
+    for worker in range(4):
+        ssp.handle(Joined(0.0, worker, 8))
+    ssp.handle(Left(1.0, 3, "idle"))
+    assert ssp.handle(push(0, 1, 1))[0].weights == (0.25,)
+    ssp.handle(Left(1.0, 2, "done"))
+    assert ssp.handle(push(1, 2, 1))[0].weights == (1 / 3,)
