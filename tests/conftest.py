@@ -1,6 +1,7 @@
 """What holds for the whole suite: soak tests run only when asked for, and on CI a skipped test is a failure."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,8 +74,10 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, and no variable that could change a setting."""
+    """An empty current folder, and no variable that could change a setting; a script's argv and path go with it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["paceline"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
     for name in list(os.environ):
         if name.startswith("PACELINE_"):
             monkeypatch.delenv(name)

@@ -1,5 +1,6 @@
 """Training from the command line: reports, streams, exit codes, where settings come from."""
 
+import io
 import json
 import logging
 import os
@@ -11,6 +12,8 @@ import pytest
 
 from paceline import __version__
 from paceline.cli import main
+from paceline.cli.progress import describe, progress_shown
+from paceline.running import Progress
 
 QUICK = ["--max-versions", "3", "--evaluate-every", "2v"]
 CLUSTER = "seed = 1\n[compute]\nseconds_per_sample = 0.002\n[[workers]]\ncount = 2\nspeed = 1.0\n"
@@ -101,13 +104,14 @@ def test_without_json_a_person_reads_the_report(folder: Path, capsys: pytest.Cap
 
 
 def test_what_follows_the_script_is_the_scripts_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train = script(folder, before="open('seen', 'w').write(' '.join(sys.argv[1:]))")
+    train = script(folder, before="import pathlib; pathlib.Path('seen').write_text(' '.join(sys.argv[1:]))")
     own = ["--json", "--strategy", "none", "-x", "deep", "--", "--help"]
     assert main(["run", "--quiet", "--scenario", "even4", *QUICK, train, *own]) == 0
     assert Path("seen").read_text() == " ".join(own)
     assert not capsys.readouterr().out.startswith("{")
 
 
+@pytest.mark.slow
 def test_prints_of_the_script_leave_the_json_alone(folder: Path) -> None:
     train = script(folder, before="import os; print('from python'); sys.stdout.flush(); os.system('echo from a child')")
     clean = in_a_process(["run", "-q", "--json", "--scenario", "even4", *QUICK, train], folder)
@@ -160,10 +164,11 @@ def test_a_script_that_raises_shows_where(folder: Path, capsys: pytest.CaptureFi
     assert main(["run", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "ValueError: no such luck" in err
-    assert "train.py" in err
-    assert "worker 2" in err
-    assert "batch" in err
+    lines = err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "train.py" in lines[1]  # the script's own frames, none of ours before them
+    assert lines[-2] == "ValueError: no such luck"
+    assert "worker 2, batch 2" in lines[-1]
     assert "internal error" not in err
     assert main(["replay", "j.jsonl"]) == 0
 
@@ -180,9 +185,8 @@ def test_a_diverging_run_is_stopped_by_the_guard(folder: Path, capsys: pytest.Ca
     )
     assert main(["run", "-q", "--json", "--scenario", "even4", "--on-divergence", "stop", train]) == 3
     out, err = capsys.readouterr()
-    said = out + err
-    assert "Traceback" not in said
-    assert "non-finite" in said or "diverge" in said
+    assert any(text.startswith("diverging: ") for text in json.loads(out)["warnings"])
+    assert err == "paceline: stopped by the convergence guard (--on-divergence stop): the report's warnings say why\n"
 
 
 def test_an_error_of_our_own_asks_for_a_report(
@@ -202,6 +206,7 @@ def test_an_error_of_our_own_asks_for_a_report(
     assert err.splitlines()[-1].startswith(f"paceline: internal error in version {__version__}: please report")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_the_report_so_far(folder: Path) -> None:
     interrupt = "import os, signal\n    if session.worker == 1 and number == 1: os.kill(os.getpid(), signal.SIGINT)"
     train = script(folder, inside=interrupt)
@@ -256,3 +261,40 @@ def test_a_set_name_that_nobody_asks_for_is_refused(folder: Path, capsys: pytest
     assert out == ""
     assert "learning_rate" in err
     assert "Traceback" not in err
+
+
+class Terminal(io.StringIO):
+    """What a run would draw on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_on_a_terminal_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["run", "--json", "--scenario", "even4", *QUICK, script(folder)]
+    for quiet, drawn in ((False, True), (True, False)):
+        terminal, output = Terminal(), io.StringIO()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setenv("TERM", "xterm")
+        assert main([*arguments[:1], *(["--quiet"] if quiet else []), *arguments[1:]]) == 0
+        assert json.loads(output.getvalue())["versions"] == 3
+        assert ("starting" in terminal.getvalue()) == drawn
+
+
+def test_progress_says_where_the_run_stands() -> None:
+    progress = Progress(1234.5, 1000, 64, 128, {"accuracy": 0.912345}, 0.25)
+    assert describe(progress) == "1,234.5 s · version 1,000 · accuracy 0.9123 · loss 0.25"
+    assert describe(Progress(0.0, 0, 0, None, {}, None)) == "0.0 s · version 0"
+
+
+def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress_shown(quiet=False) as listener:
+        assert listener is not None
+        listener(Progress(3.0, 7, 64, 128, {"accuracy": 0.5}, None))
+    assert "version 7 · accuracy 0.5" in terminal.getvalue()
+    assert "50%" in terminal.getvalue()

@@ -75,7 +75,17 @@ def test_the_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -
 
     run(sys.executable, "-m", "venv", tmp_path / "empty")
     binaries = tmp_path / "empty" / "bin"
-    run(binaries / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[tasks]")
+    run(
+        binaries / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+        "-c",
+        ROOT / "constraints.txt",
+        f"{wheel}[tasks]",
+    )
     where = run(binaries / "python", "-c", "import paceline; print(paceline.__file__)").stdout
     assert where.startswith(str(tmp_path))
     done = run(binaries / "paceline", "run", "--task", "digits", "--epochs", "1", "--quiet", "--json")

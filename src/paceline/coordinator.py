@@ -40,12 +40,14 @@ class Coordinator:
         self.used_before = 0  # samples used in finished phases
         self.lost_before = 0
         self.round_samples = 0
+        self.position = 0.0  # of the run, in nominal rounds: what schedulers follow
         self.now = 0.0
         self.seats: dict[int, Seat] = {}
         self.held: dict[int, Held] = {}
         self.divergence: str | None = None
         self.loss: float | None = None
         self.on_version: Callable[[int, list[Held]], None] | None = None
+        self.on_divergence: Callable[[], None] = _nobody_waits  # where every push is refused no version follows
         self.on_over: Callable[[], None] = _nobody_waits  # the phase's data or the run's versions are used up
         self._pushes = 0
         self._tickets = 0
@@ -148,6 +150,8 @@ class Coordinator:
     def close(self, at: float, reason: str = "the phase is over") -> None:
         """End a phase: running grants are taken back and everybody is idle; what is held gets applied."""
         self.now = at
+        if self.ledger is not None:
+            self.ledger.closed = True
         for worker in sorted(self.seats):
             seat = self.seats[worker]
             if seat.ticket:
@@ -185,7 +189,9 @@ class Coordinator:
             if seat.ticket:
                 self.outbox.cancel(worker, seat.ticket)
                 self._take_back(seat, "cancel")
-        for push in sorted(self.held):
+        for push, held in sorted(self.held.items()):
+            data = {"push": push, "samples": held.samples, "reason": "the strategy was changed"}
+            self.observe("discarded", data, held.worker)
             self._discard(Discard(push, "the strategy was changed"))
         for name in list(self._timers):
             self._set_timer(SetTimer(name, None, "the strategy was changed"))
@@ -197,11 +203,6 @@ class Coordinator:
     def used(self) -> int:
         """Samples used in the whole run."""
         return self.used_before + (self.ledger.used if self.ledger is not None else 0)
-
-    @property
-    def position(self) -> float:
-        """Where the run stands, in nominal rounds: what schedulers follow."""
-        return self.used / self.round_samples if self.round_samples else 0.0
 
     @property
     def at_limit(self) -> bool:
@@ -248,7 +249,7 @@ class Coordinator:
 
     def _call_back_idle(self) -> None:
         """While there is work, idle workers return one at a time, in worker order."""
-        if self.ledger is None or not self.ledger.has_unallotted or self.at_limit:
+        if self.ledger is None or self.ledger.finished or not self.ledger.has_unallotted or self.at_limit:
             return
         seat = self.seats[min(self._idle)]
         self._occupy(seat, seat.work, self.now)
@@ -336,6 +337,7 @@ class Coordinator:
         if text is not None:
             self.divergence = text
             self.observe("warning", {"text": text})
+            self.on_divergence()
 
     def _discard(self, action: Discard) -> None:
         held = self._release(action.push)
@@ -346,7 +348,6 @@ class Coordinator:
         if not seat.ticket:
             raise InternalError(f"{self.strategy.name} cancels worker {action.worker}, which computes nothing")
         self.outbox.cancel(action.worker, seat.ticket)
-        seat.cancelled = seat.ticket
         self._take_back(seat, "cancel")
 
     def _set_timer(self, action: SetTimer) -> None:
@@ -401,7 +402,7 @@ class Coordinator:
         seconds, samples = self.now - seat.granted_at, sum(a.samples for a in seat.allotments)
         self.observe("cancelled", {"samples": samples, "seconds": seconds, "cause": cause}, seat.worker)
         self._give_back(seat.worker, seat.allotments)
-        seat.ticket = 0
+        seat.cancelled, seat.ticket = seat.ticket, 0
         seat.free_at = self.now
 
     def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:
@@ -412,6 +413,8 @@ class Coordinator:
     def _settle(self, used: int, lost: int = 0) -> None:
         if self.ledger is not None:
             self.ledger.settle(used, lost)
+            if self.round_samples:
+                self.position += used / self.round_samples
             if self.ledger.finished:
                 self.on_over()
 

@@ -42,6 +42,7 @@ class Ledger(ABC):
         self.total = total
         self.used = 0
         self.lost = 0
+        self.closed = False  # the phase was ended before its data was
 
     @abstractmethod
     def allot(self, worker: int, work: int) -> Allotment | None:
@@ -62,7 +63,7 @@ class Ledger(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.used + self.lost >= self.total
+        return self.closed or self.used + self.lost >= self.total
 
 
 def make_ledger(

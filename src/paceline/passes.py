@@ -5,6 +5,7 @@ grant that is used up without a `step()` is a script that accumulates gradients:
 grant. If the last piece was skipped, what there is gets pushed when the next batch is asked for.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from paceline.errors import InternalError
 from paceline.fetching import Fetcher, pieces_of
 from paceline.ledger import Allotment, Indices
 from paceline.replica import Replica
-from paceline.transport.base import Endpoint
+from paceline.transport.base import Closed, Endpoint
 from paceline.transport.messages import Done, Extra, More, Over, Push, Ready, Work
 
 Piece = tuple[int, Indices]  # of which allotment of the grant
@@ -93,7 +94,8 @@ class Passes:
         """The script left the loop; what was not pushed is computed by somebody else."""
         if self.over is None:
             self.replica.forget()
-            self._endpoint.send(Done(self._ready.phase))
+            with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
+                self._endpoint.send(Done(self._ready.phase))
 
     # -- grants and pushes -------------------------------------------------------------------------------------------
 

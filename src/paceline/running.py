@@ -77,6 +77,7 @@ class Conduct:
         """Be told by the coordinator; `stop` makes the engine's loop look at what is to be done."""
         self.coordinator = coordinator
         coordinator.on_version = self._on_version
+        coordinator.on_divergence = self._on_divergence
         coordinator.on_over = stop
         self._stop = stop
         self._streams = streams
@@ -156,8 +157,6 @@ class Conduct:
             self.evaluate(coordinator.now)
         if not self._options_checked and coordinator.position >= 1:
             self._stop()
-        if coordinator.divergence is not None:
-            self._on_divergence()
         if self._progress is not None and time.monotonic() - self._shown > PROGRESS_SECONDS:
             self._shown = time.monotonic()
             self._progress(self.progress())

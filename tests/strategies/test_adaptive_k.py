@@ -1,11 +1,14 @@
 """Adaptive k: when k grows under each test, and what is said about it."""
 
+import math
+import random
+
 import pytest
 
 from paceline import strategies
 from paceline.events import Applied
 from paceline.strategies.error_bound import switches
-from paceline.strategies.stationarity import Progress
+from paceline.strategies.stationarity import Progress, standard_errors_below
 from strategies.virtual_cluster import VirtualCluster
 
 
@@ -69,10 +72,23 @@ def test_steps_without_mass_and_losses_that_are_no_numbers_are_not_counted():
 
 
 def test_trend_needs_two_standard_errors():
-    before = [10.0, 12.0] * 50
-    for drop, stalled in ((0.0, True), (0.2, True), (0.5, False), (-1.0, True)):
-        progress = Progress(losses=before + [value - drop for value in before])
+    draw = random.Random(0)
+    before = [draw.gauss(10, 1) for _ in range(100)]
+    last = [draw.gauss(10, 1) for _ in range(100)]
+    for drop, stalled in ((0.0, True), (0.1, True), (0.6, False), (-1.0, True)):
+        progress = Progress(losses=before + [value - drop for value in last])
         assert (progress.stalls(100) is not None) == stalled, drop
+
+
+def test_ranks_in_standard_errors():
+    assert standard_errors_below([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / (4 * 5 / 12) ** 0.5)
+    assert standard_errors_below([3.0, 4.0], [1.0, 2.0]) == pytest.approx(-2 / (4 * 5 / 12) ** 0.5)
+    assert standard_errors_below([1.0, 1.0], [1.0, 1.0]) == 0
+
+
+def test_huge_losses_at_the_start_are_no_stall():
+    losses = [1e8 * math.exp(-i) + 200 - i for i in range(200)]
+    assert Progress(losses=losses).stalls(100) is None
 
 
 @pytest.mark.parametrize(

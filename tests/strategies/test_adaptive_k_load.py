@@ -18,9 +18,8 @@ def run(spec=LOADS, loss=lambda: 1.0, pushes=3000, seconds=(1.0,) * 6, transfer=
         strategies.build(spec, 0),
         seconds=list(seconds),
         transfer=transfer,
-        exponential=True,
         statistics=lambda apply, pushes: (None, 1.0, loss()),
-        **options,
+        **{"exponential": True, **options},
     )
     return cluster.run(pushes=pushes)
 
@@ -85,12 +84,15 @@ def test_it_stays_at_a_point_while_the_loss_falls():
     assert len(tracked(cluster, "k")) == 1
 
 
-def test_dear_communication_favours_load_and_dear_computation_workers():
-    """Where a response is all communication, every load but the largest is pointless."""
-    talk = run(seconds=(0.01,) * 6, transfer=1.0).strategy.state.points
-    work = run(seconds=(1.0,) * 6, transfer=0.001).strategy.state.points
-    assert {point.load for point in talk} == {8}
-    assert {point.load for point in work} == {2, 4, 8}
+def test_where_responses_are_all_communication_only_the_full_load_is_sent_by_several():
+    points = run(seconds=(0.01,) * 6, transfer=1.0).strategy.state.points
+    assert {point.load for point in points if point.k > 1} == {8}
+
+
+def test_where_everybody_takes_the_same_time_a_larger_load_is_for_batches_beyond_all_workers():
+    points = run(transfer=0.001, exponential=False, jitter=0.05).strategy.state.points
+    assert {point.k for point in points if point.load == 2} == {1, 2, 3, 4, 5, 6}
+    assert {point.k for point in points if point.load > 2} == {4, 5, 6}
 
 
 def test_loads_default_to_fractions_of_nominal_work():

@@ -1,5 +1,7 @@
 """DSSP: the controller's vectors, the range of the bound, and what the extra clocks are for."""
 
+import random
+
 import pytest
 
 from paceline import strategies
@@ -28,8 +30,6 @@ def test_controller(now, fast, last_slow, slow, reach, extra):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_controller_is_the_search_over_all_pairs(seed):
-    import random
-
     draw = random.Random(seed)
     now, fast, slow, reach = draw.uniform(10, 20), draw.uniform(0.1, 2), draw.uniform(0.1, 9), draw.randint(0, 20)
     last = now - draw.uniform(0, slow)

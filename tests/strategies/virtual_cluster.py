@@ -13,7 +13,7 @@ two strategies that make the same decisions see the same arrivals.
 
 import heapq
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -396,8 +396,3 @@ class VirtualCluster:
 def _bare(action: Action) -> tuple[Any, ...]:
     values = tuple(getattr(action, name) for name in action.__struct_fields__ if name != "reason")
     return (type(action).__name__, *values)
-
-
-def kinds(decision: Decision) -> Counter[str]:
-    """How many actions of each kind a decision has."""
-    return Counter(type(action).__name__ for action in decision.actions)

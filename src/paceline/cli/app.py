@@ -7,6 +7,7 @@ error, 130 Ctrl-C. Bad input is answered by one line on standard error; only an 
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -57,13 +58,32 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         ended = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
     except _UsageError as error:
         return _refuse(error.format_message())  # type: ignore[attr-defined]
-    except (UserError, ScriptError, DivergenceError) as error:
+    except ScriptError as error:
+        print(script_traceback(error), file=sys.stderr, end="")
+        return _refuse(str(error), error.exit_code)
+    except (UserError, DivergenceError) as error:
         return _refuse(str(error), error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the last resort: whatever is left is a fault of ours
         return _confess(error)
     return ended if isinstance(ended, int) else 0
+
+
+def script_traceback(error: ScriptError) -> str:
+    """The traceback of what the script raised, from the script's own first frame on."""
+    cause = error.__cause__
+    if cause is None:
+        return ""
+    frames = cause.__traceback__
+    while frames is not None and _is_ours(Path(frames.tb_frame.f_code.co_filename)):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(cause), cause, frames or cause.__traceback__))
+
+
+def _is_ours(file: Path) -> bool:
+    package = Path(__file__).parents[1]
+    return file.is_relative_to(package) and not file.is_relative_to(package / "tasks")  # a task is a script
 
 
 def _refuse(message: str, code: int = UserError.exit_code) -> int:

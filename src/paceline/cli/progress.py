@@ -2,14 +2,11 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.running import Progress
-
-REDRAW_SECONDS = 0.1  # often enough to look alive; the run may report thousands of times in between
 
 Listener = Callable[["Progress"], None]
 
@@ -29,16 +26,10 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
     # A script's prints belong to standard output even while the bar is there, unless both are the same terminal.
     with Bar(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         line = bar.add_task("starting", total=None)
-        drawn = 0.0
 
         def draw(progress: "Progress") -> None:
-            nonlocal drawn
-            now = time.monotonic()
-            if now - drawn >= REDRAW_SECONDS:
-                drawn = now
-                bar.update(
-                    line, description=describe(progress), total=progress.total_samples, completed=progress.samples_used
-                )
+            total, done = progress.total_samples, progress.samples_used
+            bar.update(line, description=describe(progress), total=total, completed=done)
 
         yield draw
 

@@ -59,6 +59,7 @@ def run(
             _say_what_was_assumed(settings, given, no_workload=script is None and task is None)
         finished = _train(train, settings, json=json, quiet=quiet)
     _print_report(finished, json=json)
+    _say_how_it_ended(finished, quiet=quiet)
     return finished.exit_code
 
 
@@ -124,6 +125,13 @@ def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json
             return launch(train, config=settings, progress=listener)
     with output_kept_clean(), progress_shown(quiet=quiet) as listener:
         return launch(train, config=settings, progress=listener)
+
+
+def _say_how_it_ended(finished: "Run", *, quiet: bool) -> None:
+    if finished.ended == "divergence":
+        say("stopped by the convergence guard (--on-divergence stop): the report's warnings say why")
+    elif finished.ended == "interrupted" and not quiet:
+        say("interrupted: the report covers the run up to here")
 
 
 def _print_report(finished: "Run", *, json: bool) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.report import Report, WorkerReport
+from paceline.report import Report, TargetReport, WorkerReport
 
 MOST_ROWS = 16  # beyond this, workers of similar speed and equal state share a row
 ROOM_FOR_BARS = 96  # columns
@@ -46,7 +46,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     clock = "virtual" if report.engine == "sim" else "wall-clock"
     facts = [("time", f"[bold]{_seconds(report.seconds)}[/bold] {clock}")]
     if report.target is not None:
-        facts.append(("target", _target(report)))
+        facts.append(("target", _target(report.target)))
     if result := _result(report):
         facts.append(("result", result))
     rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
@@ -64,9 +64,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _target(report: Report) -> str:
-    target = report.target
-    assert target is not None
+def _target(target: TargetReport) -> str:
     name = f"{escape(target.metric)} {target.value:g}"
     if target.reached_at_seconds is None:
         return f"{name} [yellow]not reached[/yellow]"

@@ -9,8 +9,8 @@ communication-efficient distributed learning", 2022):
   from the run: seconds computed by all workers, cancelled work included, over the pushes made of them. For exponential
   times this is the maximum-likelihood estimate although only the k fastest are ever seen. A switch happens at the
   first end of a round after its time.
-- `trend` is ours: the mean loss of the last `window` iterations is not two standard errors below that of the window
-  before.
+- `trend` is ours: the losses of the last `window` iterations are not two standard errors below those of the window
+  before (see stationarity.py).
 With start = stop = k this is fastest_k, decision for decision.
 """
 
@@ -38,7 +38,9 @@ class GrowthOptions(Options, frozen=True, kw_only=True):
     step: Annotated[int, Meta(ge=1, description="workers more at each change")] = 1
     threshold: Annotated[int, Meta(ge=0, description="pflug: surplus of negative inner products that ends a k")] = 10
     burn_in: Annotated[int, Meta(ge=0, description="iterations after a change before the next; transients pass")] = 200
-    window: Annotated[int, Meta(ge=2, description="trend: iterations whose mean losses are compared")] = 100
+    window: Annotated[int, Meta(ge=2, description="trend: iterations whose losses are compared with those before")] = (
+        100
+    )
 
     def __post_init__(self) -> None:
         if self.stop is not None and self.stop < self.start:

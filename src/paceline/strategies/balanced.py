@@ -3,11 +3,12 @@
 Rule: every round covers the same global batch, a free worker takes from it what its share of the total speed allows and
 what it can finish by the round's predicted end, and the round is one whole step weighted by samples.
 
-So a run has the statistics of BSP at nearly the sum of all workers' speeds. With `pieces=guided` a worker takes half of
-its share of what remains, then half of its share of the rest, and so on; each piece extends its held push. Where a
-request costs more than the unevenness it could even out, it takes all that fits at once. If nobody computes and samples
-of the round remain, the end is predicted anew; what a grant did not yield, and what a leaver did not deliver, returns to
-the round. With `pieces=one` each worker gets one share per round, and the round is what arrives.
+So a run has the statistics of BSP at nearly the sum of all workers' speeds. With `pieces=guided` a worker takes half or
+more of its share of what remains, then of its share of the rest, and so on; each piece extends its held push. The more
+even its times, the larger the pieces, and where a request costs more than the unevenness it could take away, all that
+fits at once. If nobody computes and samples of the round remain, the end is predicted anew; what a grant did not yield,
+and what a leaver did not deliver, returns to the round.
+With `pieces=one` each worker gets one share per round, and the round is what arrives.
 The global batch is the nominal work of the workers present and idle at the round's start. A round in which workers
 come together, as the first one, has no prediction: a newcomer adds its own nominal work. A worker too slow for even one
 sample in a round is left out and marked; every 20 rounds it is tried with one sample, which is taken back if the others
@@ -220,14 +221,15 @@ class Balanced(Strategy):
         """Grants for these workers, as far as samples of the round remain and fit."""
         state = self.state
         remaining = state.remaining  # shares are of what there was before this decision, whoever comes first
-        grants: list[Action] = []
-        for worker in sorted(free):
+        grants: dict[int, Action] = {}
+        # Who has to be measured comes first: the prediction leaves the others no reason to spare a sample for it.
+        for worker in sorted(free, key=lambda w: (state.paces.known(w) and w not in state.on_trial, w)):
             if worker in state.left_out or worker in state.asked:
                 continue
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
-                grants.append(self._grant(worker, min(work, state.remaining), reason))
-        return grants
+                grants[worker] = self._grant(worker, min(work, state.remaining), reason)
+        return [grants[worker] for worker in sorted(grants)]
 
     def _piece(self, worker: int, now: float, remaining: int) -> tuple[int, str]:
         state, paces = self.state, self.state.paces

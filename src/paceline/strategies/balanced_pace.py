@@ -13,6 +13,9 @@ from paceline.strategies.monitor import SMOOTHING, Monitor
 
 ROUNDING = 1e-6  # samples; a worker that just makes one more by its average does make it
 
+RESERVE = 4  # mean deviations; what is kept back for later pieces, half of the share at most
+EVENED_OUT = 0.5  # the part of a piece's unevenness that a further one takes away: measured
+
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
     """What a worker needs from here on, in seconds."""
@@ -84,11 +87,12 @@ class Paces(msgspec.Struct):
         self.spread.pop(worker, None)
 
     def piece(self, worker: int, fair: float, fitting: int, goes_on: bool) -> int:
-        """Samples to take of a fair share: half of it, so that the other half can still be shifted.
+        """Samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
-        Where a request costs more than the unevenness that a half can even out, everything that fits instead.
+        Where a request costs more than the unevenness that shifting the rest takes away, everything that fits.
         """
-        pace, half = self.of(worker, goes_on), max(1, round(fair / 2))
-        saves = half * pace.per_sample * self.spread.get(worker, 0.0)
+        pace, spread = self.of(worker, goes_on), self.spread.get(worker, 0.0)
         cost = self.request.get(worker, self.monitor.nodes[worker].transfer)
-        return min(half, fitting) if saves > cost else fitting
+        if EVENED_OUT * fair * pace.per_sample * spread <= cost:
+            return fitting
+        return min(fitting, max(1, round(fair * max(0.5, 1 - RESERVE * spread))))

@@ -8,12 +8,12 @@ re-decides each node's state from it, which cuts both the time that fast nodes w
 Reconstruction: the states and their rules. `SYNC`, a member of the group: its push waits for the group's barrier, one
 Apply. `ASYNC`: goes on at once on the current model; its push is kept for the group's next Apply, damped by
 `(1 + tau)^-1/2` with tau the mass applied since its read. `WARMUP`, no estimate yet: asynchronous, except that those
-who start together make their first round together, so that equal nodes lose nothing. The barrier is relaxed: once half of
-the group has pushed it goes without a member later than `relax` times the longer of the usual round and the time until
-then, and that member is `ASYNC` from there on. With `fit=join` a sized node is a member of the barrier, with
-`fit=merge` it stays asynchronous. `theta` bounds the lead over the slowest clock; a member it parks is not expected.
-If an asynchronous node pushes while an older push of its own is kept, the kept pushes are applied first; while no
-member computes or waits they are applied at once. Weights are samples over the nominal round.
+who start together make their first round together, so that equal nodes lose nothing. The barrier is relaxed: once half
+of the group has pushed it goes without a member later than `relax` times the longer of the usual round and the time
+until then, and that member is `ASYNC` from there on. With `fit=join` a sized node is a member of the barrier, with
+`fit=merge` it stays asynchronous. `theta` bounds the lead over the slowest clock; a member it parks is not expected. If
+an asynchronous node pushes while an older push of its own is kept, the kept pushes are applied first; while no member
+computes or waits they are applied at once. Weights are samples over the nominal round.
 """
 
 from typing import Annotated, assert_never
@@ -25,7 +25,7 @@ from paceline.actions import Action, Apply, Grant, Mark, SetTimer
 from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
-from paceline.strategies.dasp_records import Fit, Record, Records
+from paceline.strategies.dasp_records import Fit, Name, Record, Records
 from paceline.strategies.roster import Held, Roster
 
 TIMER = "barrier"
@@ -152,7 +152,7 @@ class Dasp(Strategy):
         marks: list[Action] = []
         for worker in sorted(state.expected):
             reason = f"w{worker} is late at the barrier: {took:.4g} s, {len(state.waiting)} of {group} pushed"
-            marks.append(self._enter(worker, "ASYNC", False, now, reason))
+            marks += self._enter(worker, "ASYNC", False, now, reason)
         state.expected = {}
         return self._settle(now, [], [], marks)
 
@@ -203,20 +203,19 @@ class Dasp(Strategy):
         return free
 
     def _decide(self, worker: int, now: float) -> list[Action]:
-        """Re-decide the node's state; the change, if it is one, is an action."""
-        record = self.state.records.nodes[worker]
+        """Re-decide the node's state."""
         name, sized, reason = self.state.records.decide(worker, self.options.rho, self.options.fit)
-        if (name, sized) == (record.state, record.sized):
-            return []
-        return [self._enter(worker, name, sized, now, reason)]
+        return self._enter(worker, name, sized, now, reason)
 
-    def _enter(self, worker: int, name: str, sized: bool, now: float, reason: str) -> Action:
+    def _enter(self, worker: int, name: Name, sized: bool, now: float, reason: str) -> list[Action]:
+        """Put the node into this state; a change is an action."""
         record = self.state.records.nodes[worker]
-        reason = f"{reason}; after {now - record.since:.4g} s in {record.state}"
-        if name != record.state:
-            record.since = now
-        record.state, record.sized = name, sized  # type: ignore[assignment]
-        return Mark(worker, name, reason)
+        record.sized = sized
+        if name == record.state:
+            return []
+        mark = Mark(worker, name, f"{reason}; after {now - record.since:.4g} s in {record.state}")
+        record.state, record.since = name, now
+        return [mark]
 
     def _set_deadline(self, now: float) -> list[Action]:
         """The barrier has a deadline once half of the group has pushed."""
@@ -231,7 +230,8 @@ class Dasp(Strategy):
 
     def _clear_timer(self) -> list[Action]:
         timed, self.state.timed = self.state.timed, False
-        return [SetTimer(TIMER, None, "nobody is missing at the barrier")] if timed else []
+        members = len(self.state.waiting)
+        return [SetTimer(TIMER, None, f"nobody is missing: {members} members wait at the barrier")] if timed else []
 
     def _apply(self, reason: str, nominal: int | None = None) -> Action:
         """One step of all kept pushes."""

@@ -15,7 +15,7 @@ from msgspec import field
 from paceline.events import Pushed
 from paceline.strategies.monitor import Monitor
 
-State = Literal["SYNC", "ASYNC", "WARMUP"]
+Name = Literal["SYNC", "ASYNC", "WARMUP"]
 Fit = Literal["merge", "join"]
 
 HYSTERESIS = 1.15  # a member leaves beyond this many times the bound; averages of 10 % jitter vary by 3 %
@@ -25,9 +25,10 @@ WORTHWHILE = 4  # samples; a push of fewer costs more in transfer and noise than
 class Record(msgspec.Struct):
     """One node. Its times are the monitor's, its clock is among the clocks."""
 
-    state: State
+    state: Name
     since: float  # when it came into this state
     sized: bool = False  # its work is cut to the usual round
+    last: float = 0.0  # seconds of its last push, scaled to nominal work
     read_version: int = 0  # of its last push
     read_mass: float = 0.0  # mass applied when it was last granted work
     staleness: float = 0.0  # mass applied between read and arrival of its last push
@@ -46,6 +47,8 @@ class Records(msgspec.Struct):
         self.monitor.record(event.worker, event.samples, nominal, event.compute_s, event.transfer_s)
         record = self.nodes[event.worker]
         record.read_version = event.read_version
+        if event.samples:
+            record.last = event.compute_s * nominal / event.samples + event.transfer_s
         record.staleness = mass - record.read_mass
 
     def forget(self, worker: int) -> None:
@@ -70,13 +73,15 @@ class Records(msgspec.Struct):
         member = record.state == "SYNC" and not record.sized
         return (self.monitor.time(worker) or 0.0) if member else 0.0
 
-    def decide(self, worker: int, rho: float, fit: Fit) -> tuple[State, bool, str]:
+    def decide(self, worker: int, rho: float, fit: Fit) -> tuple[Name, bool, str]:
         """The node's state from here on, whether its work is sized, and why."""
         record, time = self.nodes[worker], self.monitor.time(worker)
         if time is None or self.reference is None:
             return "WARMUP", False, f"w{worker} has no estimate yet"
         full = record.state == "SYNC" and not record.sized
         bound = rho * self.reference * (HYSTERESIS if full else 1.0)
+        if not full:
+            time = max(time, record.last)  # an average that has not caught up with a slow-down is no way back
         compared = f"w{worker}: {time:.4g} s for nominal work, bound {bound:.4g} s"
         if time <= bound:
             return "SYNC", False, compared

@@ -31,21 +31,21 @@ class Interference(msgspec.Struct):
         """Take in a push; the node's disturbance changes with the verdict."""
         worker, known = event.worker, self.monitor.nodes.get(event.worker)
         piece = (worker, event.samples, nominal, event.compute_s, event.transfer_s)
-        if known is None or event.samples >= JUDGED_SHARE * nominal:
-            scaled = event.compute_s * nominal / max(1, event.samples) + event.transfer_s
-            if known is not None and scaled > limit(known, gamma):
-                self.suspected.record(*piece)
-                if self.suspected.nodes[worker].pushes < LEVEL_PUSHES:
-                    self.missed.setdefault(worker, 0)
-                    return "overdue"
-                self.monitor.nodes[worker] = self.suspected.nodes[worker]
-                self.calm(worker)
-                return "level"
+        if event.samples == 0 or (known is not None and event.samples < JUDGED_SHARE * nominal):
+            self.monitor.record(*piece)
+            return "too short to judge"
+        scaled = event.compute_s * nominal / event.samples + event.transfer_s
+        if known is None or scaled <= limit(known, gamma):
             self.monitor.record(*piece)
             self.calm(worker)
             return "in time"
-        self.monitor.record(*piece)
-        return "too short to judge"
+        self.suspected.record(*piece)
+        if self.suspected.nodes[worker].pushes < LEVEL_PUSHES:
+            self.missed.setdefault(worker, 0)
+            return "overdue"
+        self.monitor.nodes[worker] = self.suspected.nodes[worker]
+        self.calm(worker)
+        return "level"
 
     def calm(self, worker: int) -> None:
         """The node is not disturbed."""

@@ -45,7 +45,7 @@ def type_text(info: inspect.Type) -> str:
         case inspect.UnionType():
             return " or ".join(type_text(t) for t in info.types)
         case inspect.VarTupleType():
-            return f"list of {type_text(info.item_type)}, as 5/10/20"
+            return f"list of {type_text(info.item_type)}s such as 5/10/20"
         case inspect.LiteralType():
             return " | ".join(str(value) for value in info.values)
         case inspect.IntType():

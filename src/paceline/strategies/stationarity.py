@@ -1,10 +1,13 @@
 """Two tests for "this step size and batch make no more progress", from what the store reports of each version.
 
 Pflug's: a counter goes up when consecutive applied gradients point against each other and down otherwise; near the
-floor steps bounce about the minimum and the counter climbs. Trend: the mean loss of the last window is not below that
-of the window before it by two standard errors.
+floor steps bounce about the minimum and the counter climbs. Trend: the losses of the last window are not below those
+of the window before it by two standard errors. They are compared by rank (Mann and Whitney): a few huge losses at the
+start would raise the standard error of a mean so far that the fastest progress of the run passes for none (measured on
+the publication's regression: k grew after 80 s instead of 1060 s, and the target took 45 % longer).
 """
 
+from bisect import bisect_left, bisect_right
 from math import isfinite, sqrt
 
 import msgspec
@@ -45,14 +48,16 @@ class Progress(msgspec.Struct):
         """The trend test: the sentence that says so, or None."""
         if len(self.losses) < 2 * window:
             return None
-        (before, spread_before), (last, spread_last) = _mean(self.losses[:window]), _mean(self.losses[window:])
-        error = sqrt((spread_before + spread_last) / window)
-        if before - last > 2 * error:
+        lead = standard_errors_below(self.losses[window:], self.losses[:window])
+        if lead > 2:
             return None
-        return f"mean loss {last:.4g} of {window} iterations after {before:.4g}, standard error {error:.2g}"
+        return f"losses of the last {window} iterations are only {lead:.2f} standard errors below those before"
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
-    """Mean and variance."""
-    mean = sum(values) / len(values)
-    return mean, sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)
+def standard_errors_below(last: list[float], before: list[float]) -> float:
+    """How far `last` lies below `before` in rank, in standard errors of the rank sum; equal values share their rank."""
+    ordered = sorted(last + before)
+    sizes = len(last) * len(before)
+    rank_sum = sum((bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in last)
+    below = sizes / 2 - (rank_sum - len(last) * (len(last) + 1) / 2)
+    return below / sqrt(sizes * (len(ordered) + 1) / 12)

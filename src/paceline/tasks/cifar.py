@@ -93,7 +93,7 @@ def train() -> None:
     test_samples = within("test_samples", session.option("test_samples", min(2000, tests)), low=1, high=tests)
     lr = session.option("lr", 0.02)
     momentum = session.option("momentum", 0.9)
-    batch_size = session.option("batch_size", 64)
+    batch_size = session.option("batch_size", 32)
     epochs = session.option("epochs", 4.0)
 
     chosen = np.concatenate([choose(index, False, samples), choose(index, True, test_samples)])

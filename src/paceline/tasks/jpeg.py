@@ -18,8 +18,8 @@ _TO_RGB = np.array([[1, 0, 1.402], [1, -0.344136, -0.714136], [1, 1.772, 0]], np
 def decode(coefficients: npt.NDArray[np.int16], quantization: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
     """(n, 24, 64) coefficients and (2, 64) step sizes, luma's first, to (n, 3, 32, 32) RGB bytes."""
     steps: Floats = np.repeat(quantization.astype(np.float32), [LUMA_BLOCKS, BLOCKS - LUMA_BLOCKS], axis=0)
-    centred: Floats = (coefficients.astype(np.float32) * steps) @ _block_basis()
-    blocks = _to_bytes(centred + np.float32(128))
+    scaled: Floats = coefficients.astype(np.float32) * steps
+    blocks = _to_bytes(np.matmul(scaled, _block_basis()) + 128)
     luma = _assemble(blocks[:, :LUMA_BLOCKS], side=4)
     blue = _enlarge(_assemble(blocks[:, LUMA_BLOCKS : LUMA_BLOCKS + 4], side=2))
     red = _enlarge(_assemble(blocks[:, LUMA_BLOCKS + 4 :], side=2))

@@ -60,10 +60,8 @@ class VirtualCluster(ABC):
     def admit(self, worker: int) -> None:
         """A process starts: take its seat and join when it is ready."""
 
-    def remove(self, worker: int) -> None:
+    def removed(self, worker: int) -> None:  # noqa: B027 - light workers have nothing else to clear away
         """The worker's process is gone, and what it computed with it."""
-        self.flights.pop(worker, None)
-        self.gone.add(worker)
 
     def begin(self) -> None:
         """Start the workers of the scenario and schedule what befalls them."""
@@ -89,8 +87,11 @@ class VirtualCluster(ABC):
         match event.kind:
             case "crash" | "leave":
                 for worker in event.workers:
-                    self.remove(worker)
-                    coordinator.leave(worker, event.kind, self.kernel.now)
+                    if worker not in self.gone:
+                        self.gone.add(worker)
+                        self.flights.pop(worker, None)
+                        coordinator.leave(worker, event.kind, self.kernel.now)
+                        self.removed(worker)
             case "rejoin":
                 for worker in event.workers:
                     self._start(worker)
@@ -122,9 +123,10 @@ class VirtualCluster(ABC):
         order, now = flight.order, self.kernel.now
         arrival.bytes_up, arrival.bytes_down = self.push_bytes(order)[1], flight.bytes_down
         at = self._up.arrival(order.worker, flight.attempt, arrival.bytes_up, now)
+        moments = self._mishaps.deliveries(order.worker, flight.attempt, now, at)
         arrival.compute_s = now - flight.computing_from
-        arrival.transfer_s = (flight.computing_from - flight.granted_at) + (at - now)
-        for moment in self._mishaps.deliveries(order.worker, flight.attempt, now, at):
+        arrival.transfer_s = (flight.computing_from - flight.granted_at) + (moments[0] - now)
+        for moment in moments:
             self.kernel.at(moment, self.arrived, arrival)
 
     def arrived(self, arrival: Arrival) -> None:

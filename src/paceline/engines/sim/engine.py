@@ -80,8 +80,7 @@ class ScriptCluster(VirtualCluster):
         if not self._starting:
             self._begin_phase_if_ready()
 
-    def remove(self, worker: int) -> None:
-        super().remove(worker)
+    def removed(self, worker: int) -> None:
         thread = self.threads.pop(worker)
         thread.abandon()
         self.phases.gone(worker)
@@ -92,7 +91,7 @@ class ScriptCluster(VirtualCluster):
         self.phases.gone(worker)
         if thread.error is not None:
             raise self._blame(worker, thread.error)
-        self.coordinator.leave(worker, "done", self.kernel.now)
+        self._out_of_loop(worker)
         self.gone.add(worker)
 
     def _blame(self, worker: int, error: BaseException) -> BaseException:
@@ -133,9 +132,7 @@ class ScriptCluster(VirtualCluster):
             case Hello():
                 self._tell(worker, Welcome(self.conduct.welcome(worker, message)))
             case Done():
-                self.phases.members.discard(worker)
-                self.remove_flight(worker)
-                self.coordinator.leave(worker, "done", self.kernel.now)
+                self._out_of_loop(worker)
             case Stop():
                 self.conduct.stop_phase(message.reason)
 
@@ -209,9 +206,12 @@ class ScriptCluster(VirtualCluster):
         if self.flights.get(flight.order.worker) is flight:
             self._tell(flight.order.worker, Extra(extra))
 
-    def remove_flight(self, worker: int) -> None:
-        """Whatever the worker computed is not delivered."""
+    def _out_of_loop(self, worker: int) -> None:
+        """The script wants no more of this phase; whatever the worker computed is not delivered."""
+        self.phases.members.discard(worker)
         self.flights.pop(worker, None)
+        if self.conduct.active:
+            self.coordinator.leave(worker, "done", self.kernel.now)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ def _stuck(cluster: ScriptCluster) -> Exception:
             f"{cluster.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.kernel.now:.6g} s"
         )
     return PeerError(
-        f"every worker has left at {cluster.kernel.now:.6g} s and data remains: let one rejoin in the scenario's events"
+        f"every worker has left at {cluster.coordinator.now:.6g} s and data remains: let one rejoin in the scenario's events"
     )
 
 

@@ -20,8 +20,9 @@ class Direction:
         latency = times.latency_s(worker, attempt, self._upward)
         seconds = 0.0
         if size and times.server_bandwidth != math.inf:
-            begin = max(begin, self._free_at)
             seconds = size / times.server_bandwidth
-            self._free_at = begin + seconds
+            if begin == sent_at:  # what a partition holds back does not keep the others from the link meanwhile
+                begin = max(begin, self._free_at)
+                self._free_at = begin + seconds
         # A slower link at the worker's own end stretches its transfer, but does not keep the server's link busy.
         return begin + max(seconds, size / times.bandwidth(worker)) + latency

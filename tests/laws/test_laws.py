@@ -1,0 +1,94 @@
+"""Every registered strategy keeps the laws on any cluster, whatever befalls it.
+
+A strategy is tested by being registered. PACELINE_SEED chooses other clusters, PACELINE_SOAK=1 twenty times as many.
+"""
+
+import ast
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from laws.checker import check
+from laws.clusters import Plan, plans, play
+from laws.resuming import first_difference
+from paceline import strategies
+from paceline.strategies import Strategy
+
+SOAK = os.environ.get("PACELINE_SOAK") == "1"
+SEED = os.environ.get("PACELINE_SEED")
+EXAMPLES = 30 * (20 if SOAK else 1)
+pytestmark = [pytest.mark.soak] if SOAK else []  # so that the long form is among what `make soak` asks for
+
+VARIATIONS = {
+    "asp": ["asp", "asp:whole_steps=true"],
+    "ssp": ["ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=inf"],
+    "dssp": ["dssp", "dssp:lower=0,upper=3", "dssp:lower=1,upper=6", "dssp:lower=2,upper=2"],
+    "adaptive_sync": ["adaptive_sync", "adaptive_sync:cap=0", "adaptive_sync:cap=2,gamma=1", "adaptive_sync:delta=0"],
+    "dasp": ["dasp", "dasp:fit=merge", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1,rho=1"],
+    "fastest_k": ["fastest_k:k=1", "fastest_k:k=2", "fastest_k:k=4"],
+    "k_async": ["k_async:k=1", "k_async:k=2", "k_async:k=5"],
+    "adaptive_k": [
+        "adaptive_k:burn_in=3,threshold=1",
+        "adaptive_k:test=trend,window=3,burn_in=2",
+        "adaptive_k:start=2,stop=3,burn_in=2,threshold=0",
+        "adaptive_k:test=bound,eta=0.01,L=2,c=1,sigma2=10,s=10,error=100",
+    ],
+    "adaptive_k_load": [
+        "adaptive_k_load:window=2,burn_in=2",
+        "adaptive_k_load:loads=1/2/4,test=pflug,threshold=1,burn_in=3",
+    ],
+    "balanced": ["balanced", "balanced:pieces=one"],
+}
+
+
+def specs(name: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(VARIATIONS.get(name, [name]))
+
+
+def law(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The same clusters every time, or those of the seed in PACELINE_SEED."""
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    chosen = settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=SEED is None, database=None, suppress_health_check=checks
+    )(test)
+    return chosen if SEED is None else hypothesis.seed(int(SEED))(chosen)
+
+
+def of_other_chance(spec: str, plan: Plan) -> Callable[[], Strategy]:
+    """The strategy that the run began with, and then ones whose own seed would have it decide otherwise."""
+    seeds = iter([plan.seed])
+    return lambda: strategies.build(spec, next(seeds, plan.seed + 1))
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_laws(name: str) -> None:
+    @law
+    @given(spec=specs(name), plan=plans(), every=st.integers(1, 40))
+    def holds(spec: str, plan: Plan, every: int) -> None:
+        lines = play(strategies.build(spec, plan.seed), plan)
+        broken = check(lines, exact_work=plan.size is None)
+        assert not broken, "\n".join(map(str, broken))
+        different = first_difference(lines, of_other_chance(spec, plan), every)
+        assert different is None, different
+
+    holds()
+
+
+def test_the_checker_knows_neither_ledger_nor_coordinator() -> None:
+    for file in ("checker.py", "account.py", "bounds.py", "resuming.py"):
+        imported: set[str] = set()
+        for node in ast.walk(ast.parse((Path(__file__).parent / file).read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module or "")
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        ours = {name for name in imported if name.startswith("paceline.")}
+        allowed = ("paceline.events", "paceline.actions", "paceline.journal", "paceline.metrics", "paceline.strategies")
+        assert not {name for name in ours if not name.startswith(allowed)}, file

@@ -1,0 +1,227 @@
+"""DASP: states follow speeds, the fast hardly wait, and little is stale."""
+
+import pytest
+
+from paceline import strategies
+from paceline.actions import Apply, Grant, Mark, SetTimer
+from paceline.events import Joined, Left, Pushed, TimerFired
+from paceline.strategies.dasp_records import Record, Records
+from strategies.random_histories import Leads, cluster_of, resumed_every
+from strategies.virtual_cluster import VirtualCluster
+
+UNEVEN = {"8/4x": [1.0] * 4 + [2.0] * 2 + [4.0] * 2, "16/8x": [1.0] * 8 + [2.0] * 4 + [4.0] * 2 + [8.0] * 2}
+FITS = ["join", "merge"]
+SPECS = ["dasp:fit=join", "dasp:fit=merge", "dasp:theta=2,fit=join", "dasp:theta=0,fit=merge", "dasp:relax=1,fit=join"]
+
+
+def ran(spec, seconds, until=80.0, **options):
+    return VirtualCluster(strategies.build(spec, 0), seconds, **{"work": 64, **options}).run(until=until)
+
+
+def high_end(staleness):
+    return sorted(staleness)[int(0.95 * len(staleness))]
+
+
+def marks(cluster, worker):
+    return [a.state for d in cluster.decisions for a in d.actions if isinstance(a, Mark) and a.worker == worker]
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("seconds", UNEVEN.values(), ids=UNEVEN)
+def test_the_fast_wait_less_and_less_is_stale(seconds, fit):
+    mine, bsp, ssp, dssp, asp = (
+        ran(spec, seconds, jitter=0.1) for spec in (f"dasp:fit={fit}", "bsp", "ssp", "dssp", "asp")
+    )
+
+    def waited(cluster):
+        """Of the fast, waits that have not ended included."""
+        fast = [worker for worker in cluster.workers.values() if worker.seconds == 1.0]
+        return sum(w.waited + (0 if w.attempt else cluster.now - w.free_since) for w in fast)
+
+    assert waited(mine) < 0.5 * min(waited(bsp), waited(ssp), waited(dssp))
+    assert mine.mean_staleness() < asp.mean_staleness()
+    assert high_end(mine.staleness) < high_end(asp.staleness)
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_among_equals_it_paces_as_bsp(jitter, fit):
+    mine, bsp = (ran(spec, [1.0] * 8, jitter=jitter) for spec in (f"dasp:fit={fit}", "bsp"))
+    assert mine.grants() == bsp.grants()
+    assert [a.pushes for a in mine.applies()] == [a.pushes for a in bsp.applies()]
+    assert set(mine.states.values()) == {"SYNC"}
+
+
+def test_states_change_when_speeds_change():
+    cluster = VirtualCluster(strategies.build("dasp:fit=merge", 0), [1.0] * 8, work=64, jitter=0.05)
+    cluster.at(20.0, "slow", worker=3, value=3.0)
+    cluster.at(50.0, "slow", worker=3, value=1.0)
+    cluster.run(until=45.0)
+    assert cluster.states[3] == "ASYNC"
+    cluster.run(until=90.0)
+    assert marks(cluster, 3) == ["WARMUP", "SYNC", "ASYNC", "SYNC"]
+    assert all(marks(cluster, worker) == ["WARMUP", "SYNC"] for worker in range(8) if worker != 3)
+
+
+def test_with_join_a_node_that_became_slow_gets_less_work_and_stays_a_member():
+    cluster = VirtualCluster(strategies.build("dasp:fit=join", 0), [1.0] * 8, work=64, jitter=0.05)
+    cluster.at(20.0, "slow", worker=3, value=3.0)
+    cluster.run(until=70.0)
+    works = [work for _, worker, work, _ in cluster.grants() if worker == 3]
+    assert works[0] == 64
+    assert works[-1] == pytest.approx(64 / 3, rel=0.2)
+    assert cluster.states[3] == "SYNC"
+    assert cluster.workers[0].waited < 0.25 * 70.0
+
+
+def test_a_slow_down_of_all_demotes_nobody():
+    cluster = VirtualCluster(strategies.build("dasp", 0), [1.0] * 6, work=64, jitter=0.05)
+    for worker in range(6):
+        cluster.at(20.0, "slow", worker, value=3.0)
+    cluster.run(until=80.0)
+    assert all(marks(cluster, worker) == ["WARMUP", "SYNC"] for worker in range(6))
+
+
+def test_nodes_at_the_bound_do_not_flap():
+    cluster = ran("dasp", [1.0] * 6 + [1.5, 1.5], jitter=0.1, until=300.0)
+    assert all(len(marks(cluster, worker)) <= 3 for worker in range(8))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_theta_bounds_the_lead(seed):
+    leads = Leads()
+    cluster_of("dasp:theta=2,fit=merge", seed, after=leads).run(pushes=300)
+    assert leads.longest_computing == 2
+
+
+def push(at, worker, number, clock, seconds=1.0, samples=64):
+    return Pushed(at, worker, number, clock, 0, samples, seconds, 0.0, 0.0, 0, 0)
+
+
+def started(fit="merge", workers=3, seconds=(1.0, 1.0, 4.0)):
+    """The fast ones have passed the first round's barrier, whose deadline made w2 late."""
+    strategy = strategies.build(f"dasp:fit={fit}", 0)
+    for worker in range(workers):
+        strategy.handle(Joined(0.0, worker, 64))
+    strategy.handle(push(1.0, 0, 1, 1, seconds[0]))
+    [timer] = [a for a in strategy.handle(push(1.0, 1, 2, 1, seconds[1])) if isinstance(a, SetTimer)]
+    assert (timer.name, timer.at) == ("barrier", 1.5)
+    actions = strategy.handle(TimerFired(1.5, "barrier"))
+    assert actions[0].pushes == (1, 2)
+    assert [a.worker for a in actions if isinstance(a, Grant)] == [0, 1]
+    assert [(a.worker, a.state) for a in actions if isinstance(a, Mark)] == [(2, "ASYNC"), (0, "SYNC"), (1, "SYNC")]
+    return strategy
+
+
+def test_a_late_member_is_asynchronous_and_sized_and_its_push_is_kept_and_damped():
+    strategy = started()
+    strategy.handle(push(2.5, 0, 3, 2))
+    actions = strategy.handle(push(2.5, 1, 4, 2))
+    assert actions[0].pushes == (3, 4)
+    [grant] = [a for a in strategy.handle(push(4.0, 2, 5, 1, 4.0)) if isinstance(a, Grant)]
+    assert (grant.worker, grant.work, grant.through) == (2, 16, 2)
+    strategy.handle(push(4.1, 0, 6, 3))
+    apply = strategy.handle(push(4.1, 1, 7, 3))[0]
+    assert apply.pushes == (6, 7, 5)
+    tau = 2 * (2 / 3)  # two rounds of two of three workers since it read
+    assert apply.weights == pytest.approx((1 / 3, 1 / 3, (1 + tau) ** -0.5 / 3))
+
+
+def test_kept_pushes_are_applied_before_a_second_one_of_the_same_node():
+    strategy = started()
+    strategy.handle(push(2.0, 2, 3, 1, 4.0))
+    actions = strategy.handle(push(2.1, 2, 4, 2, 1.0, samples=16))
+    assert [(a.pushes, type(a)) for a in actions if isinstance(a, Apply)] == [((3,), Apply)]
+    strategy.handle(push(2.5, 0, 5, 2))
+    assert strategy.handle(push(2.5, 1, 6, 2))[0].pushes == (5, 6, 4)
+
+
+def test_without_members_pushes_are_applied_at_once_also_when_the_last_member_leaves():
+    strategy = started()
+    strategy.handle(push(2.0, 2, 3, 1, 4.0))
+    assert strategy.handle(Left(2.1, 0, "crash")) == []
+    actions = strategy.handle(Left(2.2, 1, "crash"))
+    assert [a.pushes for a in actions] == [(3,)]
+    assert strategy.handle(push(3.0, 2, 4, 2, 1.0, samples=16))[0].pushes == (4,)
+
+
+def test_with_join_a_sized_node_is_expected_at_the_barrier():
+    strategy = started(fit="join")
+    actions = strategy.handle(push(2.0, 2, 3, 1, 4.0))
+    assert [(a.worker, a.state) for a in actions if isinstance(a, Mark)] == [(2, "SYNC")]
+    assert not any(isinstance(a, Grant) for a in actions)
+    strategy.handle(push(2.5, 0, 4, 2))
+    actions = strategy.handle(push(2.5, 1, 5, 2))
+    assert actions[0].pushes == (4, 5, 3)
+    assert [(a.worker, a.work) for a in actions if isinstance(a, Grant)] == [(0, 64), (1, 64), (2, 16)]
+    strategy.handle(push(3.5, 0, 6, 3))
+    assert not any(isinstance(a, Apply) for a in strategy.handle(push(3.5, 1, 7, 3))), "w2 is missing"
+    assert strategy.handle(push(3.6, 2, 8, 2, 1.0, samples=16))[0].pushes == (6, 7, 8)
+
+
+def test_a_returning_process_warms_up_afresh_and_its_old_push_still_counts():
+    strategy = started()
+    strategy.handle(push(2.5, 0, 3, 2))
+    strategy.handle(Left(2.6, 0, "crash"))
+    actions = strategy.handle(Joined(2.7, 0, 64))
+    assert [(a.worker, a.state) for a in actions if isinstance(a, Mark)] == [(0, "WARMUP")]
+    assert strategy.handle(push(2.8, 1, 4, 2))[0].pushes == (3, 4)
+
+
+def records(times):
+    book = Records()
+    for worker, seconds in enumerate(times):
+        book.nodes[worker] = Record("SYNC", 0.0)
+        book.monitor.record(worker, 64, 64, seconds, 0.0)
+    book.regroup(dict.fromkeys(range(len(times)), 64))
+    return book
+
+
+def test_the_reference_is_the_lower_quartile_and_the_usual_round_the_slowest_full_member():
+    book = records([3.0, 1.0, 1.2, 1.1, 1.3])
+    assert (book.reference, book.usual) == (1.1, 3.0)
+    book.nodes[0].sized = True
+    book.regroup(dict.fromkeys(range(5), 64))
+    assert book.usual == 1.3
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "fit", "expected"),
+    [
+        ("ASYNC", 1.49, "merge", ("SYNC", False)),
+        ("ASYNC", 1.6, "merge", ("ASYNC", True)),
+        ("SYNC", 1.6, "merge", ("SYNC", False)),
+        ("SYNC", 1.8, "merge", ("ASYNC", True)),
+        ("SYNC", 1.8, "join", ("SYNC", True)),
+        ("SYNC", 17.0, "join", ("ASYNC", False)),
+    ],
+)
+def test_decisions_have_hysteresis_and_a_smallest_worthwhile_size(state, seconds, fit, expected):
+    book = records([1.0, 1.0, 1.0, 1.0])
+    book.nodes[4] = Record(state, 0.0)
+    book.monitor.record(4, 64, 64, seconds, 0.0)
+    assert book.decide(4, 1.5, fit)[:2] == expected
+
+
+def test_sizing_estimates_compute_and_transfer_separately():
+    book = records([1.0, 1.0])
+    book.nodes[2] = Record("ASYNC", 0.0, sized=True)
+    book.monitor.record(2, 64, 64, 3.2, 0.5)
+    assert book.work(2, 64)[0] == 10
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_snapshots_in_mid_run_change_nothing(spec):
+    straight = cluster_of(spec, 3).run(pushes=300)
+    assert cluster_of(spec, 3, after=resumed_every(7, spec, 3)).run(pushes=300).decisions == straight.decisions
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_push_is_settled_when_the_data_ends(spec, seed):
+    cluster = cluster_of(spec, seed, samples=1500)
+    for worker in range(6):
+        cluster.at(500.0, "join", worker)
+    cluster.run()
+    assert (cluster.unallotted, cluster.held) == (0, {})
+    assert not any(worker.present for worker in cluster.workers.values())
