@@ -14,6 +14,11 @@ SOAK = os.environ.get("PACELINE_SOAK") == "1"
 _skipped: list[str] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --rewrite tests/test_transcripts.py` writes what strategies answer into the transcripts."""
+    parser.addoption("--rewrite", action="store_true", help="regenerate the answers in tests/scenarios/*.txt")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselected, not skipped: leaving soak tests out of an ordinary run is no gap in it."""
     if SOAK:

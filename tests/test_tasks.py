@@ -1,15 +1,11 @@
-"""The built-in tasks, run on a stand-in session: one worker, one process, no engine."""
+"""The built-in tasks: what they ask for, what they learn on a stand-in session, and that they run in the simulator."""
 
-import gzip
-import lzma
 import math
 import re
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,8 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline import tasks
 from paceline.errors import DataError, OptionError
-from paceline.tasks import bounds, cifar, digits, idx, jpeg, linreg, mnist, shakespeare
+from paceline.tasks import bounds, digits, linreg, shakespeare
+from task_stand_ins import PlainSession, write_cifar, write_mnist, write_text
 
 DOCS = Path(__file__).parents[1] / "docs" / "tasks.md"
 
@@ -33,86 +30,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class PlainSession:
-    """What a script sees of a session, with plain single-process training behind it."""
-
-    def __init__(self, data_dir: Path | None = None, workers: int = 1, max_batches: int | None = None, **given: Any):
-        self.data_dir, self.workers, self.worker = data_dir, workers, 0
-        self.device = torch.device("cpu")
-        self.given, self.asked = given, dict[str, Any]()
-        self.max_batches = max_batches
-        self.shapes: list[tuple[torch.Size, torch.Size]] = []
-        self.losses: list[float] = []
-        self.made: dict[str, Any] = {}
-        self.first: dict[str, float] = {}
-
-    def option(self, name: str, default: Any) -> Any:
-        self.asked[name] = default
-        return type(default)(self.given.get(name, default))
-
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
-
-    def prepare(self, model: Any, optimizer: Any, scheduler: Any = None, evaluate: Any = None) -> tuple[Any, Any]:
-        self.model, self.evaluate = model, evaluate
-        self.first = evaluate(model)
-        return model, optimizer
-
-    def batches(self, data: Any, batch_size: int, epochs: float, sampling: str = "epoch") -> Iterator[Any]:
-        self.sampling, self.batch_size, self.train_set = sampling, batch_size, data
-        count = 0
-        for _ in range(math.ceil(epochs)):
-            for rows in torch.randperm(len(data)).split(batch_size):
-                if count == self.max_batches:
-                    return
-                x, y = data[rows]
-                self.shapes.append((x.shape, y.shape))
-                yield x, y
-                count += 1
-
-    def report(self, loss: torch.Tensor) -> None:
-        self.losses.append(float(loss.detach()))
-
-    def run(self, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-        """Train the task and evaluate what came out."""
-        monkeypatch.setattr(paceline, "init", lambda: self, raising=False)
-        torch.manual_seed(0)
-        tasks.get(name)()
-        return self.evaluate(self.model)
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-
-
 @pytest.fixture
 def mnist_folder(tmp_path: Path) -> Path:
-    generator = np.random.default_rng(0)
-    for part, count in (("train", 40), ("t10k", 20)):
-        images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx_bytes(images))
-        labels = gzip.compress(idx_bytes(np.arange(count, dtype=np.uint8) % 10))
-        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(labels)
-    return tmp_path
+    return write_mnist(tmp_path)
 
 
 @pytest.fixture
 def cifar_folder(tmp_path: Path) -> Path:
-    """12 images of flat grey: image i has luma 128 + 2 i; the first 4 are test images."""
-    coefficients = np.zeros((64, 24, 12), "<i2")
-    coefficients[0, :16] = np.arange(12)
-    (tmp_path / "cifar10_jpegcoef_i16.xz").write_bytes(lzma.compress(coefficients.tobytes()))
-    steps = np.full((2, 64), 16, np.uint16)
-    np.savez(tmp_path / "cifar10_index.npz", label=np.arange(12) % 10, is_test=np.arange(12) < 4, quant_zigzag=steps)
-    return tmp_path
+    return write_cifar(tmp_path)
 
 
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
-    (tmp_path / "input.txt").write_text("the quick brown fox. " * 200)
-    return tmp_path
+    return write_text(tmp_path)
 
 
 # -- the registry ----------------------------------------------------------------------------------------------------
@@ -156,6 +86,17 @@ def test_the_documentation_has_every_option_with_its_default(
         depends_on_the_data = name in {"samples", "test_samples"} and task in folders
         if not depends_on_the_data and documented[name] != "rows per worker":
             assert documented[name] == str(default), name
+
+
+@pytest.mark.parametrize("task", ["digits", "linreg", "mnist", "cifar", "shakespeare"])
+def test_every_task_runs_on_virtual_workers(task: str, request: pytest.FixtureRequest, folder: Path) -> None:
+    made_by = {"mnist": "mnist_folder", "cifar": "cifar_folder", "shakespeare": "text_folder"}
+    data_dir = request.getfixturevalue(made_by[task]) if task in made_by else None
+    settings = {"scenario": "even4", "strategy": "bsp", "batch_size": 2, "max_versions": 2, "data_dir": data_dir}
+    run = paceline.launch(tasks.get(task), **settings)
+    assert run.summary.versions == 2
+    evaluated = {"linreg": {"error", "loss"}, "shakespeare": {"loss", "perplexity"}}
+    assert run.summary.metrics.keys() == evaluated.get(task, {"accuracy", "loss"})
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
@@ -251,31 +192,6 @@ def test_digits_without_scikit_learn_says_what_to_install(monkeypatch: pytest.Mo
 # -- mnist -----------------------------------------------------------------------------------------------------------
 
 
-def test_idx_files_plain_and_compressed(tmp_path: Path) -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    (tmp_path / "plain").write_bytes(idx_bytes(array))
-    (tmp_path / "zipped.gz").write_bytes(gzip.compress(idx_bytes(array)))
-    for name in ("plain", "zipped"):
-        assert np.array_equal(idx.read_idx(idx.find_idx(tmp_path, name)), array)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a", b"\x00\x00\x0d\x01\x00\x00\x00\x00", "starts with 00000d01"),
-        ("a", b"", "starts with"),
-        ("a", b"\x00\x00\x08\x02\x00\x00", "ends within its header of 12 bytes"),
-        ("a", idx_bytes(np.zeros(5, np.uint8))[:-1], "4 values where its header promises 5"),
-        ("a.gz", b"not compressed", "cannot be read"),
-        ("a.gz", gzip.compress(idx_bytes(np.zeros(5, np.uint8)))[:-9], "cannot be read"),
-    ],
-)
-def test_a_damaged_idx_file_is_a_data_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        idx.read_idx(tmp_path / name)
-
-
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_mnist_trains_either_model(mnist_folder: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = PlainSession(mnist_folder, model=model, samples=32, batch_size=8, epochs=12, lr=0.01)
@@ -286,108 +202,16 @@ def test_mnist_trains_either_model(mnist_folder: Path, model: str, monkeypatch: 
     assert np.mean(session.losses[-4:]) < np.mean(session.losses[:4])
 
 
-def test_mnist_with_labels_of_another_size(mnist_folder: Path) -> None:
-    (mnist_folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(39, np.uint8))))
-    with pytest.raises(DataError, match=r"shape \(40, 28, 28\), not \(39, 28, 28\)"):
-        mnist.load(mnist_folder, "train")
-
-
-@pytest.mark.shared
-def test_mnist_files_hold_what_is_known_of_them(shared: Path) -> None:
-    train_set = mnist.load(shared / "data" / "mnist", "train")
-    assert train_set.tensors[0].shape == (60_000, 1, 28, 28)
-    assert train_set.tensors[1][:5].tolist() == [5, 0, 4, 1, 9]
-    assert float(train_set.tensors[0].double().mean()) / 255 == pytest.approx(0.1307, abs=1e-4)
-    assert mnist.load(shared / "data" / "mnist", "t10k").tensors[1][:3].tolist() == [7, 2, 1]
-
-
 # -- cifar -----------------------------------------------------------------------------------------------------------
 
 
-def test_zigzag_visits_every_cell_once_along_the_diagonals() -> None:
-    order = [8 * row + column for row, column in jpeg.zigzag()]
-    assert order[:10] == [0, 1, 8, 16, 9, 2, 3, 10, 17, 24]
-    assert order[-5:] == [54, 47, 55, 62, 63]
-    assert sorted(order) == list(range(64))
-
-
-def test_flat_colours_are_decoded_exactly() -> None:
-    steps = np.full((2, 64), 8)
-    coefficients = np.zeros((1, 24, 64), np.int16)
-    coefficients[0, :16, 0] = 10  # 8 * 10 / 8: luma 138
-    coefficients[0, 16:20, 0] = -20  # blue difference -20
-    coefficients[0, 20:, 0] = 30  # red difference +30
-    image = jpeg.decode(coefficients, steps)
-    assert image.shape == (1, 3, 32, 32)
-    expected = [round(138 + 1.402 * 30), round(138 + 0.344136 * 20 - 0.714136 * 30), round(138 - 1.772 * 20)]
-    assert np.array_equal(image[0], np.broadcast_to(np.array(expected)[:, None, None], (3, 32, 32)))
-
-
-def test_a_grey_image_survives_the_transform_there_and_back() -> None:
-    row, column = np.mgrid[:32, :32]
-    picture = np.rint(120 + 60 * np.sin(row / 5) + 40 * np.cos(column / 3 + row / 7))
-    coefficients = np.zeros((1, 24, 64), np.int16)
-    for block in range(16):
-        top, left = 8 * (block // 4), 8 * (block % 4)
-        pixels = picture[top : top + 8, left : left + 8] - 128
-        for position, (u, v) in enumerate(jpeg.zigzag()):
-            y, x = np.mgrid[:8, :8]
-            wave = np.cos((2 * y + 1) * u * np.pi / 16) * np.cos((2 * x + 1) * v * np.pi / 16)
-            scale = 0.25 * (2**-0.5 if u == 0 else 1) * (2**-0.5 if v == 0 else 1)
-            coefficients[0, block, position] = np.rint(scale * (pixels * wave).sum())
-    image = jpeg.decode(coefficients, np.ones((2, 64), np.int64))[0].astype(float)
-    assert np.abs(image - picture).max() <= 2
-
-
-def test_chroma_is_enlarged_by_a_triangle() -> None:
-    """A step between two chroma blocks is spread over 3/4 and 1/4, and the borders stay as they are."""
-    coefficients = np.zeros((1, 24, 64), np.int16)
-    coefficients[0, [20, 22], 0] = -40
-    coefficients[0, [21, 23], 0] = 40
-    red = jpeg.decode(coefficients, np.full((2, 64), 8))[0, 0].astype(int)
-    assert (red == red[0]).all()
-    difference = [-40] * 15 + [-20, 20] + [40] * 15
-    assert red[0].tolist() == [round(128 + 1.402 * value) for value in difference]
-
-
-def test_cifar_reads_the_chosen_images_only(cifar_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = cifar.load_index(cifar_folder)
-    data = cifar.load(cifar_folder, index, np.array([11, 2]))
-    assert data.tensors[0][:, 0, 0, 0].tolist() == [128 + 22, 128 + 4]
-    assert data.tensors[1].tolist() == [1, 2]
+def test_cifar_trains_on_drawn_subsets(cifar_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = PlainSession(cifar_folder, samples=6, test_samples=3, batch_size=4, max_batches=2)
     assert set(session.run("cifar", monkeypatch)) == {"accuracy", "loss"}
     assert session.shapes == [((4, 3, 32, 32), (4,)), ((2, 3, 32, 32), (2,))]
     lumas = {(value - 128) // 2 for value in session.train_set.tensors[0][:, 0, 0, 0].tolist()}
     assert len(lumas) == 6
     assert lumas <= set(range(4, 12))
-
-
-def test_a_damaged_cifar_folder_is_a_data_error(cifar_folder: Path) -> None:
-    index = cifar.load_index(cifar_folder)
-    (cifar_folder / "cifar10_jpegcoef_i16.xz").write_bytes(lzma.compress(b"\0" * 100))
-    with pytest.raises(DataError, match="does not hold the coefficients of 12 images"):
-        cifar.load(cifar_folder, index, np.array([0]))
-    (cifar_folder / "cifar10_index.npz").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="not the index of this data set"):
-        cifar.load_index(cifar_folder)
-
-
-@pytest.mark.shared
-def test_decoded_cifar_images_are_close_to_the_lossless_ones(shared: Path) -> None:
-    folder = shared / "data" / "cifar10"
-    index = cifar.load_index(folder)
-    with lzma.open(folder / "cifar10_lossless_first4000.bin.xz") as file:
-        records = np.frombuffer(file.read(200 * 3073), np.uint8).reshape(200, 3073)
-    train = np.flatnonzero(~index["is_test"].astype(bool))
-    members = {label: iter(train[index["label"][train] == label]) for label in range(10)}
-    chosen = np.array([next(members[label]) for label in records[:, 0]])  # within a class the orders are equal
-    images, labels = cifar.load(folder, index, chosen).tensors
-    assert labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
-    squares = (images.numpy().astype(float) - records[:, 1:].reshape(200, 3, 32, 32)) ** 2
-    ratio = 10 * np.log10(255**2 / squares.mean(axis=(1, 2, 3)))
-    assert ratio.mean() == pytest.approx(30.5, abs=0.5)
-    assert ratio.min() > 23
 
 
 # -- shakespeare -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Coordinator:
         self.sink = sink
         self.store = store
         self.guard = Guard()
-        self.max_versions = max_versions
+        self._last_version = math.inf if max_versions is None else max_versions
         self.ledger: Ledger | None = None
         self.version = 0
         self.used_before = 0  # samples used in finished phases
@@ -45,6 +45,7 @@ class Coordinator:
         self.seats: dict[int, Seat] = {}
         self.held: dict[int, Held] = {}
         self.divergence: str | None = None
+        self._told_of_losses = False
         self.loss: float | None = None
         self.on_version: Callable[[int, list[Held]], None] | None = None
         self.on_divergence: Callable[[], None] = _nobody_waits  # where every push is refused no version follows
@@ -128,30 +129,24 @@ class Coordinator:
         if message.nominal is not None and message.nominal != seat.work:
             self._occupy(seat, message.nominal, at)
             self.feed(Joined(at, worker, message.nominal))
-        push, total = self._keep(seat, samples, allotments, gradient)
+        push, read_version = seat.extends, seat.read_version
+        if push is None:
+            self._pushes = push = self._pushes + 1
+            self.held[push] = Held(worker, samples, read_version, allotments, gradient)
+        else:
+            samples = _extend(self.held[push], samples, allotments, gradient)
         self.feed(
             Pushed(
-                at,
-                worker,
-                push,
-                seat.through,
-                seat.read_version,
-                total,
-                message.compute_s,
-                message.transfer_s,
-                seat.wait_s,
-                message.bytes_up,
-                message.bytes_down,
-                norm,
-                loss,
-            )
+                at, worker, push, seat.through, read_version, samples, message.compute_s, message.transfer_s,
+                seat.wait_s, message.bytes_up, message.bytes_down, norm, loss,
+            )  # fmt: skip
         )
 
     def close(self, at: float, reason: str = "the phase is over") -> None:
         """End a phase: running grants are taken back and everybody is idle; what is held gets applied."""
         self.now = at
         if self.ledger is not None:
-            self.ledger.closed = True
+            self.ledger.finished = True
         for worker in sorted(self.seats):
             seat = self.seats[worker]
             if seat.ticket:
@@ -206,7 +201,7 @@ class Coordinator:
 
     @property
     def at_limit(self) -> bool:
-        return self.max_versions is not None and self.version >= self.max_versions
+        return self.version >= self._last_version
 
     @property
     def phase_over(self) -> bool:
@@ -227,23 +222,25 @@ class Coordinator:
 
     def feed(self, event: Event) -> None:
         """Let the strategy decide on an event and on all that follows from it at the same instant."""
-        queue = self._queue
-        queue.append(event)
+        queue, interpreters = self._queue, self._interpreters
         if self._feeding:
+            queue.append(event)
             return
         self._feeding = True
-        interpreters = self._interpreters
         try:
-            while queue:
-                event = queue.popleft()
+            while True:
                 self.now = event.at
                 actions = self.strategy.handle(event)
                 if self.sink is not None:
                     self.sink.write(Decision(event, actions))
                 for action in actions:
                     interpreters[type(action)](action)
-                if not queue and self._idle:
-                    self._call_back_idle()
+                if not queue:
+                    if self._idle:
+                        self._call_back_idle()
+                    if not queue:
+                        return
+                event = queue.popleft()
         finally:
             self._feeding = False
 
@@ -265,8 +262,9 @@ class Coordinator:
                 f"{self.strategy.name} granted work to worker {worker}, which cannot take any: {action}"
             )
         allotment = None
-        if self.ledger is not None and not self.at_limit and not self.ledger.finished:
-            allotment = self.ledger.allot(worker, action.work)
+        ledger = self.ledger
+        if ledger is not None and self.version < self._last_version and not ledger.finished:
+            allotment = ledger.allot(worker, action.work)
         if allotment is None:
             self._vacate(seat, "idle")
             self._queue.append(Left(self.now, worker, "idle"))
@@ -287,9 +285,11 @@ class Coordinator:
 
     def _apply(self, action: Apply) -> None:
         weights = action.weights
-        held = [self._release(push) for push in action.pushes]
-        samples = [h.samples for h in held]
-        self._settle(sum(samples))
+        held = list(map(self._release, action.pushes))
+        used = 0
+        for push in held:
+            used += push.samples
+        self._settle(used)
         mass = math.fsum(weights)
         if mass <= 0:
             return
@@ -298,11 +298,11 @@ class Coordinator:
             chosen = [i for i, h in enumerate(held) if h.gradient is not None]
             merged = self.store.apply(
                 [held[i].gradient for i in chosen], [weights[i] for i in chosen],  # type: ignore[misc]
-                [samples[i] for i in chosen], stock=action.stock,
+                [held[i].samples for i in chosen], stock=action.stock,
             )  # fmt: skip
             self._watch(held, mass, merged.norm)
         self.version += 1
-        if self.version == self.max_versions:
+        if self.version == self._last_version:
             self.on_over()
         if self.on_version is not None:
             self.on_version(self.version, held)
@@ -324,6 +324,10 @@ class Coordinator:
         known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
         total = sum(samples for _, samples in known)
         self.loss = sum(loss * samples for loss, samples in known) / total if total else None
+        if self.loss is None and not self._told_of_losses:
+            self._told_of_losses = True
+            text = "the script reports no loss: the guard watches gradients alone (add `session.report(loss=loss)`)"
+            self.observe("warning", {"text": text})
         if self.loss is None and self.strategy.needs_losses:
             raise OptionError(
                 f"{self.strategy.name} decides by the loss, and the script reports none: add "
@@ -360,23 +364,6 @@ class Coordinator:
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
-    def _keep(
-        self, seat: Seat, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None
-    ) -> tuple[int, int]:
-        """Hold a delivered push, or add a piece to the one it extends; its id and its total of samples."""
-        push = seat.extends
-        if push is None:
-            self._pushes = push = self._pushes + 1
-            self.held[push] = Held(seat.worker, samples, seat.read_version, allotments, gradient)
-            return push, samples
-        held = self.held[push]
-        if gradient is not None:
-            known = held.gradient
-            held.gradient = gradient if known is None else extend(known, held.samples, gradient, samples)
-        held.samples += samples
-        held.allotments += allotments
-        return push, held.samples
-
     def _occupy(self, seat: Seat, work: int, at: float) -> None:
         self.now = at
         if seat.present or seat.idle:
@@ -411,11 +398,12 @@ class Coordinator:
                 self.ledger.give_back(worker, allotment)
 
     def _settle(self, used: int, lost: int = 0) -> None:
-        if self.ledger is not None:
-            self.ledger.settle(used, lost)
+        ledger = self.ledger
+        if ledger is not None:
+            ledger.settle(used, lost)
             if self.round_samples:
                 self.position += used / self.round_samples
-            if self.ledger.finished:
+            if ledger.finished:
                 self.on_over()
 
     def _settle_skipped(self, seat: Seat, kept: list[Indices]) -> tuple[Allotment, ...]:
@@ -443,6 +431,16 @@ class Coordinator:
         known = "no such worker" if seat is None else f"incarnation {seat.incarnation}, ticket {seat.ticket or 'none'}"
         reason = f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
         self.observe("refused", {"reason": reason, "samples": 0, "push": None}, message.worker)
+
+
+def _extend(held: Held, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None) -> int:
+    """Add a piece to a push; its total of samples."""
+    if gradient is not None:
+        known = held.gradient
+        held.gradient = gradient if known is None else extend(known, held.samples, gradient, samples)
+    held.samples += samples
+    held.allotments += allotments
+    return held.samples
 
 
 def _without_effect(action: Action) -> None:

@@ -89,7 +89,7 @@ class Times:
         draw = self._draws[worker]
         if draw is not None:
             seconds *= draw(self._keys[worker], worker, attempt)
-        if worker in self._paces:
+        if self._paces and worker in self._paces:
             return self._paces[worker].stretched(start, seconds)
         return seconds
 
@@ -102,6 +102,12 @@ class Times:
     def bandwidth(self, worker: int) -> float:
         """Bytes per second of the worker's own link, each direction; infinite if the scenario gives it none."""
         return self._links[worker].bandwidth
+
+    def free_links(self, size: int) -> bool:
+        """Whether `size` bytes are at the other end at once, whoever sends them at whatever time."""
+        if self._cut_off or (size and self.server_bandwidth != math.inf):
+            return False
+        return not any(link.latency_s or (size and link.bandwidth != math.inf) for link in set(self._links))
 
     def reachable_at(self, worker: int, at: float) -> float:
         """`at`, or the end of the partition that cuts the worker off at that time."""

@@ -13,7 +13,7 @@ import torch
 
 from paceline import scenario as scenarios
 from paceline._version import __version__
-from paceline.config import DEFAULT_SCENARIO, ENGINES, RunConfig, resolve
+from paceline.config import DEFAULT_SCENARIO, ENGINES, RunConfig, agreed_workers, resolve
 from paceline.errors import OptionError, PacelineError
 from paceline.journal import Header, Line, Sink, Writer
 from paceline.metrics import Metrics, Report, to_json
@@ -128,11 +128,7 @@ def _scenario(given: Scenario | str | None) -> Scenario:
 def _require_engine(config: RunConfig, cluster: Scenario) -> None:
     if config.engine not in ENGINES:
         raise OptionError(f"engine must be one of {', '.join(ENGINES)}, not {config.engine!r}")
-    if config.workers is not None and config.workers != cluster.count:
-        raise OptionError(
-            f"--workers {config.workers}, but scenario {cluster.name} has {cluster.count} workers: leave --workers out, "
-            "or give a scenario with that many"
-        )
+    agreed_workers(config.workers, cluster.count, cluster.name)
 
 
 def _folder(config: RunConfig) -> Path | None:

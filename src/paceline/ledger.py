@@ -42,7 +42,7 @@ class Ledger(ABC):
         self.total = total
         self.used = 0
         self.lost = 0
-        self.closed = False  # the phase was ended before its data was
+        self.finished = False  # every sample is settled, or the phase was ended before that
 
     @abstractmethod
     def allot(self, worker: int, work: int) -> Allotment | None:
@@ -60,10 +60,8 @@ class Ledger(ABC):
         """Allotted samples whose fate is sealed."""
         self.used += used
         self.lost += lost
-
-    @property
-    def finished(self) -> bool:
-        return self.closed or self.used + self.lost >= self.total
+        if self.used + self.lost >= self.total:
+            self.finished = True
 
 
 def make_ledger(
@@ -216,5 +214,13 @@ class ReplacementLedger(_Unbounded):
 class Tally(_Unbounded):
     """Counts samples of workers that compute nothing."""
 
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self._last = Allotment(0, 0, None)  # without names, equal ones are as good as the same
+
     def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - samples have no names here
-        return None if self.used >= self.total else Allotment(0, work, None)
+        if self.finished:
+            return None
+        if self._last.samples != work:
+            self._last = Allotment(0, work, None)
+        return self._last

@@ -20,6 +20,8 @@ from paceline.replica import Replica, has_batch_statistics
 from paceline.transport.messages import Hello, Note, Over, Ready, Stop, Welcome
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=torch.nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Evaluate = Callable[[torch.nn.Module], Mapping[str, float]]
 
 
@@ -76,11 +78,11 @@ class Session:
 
     def prepare(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: Model,
+        optimizer: Optimizer,
         scheduler: Any = None,
         evaluate: Evaluate | None = None,
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    ) -> tuple[Model, Optimizer]:
         """Put model and optimizer under the run's control; the same objects come back.
 
         `evaluate(model)` gets a module of its own in eval mode and returns numbers by name. A given scheduler's
@@ -174,7 +176,7 @@ class Session:
     def _hook_model(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_backward)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._on_backward)
         for owner in (model, optimizer):
             owner.zero_grad = self._noticing(owner.zero_grad)  # type: ignore[method-assign]
         session = self

@@ -30,6 +30,14 @@ class Running:
 
 
 @dataclass
+class Wait:
+    """What a parked worker or a held push has seen since: pushes by worker, and Applies."""
+
+    pushes: Counter[int] = field(default_factory=Counter)
+    applies: int = 0
+
+
+@dataclass
 class Held:
     """A delivered push that is neither applied nor discarded."""
 
@@ -39,6 +47,7 @@ class Held:
     read_version: int
     read_mass: float
     samples: int
+    wait: Wait = field(default_factory=Wait)
 
 
 @dataclass
@@ -49,14 +58,6 @@ class Phase:
     used: int = 0
     lost: int = 0
     in_hand: int = 0  # held or computed when the run was stopped
-
-
-@dataclass
-class Wait:
-    """Since when a present worker has no grant: the pushes of others and the versions since then."""
-
-    pushes: Counter[int] = field(default_factory=Counter)
-    applies: int = 0
 
 
 class Account:
@@ -89,7 +90,7 @@ class Account:
         self.min = 0
         self.free_at: dict[int, float] = {}
         self.timers: dict[str, float] = {}
-        self.waits: dict[int, Wait] = {}
+        self.waits: dict[int, Wait] = {}  # of the parked workers
         self.marks: dict[int, str] = {}
         self.tracks: dict[tuple[str, int | None], float] = {}
         self.answers: list[tuple[int, tuple[int, ...], float]] = []  # Applies that an Applied may answer
@@ -103,6 +104,10 @@ class Account:
     def parked(self) -> list[int]:
         """Present workers without a grant."""
         return [worker for worker in self.present if worker not in self.running]
+
+    def all_waits(self) -> list[Wait]:
+        """Of parked workers and of held pushes."""
+        return [*self.waits.values(), *(held.wait for held in self.held.values())]
 
     def counting(self) -> dict[int, int]:
         """Held pushes of processes that are present: what counts at a barrier."""
@@ -148,7 +153,7 @@ class Account:
             self.idle.pop(worker, None)
             self.completed[worker] = self.min
             self.free_at[worker] = event.at
-            for wait in self.waits.values():
+            for wait in self.all_waits():
                 del wait.pushes[worker]
         self.present[worker] = event.work
 
@@ -186,14 +191,14 @@ class Account:
         piece = event.samples - (before.samples if before else 0) + self.unkept.pop(worker, 0)
         if piece > running.work or (self.exact_work and piece != running.work):
             self.blame("samples", f"w{worker} was granted {running.work} samples, {piece} arrived")
+        for wait in self.all_waits():
+            wait.pushes[worker] += 1
         self.held[event.push] = Held(
             worker, self.process[worker], event.clock, event.read_version, running.read_mass, event.samples
         )
         self.free_at[worker] = event.at
         self.completed[worker] = max(event.clock, self.completed.get(worker, 0))
         self._raise_min()
-        for wait in self.waits.values():
-            wait.pushes[worker] += 1
 
     def _check_push(self, event: Pushed, running: Running, before: Held | None) -> None:
         seen = before is not None or event.push in self.settled
@@ -257,7 +262,7 @@ class Account:
         if mass > 0:
             self.version += 1
             self.answers.append((self.version, action.pushes, mass))
-        for wait in self.waits.values():
+        for wait in self.all_waits():
             wait.applies += 1
 
     def _grant(self, action: Grant) -> None:

@@ -33,11 +33,16 @@ class Bound:
         self.require_progress()
 
     def require_progress(self) -> None:
-        """Nobody is parked for ever: somebody computes who has not pushed since the worker was parked."""
+        """Nobody is parked and no push is held for ever: somebody computes who has not pushed since."""
+        running, patience = self.account.running, self.patience()
         for worker, wait in self.account.waits.items():
-            if all(wait.pushes[other] >= self.patience() for other in self.account.running):
+            if all(wait.pushes[other] >= patience for other in running):
                 pushes = dict(wait.pushes)
                 self.blame("progress", f"w{worker} is parked, and whoever computes has pushed since: {pushes}")
+        for push, held in self.account.held.items():
+            if all(held.wait.pushes[other] >= patience for other in running):
+                pushes = dict(held.wait.pushes)
+                self.blame("progress", f"push {push} is held, and whoever computes has pushed since: {pushes}")
 
     def patience(self) -> int:
         """Pushes of each computing worker that a parked one may have to see."""
@@ -198,6 +203,9 @@ class GlobalBatch(Bound):
                 self.blame("progress", f"w{worker} is parked and nobody computes")
             if wait.applies > RETRY_ROUNDS + 1:
                 self.blame("progress", f"w{worker} is left out for {wait.applies} rounds")
+        for push, held in self.account.held.items():
+            if held.wait.applies or not self.account.running:
+                self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
 
 
 def bound_of(spec: str, account: Account, blame: Blame) -> Bound:

@@ -1,5 +1,7 @@
 """balanced: the global batch of every version, nearly all of the cluster's speed, and BSP among equals."""
 
+from itertools import pairwise
+
 import pytest
 
 from paceline import strategies
@@ -111,12 +113,12 @@ def test_a_worker_too_slow_for_one_sample_is_left_out_and_tried_again():
     assert states.count("on trial") >= 5
     assert states.count("active") == 0
     trials = [a.through for d in run.decisions for a in d.actions if isinstance(a, Grant) and a.worker == 3][1:]
-    assert {later - earlier for earlier, later in zip(trials, trials[1:], strict=False)} == {20}
+    assert {later - earlier for earlier, later in pairwise(trials)} == {20}
     cancelled = [a for d in run.decisions for a in d.actions if isinstance(a, Cancel)]
     assert len(cancelled) in (len(trials), len(trials) - 1)
     assert set(samples_of_versions(run)) == {32}
     rounds = [d.event.at for d in run.decisions if any(isinstance(a, Apply) for a in d.actions)]
-    slowest = max(b - a for a, b in zip(rounds[1:], rounds[2:], strict=False))
+    slowest = max(b - a for a, b in pairwise(rounds[1:]))
     assert slowest < 3.0, "a trial costs the others no more than a sample"
 
 

@@ -15,9 +15,9 @@ sample in a round is left out and marked; every 20 rounds it is tried with one s
 are done before it.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, assert_never
 
-import msgspec
 from msgspec import Meta, field
 
 from paceline.actions import Action, Cancel, Grant, Mark
@@ -39,14 +39,6 @@ class BalancedOptions(Options, frozen=True):
     ] = "guided"
 
 
-class Took(msgspec.Struct):
-    """What a worker has computed in this round."""
-
-    samples: int = 0
-    compute_s: float = 0.0
-    transfer_s: float | None = None  # of the round's first piece
-
-
 class BalancedState(State):
     """The round under way, and everyone's pace."""
 
@@ -61,7 +53,6 @@ class BalancedState(State):
     asked: dict[int, int] = {}  # samples of the grant under way
     open: dict[int, Held] = {}  # pushes that can be extended
     closed: list[Held] = []  # refused ones, and those of processes that are gone
-    took: dict[int, Took] = {}
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
 
@@ -107,7 +98,8 @@ class Balanced(Strategy):
             if self.options.pieces == "guided":
                 state.remaining += asked - piece
             if piece > 0:
-                self._measure(event, piece, before is not None)
+                state.paces.measure(event, piece, state.roster.present[worker], before is not None)
+                self._count(worker)
         return self._go_on(event.at, [worker], marks)
 
     def _joined(self, event: Joined) -> list[Action]:
@@ -127,7 +119,6 @@ class Balanced(Strategy):
         gone = event.cause != "idle"
         if gone:
             state.paces.forget(worker)
-            state.took.pop(worker, None)
             if worker in state.open:
                 state.closed.append(state.open.pop(worker))
         if not state.roster.leave(event):
@@ -139,6 +130,8 @@ class Balanced(Strategy):
         if not state.roster.present:
             state.gathering, state.remaining, state.end = True, 0, None
             return self._apply(f"w{worker} left: nobody is present")
+        if not gone:
+            self._admit(state.on_trial)  # the data is at its end, and so may their grants be: nothing to take back
         if self.options.pieces == "guided":
             state.remaining += asked
             if asked and gone and state.asked:
@@ -171,13 +164,30 @@ class Balanced(Strategy):
         present = [worker for worker in state.roster.present if worker not in state.asked]
         free = [worker for worker in present if worker not in state.left_out]
         if not free and state.on_trial:
-            state.on_trial = set()  # with nobody else there, the round is theirs
+            self._admit(state.on_trial)
             return []
         if not free:
-            free, state.left_out = present, {}
+            self._admit(present)
+            free = present
         if state.end is not None:
             paces = [state.paces.of(worker, worker in state.open) for worker in free if state.paces.known(worker)]
             state.end = max(state.end, now + seconds_for(state.remaining, paces)) if paces else None
+        return self._some_pieces(now, free)
+
+    def _admit(self, workers: Iterable[int]) -> None:
+        """Let these take part, however slow they are."""
+        state = self.state
+        for worker in sorted(workers):
+            state.on_trial.discard(worker)
+            state.left_out.pop(worker, None)
+            self._count(worker)
+
+    def _some_pieces(self, now: float, free: list[int]) -> list[Action]:
+        """Grants for these workers, without regard to the predicted end if that is too near for any."""
+        grants = self._pieces(now, free)
+        if grants or self.state.asked:
+            return grants
+        self.state.end = None
         return self._pieces(now, free)
 
     def _begin(self, now: float, marks: list[Action]) -> list[Action]:
@@ -197,7 +207,7 @@ class Balanced(Strategy):
         state.speeds, state.speed = {}, 0.0
         for worker in present:
             self._count(worker)
-        return [*self._pieces(now, sorted(present)), *marks]
+        return [*self._some_pieces(now, list(present)), *marks]
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
         """Whether the worker takes part in the round, and what changes by that."""
@@ -237,10 +247,8 @@ class Balanced(Strategy):
             return 1, f"w{worker} on trial: one sample"
         if not paces.known(worker) or (state.gathering and self.options.pieces == "one"):
             work = self._first_piece(worker)
-            return (
-                work,
-                f"w{worker}: {work} of {state.roster.present[worker]} nominal samples, round without prediction",
-            )
+            nominal = state.roster.present[worker]
+            return work, f"w{worker}: {work} of {nominal} nominal samples, its time cannot be predicted"
         active = len(state.roster.present) - len(state.left_out) - len(state.on_trial)
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
@@ -267,33 +275,17 @@ class Balanced(Strategy):
     def _count(self, worker: int) -> None:
         """A measured worker that takes part adds to the total speed."""
         state = self.state
-        if state.paces.known(worker) and worker not in state.left_out and worker not in state.speeds:
+        out = worker in state.left_out or worker in state.on_trial or worker in state.speeds
+        if state.paces.known(worker) and not out:
             state.speeds[worker] = 1 / state.paces.of(worker, False).per_sample
             state.speed += state.speeds[worker]
 
-    def _measure(self, event: Pushed, piece: int, goes_on: bool) -> None:
-        state, worker = self.state, event.worker
-        known = state.paces.known(worker)
-        state.paces.note_piece(worker, piece, event.compute_s, event.transfer_s, goes_on)
-        if not known:
-            nominal = state.roster.present[worker]
-            state.paces.monitor.record(worker, piece, nominal, event.compute_s, event.transfer_s)
-            self._count(worker)
-            return
-        took = state.took.setdefault(worker, Took())
-        took.samples += piece
-        took.compute_s += event.compute_s
-        if not goes_on:
-            took.transfer_s = event.transfer_s
-
     def _apply(self, reason: str) -> list[Action]:
         """One whole step of all that the round has brought, whose times enter the averages."""
-        state, nodes = self.state, self.state.paces.monitor.nodes
-        for worker, took in state.took.items():
-            transfer = nodes[worker].transfer if took.transfer_s is None else took.transfer_s
-            state.paces.monitor.record(worker, took.samples, nodes[worker].nominal, took.compute_s, transfer)
+        state = self.state
+        state.paces.end_round()
         held = [*state.open.values(), *state.closed]
-        state.took, state.open, state.closed = {}, {}, []
+        state.open, state.closed = {}, []
         if not held:
             return []
         return [whole_step(held, f"{reason}: {sum(h.samples for h in held)} samples of {len(held)} pushes")]

@@ -9,9 +9,10 @@ from math import floor
 
 import msgspec
 
+from paceline.events import Pushed
 from paceline.strategies.monitor import SMOOTHING, Monitor
 
-ROUNDING = 1e-6  # samples; a worker that just makes one more by its average does make it
+ROUNDING = 1e-3  # samples; differences of times leave that much in doubt
 
 RESERVE = 4  # mean deviations; what is kept back for later pieces, half of the share at most
 EVENED_OUT = 0.5  # the part of a piece's unevenness that a further one takes away: measured
@@ -53,12 +54,21 @@ def seconds_for(samples: int, paces: Iterable[Pace]) -> float:
     return end
 
 
+class Took(msgspec.Struct):
+    """What a worker has computed in the round under way."""
+
+    transfer_s: float  # of a piece that starts with a fresh model
+    samples: int = 0
+    compute_s: float = 0.0
+
+
 class Paces(msgspec.Struct):
     """Every worker's measured pace: averages over whole rounds, because single pieces are noisy."""
 
     monitor: Monitor = msgspec.field(default_factory=Monitor)
     request: dict[int, float] = {}  # seconds that one more piece costs beside its samples
     spread: dict[int, float] = {}  # how far a piece's time is from the average, as a share of it
+    took: dict[int, Took] = {}
 
     def known(self, worker: int) -> bool:
         """Has the worker been measured?"""
@@ -68,23 +78,39 @@ class Paces(msgspec.Struct):
         """The pace of its next piece; going on with a held push costs no fresh model."""
         node = self.monitor.nodes[worker]
         start = self.request.get(worker, node.transfer) if goes_on else node.transfer
-        return Pace(start, max(node.per_sample, 1e-12))
+        return Pace(start, node.per_sample)
 
-    def note_piece(self, worker: int, samples: int, compute_s: float, transfer_s: float, goes_on: bool) -> None:
-        """Take in what a single piece tells: the cost of a request and how even the worker is."""
+    def measure(self, event: Pushed, samples: int, nominal: int, goes_on: bool) -> None:
+        """Take in a piece; a worker's first one is its estimate, later ones are averaged when the round ends."""
+        worker, compute_s, transfer_s = event.worker, event.compute_s, event.transfer_s
         if goes_on:
             before = self.request.get(worker, transfer_s)
             self.request[worker] = before + SMOOTHING * (transfer_s - before)
         node = self.monitor.nodes.get(worker)
-        if node is not None and node.per_sample > 0:
-            off, before = abs(compute_s / samples / node.per_sample - 1), self.spread.get(worker, 0.0)
-            self.spread[worker] = before + SMOOTHING * (min(1.0, off) - before)
+        if node is None:
+            self.monitor.record(worker, samples, nominal, compute_s, transfer_s)
+            return
+        off = min(1.0, abs(compute_s / samples / node.per_sample - 1))
+        self.spread[worker] = self.spread.get(worker, 0.0) * (1 - SMOOTHING) + SMOOTHING * off
+        took = self.took.setdefault(worker, Took(node.transfer))
+        took.samples += samples
+        took.compute_s += compute_s
+        if not goes_on:
+            took.transfer_s = transfer_s
+
+    def end_round(self) -> None:
+        """Average what the round has told."""
+        for worker, took in self.took.items():
+            nominal = self.monitor.nodes[worker].nominal
+            self.monitor.record(worker, took.samples, nominal, took.compute_s, took.transfer_s)
+        self.took = {}
 
     def forget(self, worker: int) -> None:
         """The process is gone, or has to be measured afresh."""
         self.monitor.forget(worker)
         self.request.pop(worker, None)
         self.spread.pop(worker, None)
+        self.took.pop(worker, None)
 
     def piece(self, worker: int, fair: float, fitting: int, goes_on: bool) -> int:
         """Samples to take of a fair share: half of it or more, so that the rest can still be shifted.

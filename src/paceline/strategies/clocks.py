@@ -22,11 +22,19 @@ class Clocks(msgspec.Struct):
 
     def advance(self, worker: int, clock: int) -> bool:
         """The worker has completed `clock`; True if `min` moved."""
-        old = self.of[worker]
+        of, count = self.of, self.count
+        old = of[worker]
         if clock == old:
             return False
-        self.of[worker] = clock
-        self.count[clock] = self.count.get(clock, 0) + 1
+        of[worker] = clock
+        if clock in count:
+            count[clock] += 1
+        else:
+            count[clock] = 1
+        left = count[old] - 1
+        if left:  # most advances end here, hence not in `_drop`
+            count[old] = left
+            return False
         return self._drop(old)
 
     def leave(self, worker: int) -> bool:

@@ -93,10 +93,7 @@ class Records(msgspec.Struct):
     def fitting(self, worker: int) -> int:
         """Samples that the node finishes in one usual round, at most its nominal work."""
         node = self.monitor.nodes[worker]
-        left = self.usual - node.transfer
-        if node.per_sample <= 0:
-            return node.nominal if left >= 0 else 0
-        return max(0, min(node.nominal, floor(left / node.per_sample)))
+        return max(0, min(node.nominal, floor((self.usual - node.transfer) / node.per_sample)))
 
     def work(self, worker: int, nominal: int) -> tuple[int, str]:
         """Samples for the node's next push, and why."""

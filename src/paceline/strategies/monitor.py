@@ -10,6 +10,8 @@ import msgspec
 SMOOTHING = 0.2  # weight of the latest push: a lasting change is followed within about ten
 FULL_SHARE = 0.25  # a push of less than this share of nominal work is mostly fixed cost, so it weighs less
 
+SHORTEST = 1e-12  # seconds; a sample takes some time, whatever the clock says
+
 
 class Measured(msgspec.Struct):
     """Averages of one node, in seconds."""
@@ -35,7 +37,7 @@ class Monitor(msgspec.Struct):
         """Take in one push, or one piece of it; a refused one (no samples) says nothing about speed."""
         if samples <= 0:
             return
-        per_sample = compute_s / samples
+        per_sample = max(compute_s / samples, SHORTEST)
         node = self.nodes.get(worker)
         if node is None:
             self.nodes[worker] = Measured(nominal, per_sample, transfer_s)
@@ -63,6 +65,4 @@ class Monitor(msgspec.Struct):
     def score(self, worker: int) -> float | None:
         """The fastest node's time over this node's: 1 for the fastest, 0.25 for one four times slower."""
         node, fastest = self.nodes.get(worker), self.fastest()
-        if node is None or fastest is None:
-            return None
-        return fastest / node.time if node.time > 0 else 1.0
+        return None if node is None or fastest is None else fastest / node.time

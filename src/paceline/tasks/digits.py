@@ -55,6 +55,6 @@ def train() -> None:
     for x, y in session.batches(train_set, batch_size=batch_size, epochs=epochs):
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(x.to(session.device)), y.to(session.device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         session.report(loss=loss)
         optimizer.step()

@@ -303,8 +303,9 @@ def _stuck(cluster: ScriptCluster) -> Exception:
         return InternalError(
             f"{cluster.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.kernel.now:.6g} s"
         )
+    left_at = cluster.coordinator.now
     return PeerError(
-        f"every worker has left at {cluster.coordinator.now:.6g} s and data remains: let one rejoin in the scenario's events"
+        f"every worker has left at {left_at:.6g} s and data remains: let one rejoin in the scenario's events"
     )
 
 

@@ -1,7 +1,5 @@
 """Light workers: cost only, no script. They make clusters of 100,000."""
 
-import math
-
 from paceline.coordinator import Coordinator
 from paceline.engines.sim.cluster import Flight, VirtualCluster
 from paceline.engines.sim.kernel import Kernel
@@ -20,9 +18,11 @@ class LightCluster(VirtualCluster):
         super().__init__(kernel, scenario)
         self._work = work
         self._bytes = (model_bytes, model_bytes)
-        # With nothing to queue for or to cross, a push's arrival is known when its grant goes out: one call, not two.
-        unlimited = self.times.server_bandwidth == math.inf or not model_bytes
-        self._direct = unlimited and not scenario.events
+        # With nothing to cross and nobody to come or go, a grant leads to its push's arrival in one call.
+        self._direct = self.times.free_links(model_bytes) and not scenario.events
+        self._tries = [0] * scenario.count
+        self._void: set[int] = set()  # tickets taken back before their pushes were computed
+        self._arrived_call = self._arrived_directly  # made once: a bound method per push would be kept with each
 
     def admit(self, worker: int) -> None:
         if self._started:
@@ -32,7 +32,7 @@ class LightCluster(VirtualCluster):
         self._started = False
         super().begin()
         self._started = True
-        for worker in range(self.scenario.count):
+        for worker in self.coordinator.seats:
             self.coordinator.join(worker, self._work, 0.0)
 
     def push_bytes(self, order: Order) -> tuple[int, int]:  # noqa: ARG002 - all models are alike
@@ -42,24 +42,26 @@ class LightCluster(VirtualCluster):
         if not self._direct:
             super().order(order)
             return
-        worker, kernel = order.worker, self.kernel
-        now, size = kernel.now, self._bytes[0]
-        attempt = self.attempts.get(worker, 0)
-        self.attempts[worker] = attempt + 1
-        samples = order.allotment.samples
-        begin = self._down.arrival(worker, attempt, size if order.fresh else 0, now)
-        end = begin + self.times.compute_s(worker, attempt, samples, begin)
-        at = self._up.arrival(worker, attempt, size, end)
-        arrival = Arrival(
-            worker, order.incarnation, order.ticket, samples, end - begin, begin - now + at - end, size, size
-        )
-        self.flights[worker] = flight = Flight(order, attempt, size, begin, end, now)
-        kernel.at(at, self._arrived_directly, (flight, arrival))
+        worker, samples, kernel, size = order.worker, order.allotment.samples, self.kernel, self._bytes[0]
+        tries, now = self._tries, kernel.now
+        attempt = tries[worker]
+        tries[worker] = attempt + 1
+        end = now + self.times.compute_s(worker, attempt, samples, now)
+        down = size if order.fresh else 0
+        arrival = Arrival(worker, order.incarnation, order.ticket, samples, end - now, 0.0, size, down)
+        kernel.at(end, self._arrived_call, arrival)
 
-    def _arrived_directly(self, sent: tuple[Flight, Arrival]) -> None:
-        flight, arrival = sent
-        if self.flights.get(arrival.worker) is flight:
+    def _arrived_directly(self, arrival: Arrival) -> None:
+        if self._void and arrival.ticket in self._void:
+            self._void.remove(arrival.ticket)
+        else:
             self.coordinator.arrive(self.kernel.now, arrival)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        if self._direct:
+            self._void.add(ticket)
+        else:
+            super().cancel(worker, ticket)
 
     def computed(self, flight: Flight) -> None:
         order = flight.order
