@@ -84,6 +84,9 @@ class _Talk:
         if found is None:
             raise ValueError("a line is `TIME WHAT ...`, such as `1.5 push w0`")
         at = float(found["at"])
+        missed = {name: due for name, due in self._timers.items() if due < at}
+        if missed:
+            raise ValueError(f"timers ring before: {missed}; give each its line")
         if found["what"] == "repeat":
             yield self._repeat(at, found["rest"])
             return

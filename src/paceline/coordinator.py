@@ -7,6 +7,7 @@ decision that caused them.
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ class Coordinator:
         self.sink = sink
         self.store = store
         self.guard = Guard()
-        self._last_version = math.inf if max_versions is None else max_versions
+        self._last_version = sys.maxsize if max_versions is None else max_versions
         self.ledger: Ledger | None = None
         self.version = 0
         self.used_before = 0  # samples used in finished phases
@@ -55,11 +56,12 @@ class Coordinator:
         self._queue: deque[Event] = deque()
         self._feeding = False
         self._idle: set[int] = set()
+        self._extended: set[int] = set()  # pushes whose workers compute more for them
         self._timers: dict[str, int] = {}
         self._generation = 0
         self._interpreters: dict[type, Callable[[Any], None]] = {
-            Apply: self._apply, Discard: self._discard, Cancel: self._cancel, Grant: self._grant,
-            SetTimer: self._set_timer, Mark: _without_effect, Track: _without_effect,
+            Discard: self._discard, Cancel: self._cancel, SetTimer: self._set_timer,
+            Mark: _without_effect, Track: _without_effect,
         }  # fmt: skip
 
     # -- what engines call -------------------------------------------------------------------------------------------
@@ -113,6 +115,7 @@ class Coordinator:
             return
         self.now = at
         seat.ticket = 0
+        wait_s = seat.granted_at - seat.free_at
         seat.free_at = at
         samples, allotments = message.samples, seat.allotments
         gradient, norm, loss = message.gradient, None, None
@@ -134,11 +137,23 @@ class Coordinator:
             self._pushes = push = self._pushes + 1
             self.held[push] = Held(worker, samples, read_version, allotments, gradient)
         else:
+            self._extended.discard(push)
             samples = _extend(self.held[push], samples, allotments, gradient)
         self.feed(
             Pushed(
-                at, worker, push, seat.through, read_version, samples, message.compute_s, message.transfer_s,
-                seat.wait_s, message.bytes_up, message.bytes_down, norm, loss,
+                at,
+                worker,
+                push,
+                seat.through,
+                read_version,
+                samples,
+                message.compute_s,
+                message.transfer_s,
+                wait_s,
+                message.bytes_up,
+                message.bytes_down,
+                norm,
+                loss,
             )  # fmt: skip
         )
 
@@ -234,7 +249,13 @@ class Coordinator:
                 if self.sink is not None:
                     self.sink.write(Decision(event, actions))
                 for action in actions:
-                    interpreters[type(action)](action)
+                    # Nearly all actions are of these two kinds, and a call spelled out costs half of one looked up.
+                    if isinstance(action, Grant):
+                        self._grant(action)
+                    elif isinstance(action, Apply):
+                        self._apply(action)
+                    else:
+                        interpreters[type(action)](action)
                 if not queue:
                     if self._idle:
                         self._call_back_idle()
@@ -273,24 +294,26 @@ class Coordinator:
         now = self.now
         seat.ticket = ticket
         seat.granted_at = now
-        seat.wait_s = now - seat.free_at
         seat.through = action.through
         seat.allotments = (allotment,)
         extends = seat.extends = action.extends
         if extends is None:
             seat.read_version = self.version
-        elif extends not in self.held or self.held[extends].worker != worker:
+        elif extends in self.held and self.held[extends].worker == worker:
+            self._extended.add(extends)
+        else:
             raise InternalError(f"{self.strategy.name} extends push {extends}, which worker {worker} does not hold")
-        self.outbox.order(Order(worker, seat.incarnation, ticket, allotment, extends is None, self.position))
+        self.outbox.order(Order(worker, seat.incarnation, ticket, allotment, extends is None, self.position, now))
 
     def _apply(self, action: Apply) -> None:
         weights = action.weights
-        held = list(map(self._release, action.pushes))
-        used = 0
-        for push in held:
-            used += push.samples
+        held, used = [], 0
+        for push in action.pushes:
+            released = self._release(push)
+            held.append(released)
+            used += released.samples
         self._settle(used)
-        mass = math.fsum(weights)
+        mass = weights[0] if len(weights) == 1 else math.fsum(weights)
         if mass <= 0:
             return
         merged = None
@@ -314,8 +337,7 @@ class Coordinator:
         held = self.held.pop(push, None)
         if held is None:
             raise InternalError(f"{self.strategy.name} applies push {push}, which is not held")
-        seat = self.seats[held.worker]
-        if seat.ticket and seat.extends == push:
+        if push in self._extended:
             raise InternalError(f"{self.strategy.name} applies push {push} while worker {held.worker} extends it")
         return held
 
@@ -334,8 +356,8 @@ class Coordinator:
                 "`session.report(loss=loss)` before `optimizer.step()`"
             )
         stalest = min(held, key=lambda h: h.read_version)
-        text = self.guard.applied(self.loss, norm, mass, stalest.worker, self.version - stalest.read_version)
-        self._warn_of_divergence(text)
+        staleness = self.version - stalest.read_version
+        self._warn_of_divergence(self.guard.applied(self.loss, norm, mass, stalest.worker, staleness))
 
     def _warn_of_divergence(self, text: str | None) -> None:
         if text is not None:
@@ -390,6 +412,8 @@ class Coordinator:
         self.observe("cancelled", {"samples": samples, "seconds": seconds, "cause": cause}, seat.worker)
         self._give_back(seat.worker, seat.allotments)
         seat.cancelled, seat.ticket = seat.ticket, 0
+        if seat.extends is not None:
+            self._extended.discard(seat.extends)
         seat.free_at = self.now
 
     def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:

@@ -5,6 +5,7 @@ integrated exactly when it starts, instead of being found by steps.
 """
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -67,13 +68,11 @@ class Times:
         network = scenario.network
         self.server_bandwidth = _bytes_per_s(network.bandwidth_mbps)
         self._draw_up, self._draw_down = draw_of(network.jitter, UP), draw_of(network.jitter, DOWN)
-        self._keys: list[int] = []
-        self._seconds_per_sample: list[float] = []
-        self._draws: list[Draw | None] = []
-        self._links: list[_Link] = []
+        self._keys = array("Q")
+        self._prices: list[_Price] = []
         previous: WorkerSpec | None = None
         for worker, spec in enumerate(scenario.workers):
-            # Workers of a group share one spec, and so their floats, draw and link: each has only its key to itself.
+            # Workers of a group share one spec, and so their price: each has only its key to itself.
             if spec is not previous:
                 previous, price = spec, self._price(spec)
             self._append(worker, price)
@@ -85,8 +84,8 @@ class Times:
 
     def compute_s(self, worker: int, attempt: int, samples: int, start: float) -> float:
         """Seconds from `start` until the worker has computed `samples`, with jitter, slow-downs and pauses."""
-        seconds = samples * self._seconds_per_sample[worker]
-        draw = self._draws[worker]
+        seconds_per_sample, draw, _ = self._prices[worker]
+        seconds = samples * seconds_per_sample
         if draw is not None:
             seconds *= draw(self._keys[worker], worker, attempt)
         if self._paces and worker in self._paces:
@@ -96,18 +95,19 @@ class Times:
     def latency_s(self, worker: int, attempt: int, upward: bool) -> float:
         """One-way latency between the worker and the server, with the network's jitter."""
         draw = self._draw_up if upward else self._draw_down
-        latency = self._links[worker].latency_s
+        latency = self._prices[worker].link.latency_s
         return latency if draw is None else latency * draw(self._keys[worker], worker, attempt)
 
     def bandwidth(self, worker: int) -> float:
         """Bytes per second of the worker's own link, each direction; infinite if the scenario gives it none."""
-        return self._links[worker].bandwidth
+        return self._prices[worker].link.bandwidth
 
     def free_links(self, size: int) -> bool:
         """Whether `size` bytes are at the other end at once, whoever sends them at whatever time."""
         if self._cut_off or (size and self.server_bandwidth != math.inf):
             return False
-        return not any(link.latency_s or (size and link.bandwidth != math.inf) for link in set(self._links))
+        links = {price.link for price in self._prices}
+        return not any(link.latency_s or (size and link.bandwidth != math.inf) for link in links)
 
     def reachable_at(self, worker: int, at: float) -> float:
         """`at`, or the end of the partition that cuts the worker off at that time."""
@@ -130,9 +130,7 @@ class Times:
 
     def _append(self, worker: int, price: _Price) -> None:
         self._keys.append(worker_key(self._scenario.seed, worker))
-        self._seconds_per_sample.append(price.seconds_per_sample)
-        self._draws.append(price.draw)
-        self._links.append(price.link)
+        self._prices.append(price)
 
 
 def _by_worker(scenario: Scenario, *kinds: str) -> dict[int, list[ScenarioEvent]]:

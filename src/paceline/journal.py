@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
-from paceline.actions import Action, Apply, SetTimer, Track
+from paceline.actions import Action, Apply, Grant, SetTimer, Track
 from paceline.errors import JournalError
 from paceline.events import Applied, Event, Pushed
 
@@ -130,12 +130,16 @@ def _is_finite(line: Line) -> bool:
     event = line.event
     numbers = 0.0
     if isinstance(event, Pushed):
-        numbers = (event.norm or 0.0) + (event.loss or 0.0)
+        if event.norm is not None or event.loss is not None:
+            numbers = (event.norm or 0.0) + (event.loss or 0.0)
     elif isinstance(event, Applied):
         numbers = event.mass + (event.inner_product or 0.0) + (event.norm or 0.0) + (event.loss or 0.0)
     for action in line.actions:
+        if isinstance(action, Grant):
+            continue
         if isinstance(action, Apply):
-            numbers += sum(action.weights)
+            weights = action.weights
+            numbers += weights[0] if len(weights) == 1 else sum(weights)
         elif isinstance(action, Track):
             numbers += action.value
         elif isinstance(action, SetTimer):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -32,12 +32,6 @@ class Progress(msgspec.Struct, frozen=True):
     total_samples: int | None
     metrics: dict[str, float]
     loss: float | None
-
-
-class RandomState(Protocol):
-    """Random generators that can be put in force and taken out again."""
-
-    def exchange(self) -> None: ...
 
 
 class Conduct:
@@ -71,16 +65,18 @@ class Conduct:
         self._size = 0
         self._options_checked = False
         self._stop: Callable[[], None] = lambda: None
-        self._streams: RandomState | None = None
+        self._before_evaluation: Callable[[], None] = lambda: None
 
-    def take_charge(self, coordinator: Coordinator, stop: Callable[[], None], streams: RandomState | None) -> None:
+    def take_charge(
+        self, coordinator: Coordinator, stop: Callable[[], None], before_evaluation: Callable[[], None] | None = None
+    ) -> None:
         """Be told by the coordinator; `stop` makes the engine's loop look at what is to be done."""
         self.coordinator = coordinator
         coordinator.on_version = self._on_version
         coordinator.on_divergence = self._on_divergence
         coordinator.on_over = stop
         self._stop = stop
-        self._streams = streams
+        self._before_evaluation = before_evaluation or self._before_evaluation
         self.sink.write(self.header)
 
     # -- the model ---------------------------------------------------------------------------------------------------
@@ -181,13 +177,8 @@ class Conduct:
         if self._evaluator is None:
             return
         self._evaluated = version
-        if self._streams is not None:
-            self._streams.exchange()
-        try:
-            self.metrics = self._evaluator(self.store)
-        finally:
-            if self._streams is not None:
-                self._streams.exchange()
+        self._before_evaluation()
+        self.metrics = self._evaluator(self.store)
         used = self.coordinator.used
         epoch = used / self._size if self._size else 0.0
         data = {"version": version, "samples_used": used, "epoch": epoch, "metrics": self.metrics}

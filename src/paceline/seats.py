@@ -17,6 +17,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     allotment: Allotment
     fresh: bool  # False: go on from the version of the push that is extended
     position: float  # of the run, in nominal rounds
+    at: float
 
 
 class Arrival(msgspec.Struct, gc=False):
@@ -50,7 +51,7 @@ class Seat:
 
     __slots__ = (
         "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
-        "through", "ticket", "wait_s", "work", "worker",
+        "through", "ticket", "work", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: int) -> None:
@@ -63,7 +64,6 @@ class Seat:
         self.cancelled = 0  # the ticket taken back last: its push may still be on its way
         self.free_at = 0.0
         self.granted_at = 0.0
-        self.wait_s = 0.0
         self.through = 0
         self.read_version = 0
         self.extends: int | None = None

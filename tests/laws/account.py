@@ -77,9 +77,10 @@ class Account:
         self.held: dict[int, Held] = {}
         self.settled: set[int] = set()
         self.ended: str | None = None
-        self.begin_strategy()
+        self._changing = False  # the strategy is being replaced
+        self._begin_strategy()
 
-    def begin_strategy(self) -> None:
+    def _begin_strategy(self) -> None:
         """Everybody joins anew: what the strategy before knew of them is gone."""
         self.present: dict[int, int] = {}
         self.idle: dict[int, int] = {}
@@ -125,8 +126,21 @@ class Account:
             self.blame("time", f"{at:.9g} s comes after {self.now:.9g} s")
         self.now = max(self.now, at)
 
+    def _change_strategy(self) -> None:
+        """What ran under the strategy before has been taken back, what was held has been discarded."""
+        self._changing = False
+        for worker in self.running:
+            self.blame("samples", f"the grant of w{worker} was not taken back when the strategy changed")
+        for push in self.held:
+            self.blame("pushes", f"push {push} was not discarded when the strategy changed")
+        self.held.clear()
+        self.phase.in_hand = 0
+        self._begin_strategy()
+
     def happen(self, event: Event) -> None:
         """Take an event in."""
+        if self._changing:
+            self._change_strategy()
         self.pass_time(event.at)
         self.round_before = self.round_samples
         match event:
@@ -155,6 +169,8 @@ class Account:
             self.free_at[worker] = event.at
             for wait in self.all_waits():
                 del wait.pushes[worker]
+        elif worker in self.running:  # a script that accumulates gradients takes more on the same grant
+            self.running[worker].work = max(self.running[worker].work, event.work)
         self.present[worker] = event.work
 
     def _left(self, event: Left) -> None:
@@ -258,6 +274,9 @@ class Account:
             if held is not None:
                 self.used += held.samples
                 self.phase.used += held.samples
+        phase = self.phase
+        if phase.total is not None and phase.used + phase.lost > phase.total:
+            self.blame("samples", f"{phase.used} samples used and {phase.lost} lost, but there are {phase.total}")
         self.mass += mass
         if mass > 0:
             self.version += 1
@@ -297,7 +316,7 @@ class Account:
     def start(self, header: Header) -> None:
         """A run begins, or goes on under another strategy."""
         self.max_versions = header.options.get("max_versions")
-        self.begin_strategy()
+        self._changing = bool(self.present)
 
     def observe(self, line: Observation) -> None:
         """Take what happened beside the decisions in."""

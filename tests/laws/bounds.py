@@ -126,6 +126,8 @@ class Allowance(Bound):
         match decision.event:
             case Joined(worker=worker) if worker not in self.starts:
                 self._forget(worker)
+                for starts in self.starts.values():
+                    del starts[worker]  # those were another process's
             case Pushed(worker=worker):
                 self._forget(worker)
             case Left(worker=worker):

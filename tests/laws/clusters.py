@@ -1,6 +1,6 @@
 """Clusters made by hypothesis, and their runs through the real coordinator, on workers that compute noise.
 
-A worker's gradient is one number, and now and then not a number, so that pushes are refused; norms, inner products and
+A worker's gradient is one number, at times not a finite one, so that pushes are refused; norms, inner products and
 losses are noise too, so that the strategies that decide by them get to decide.
 """
 

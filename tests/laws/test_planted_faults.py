@@ -19,7 +19,7 @@ from paceline.coordinator import Coordinator
 from paceline.events import Event, Left, Pushed
 from paceline.journal import Decision, Line, Observation
 from paceline.ledger import Allotment, EpochLedger
-from paceline.seats import Held, Seat
+from paceline.seats import Arrival, Held
 from paceline.strategies import Strategy
 from paceline.strategies.adaptive_k_load import AdaptiveKLoad
 from paceline.strategies.balanced import Balanced
@@ -144,8 +144,9 @@ def test_lost_sample_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lost_sample_in_the_coordinator() -> None:
     class Careless(Coordinator):
-        def _keep(self, seat: Seat, samples: int, *rest: Any) -> tuple[int, int]:
-            return super()._keep(seat, samples - (self.version == 7), *rest)
+        def arrive(self, at: float, message: Arrival) -> None:
+            message.samples -= self.version == 7
+            super().arrive(at, message)
 
     assert "samples" in laws(broken(run(Bsp, "bsp", ENDLESS, Careless)))
     assert not broken(run(Bsp, "bsp", ENDLESS))
@@ -284,7 +285,12 @@ def heavier(event: Event, actions: list[Action], strategy: Any) -> list[Action]:
 
 @pytest.mark.parametrize(
     ("base", "spec", "change"),
-    [(Bsp, "bsp", equal_weights), (KAsync, "k_async:k=2", equal_weights), (Ssp, "ssp", heavier), (Dasp, "dasp", heavier)],
+    [
+        (Bsp, "bsp", equal_weights),
+        (KAsync, "k_async:k=2", equal_weights),
+        (Ssp, "ssp", heavier),
+        (Dasp, "dasp", heavier),
+    ],
 )
 def test_wrong_weight(base: type[Strategy], spec: str, change: Any) -> None:
     require_fault(changed(base, change), spec, "weights")

@@ -174,3 +174,10 @@ def test_every_push_is_settled_when_the_data_ends(spec, seed):
     cluster.run()
     assert (cluster.unallotted, cluster.held) == (0, {})
     assert not any(worker.present for worker in cluster.workers.values())
+
+
+@pytest.mark.parametrize("seconds", [[0.0] * 4, [0.0, 0.0, 1.0, 2.0], [1e-9, 1.0, 50.0, 1e4]])
+def test_extreme_times_stop_nothing(seconds):
+    for transfer in (0.0, 0.5):
+        cluster = VirtualCluster(strategies.build("adaptive_sync", 0), seconds, transfer=transfer, exponential=True)
+        assert cluster.run(pushes=200).arrived == 200

@@ -225,3 +225,14 @@ def test_every_push_is_settled_when_the_data_ends(spec, seed):
     assert not any(worker.present for worker in run.workers.values())
     applied = [push for apply in run.applies() for push in apply.pushes]
     assert len(applied) == len(set(applied))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("seconds", [[0.0] * 4, [0.0, 0.0, 1.0, 2.0], [1e-9, 1.0, 50.0, 1e4]])
+def test_extreme_times_and_scraps_of_work_stop_nothing(seconds, spec):
+    """Times that a clock cannot tell apart, workers on trial as the data ends, refused pushes."""
+    for work in (1, 2, 64):
+        options = {"work": work, "transfer": 0.5, "exponential": True, "refuse": 0.1}
+        assert cluster(spec, seconds, **options).run(pushes=200).arrived == 200
+        run = cluster(spec, seconds, samples=200 * work, **options).run()
+        assert (run.unallotted, run.held) == (0, {})

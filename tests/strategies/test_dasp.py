@@ -225,3 +225,12 @@ def test_every_push_is_settled_when_the_data_ends(spec, seed):
     cluster.run()
     assert (cluster.unallotted, cluster.held) == (0, {})
     assert not any(worker.present for worker in cluster.workers.values())
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("seconds", [[0.0] * 4, [0.0, 0.0, 1.0, 2.0], [1e-9, 1.0, 50.0, 1e4]])
+def test_extreme_times_stop_nothing(seconds, fit):
+    for transfer in (0.0, 0.5):
+        strategy = strategies.build(f"dasp:fit={fit}", 0)
+        cluster = VirtualCluster(strategy, seconds, transfer=transfer, exponential=True, refuse=0.1)
+        assert cluster.run(pushes=200).arrived == 200

@@ -53,7 +53,7 @@ class Alone:
         strategy = build("bsp", config.seed)
         self._conduct = Conduct(config, strategy, _Nowhere(), Header(engine="alone", strategy="bsp", seed=0, workers=1))
         self._coordinator = Coordinator(strategy, self, None)
-        self._conduct.take_charge(self._coordinator, _go_on, None)
+        self._conduct.take_charge(self._coordinator, _go_on)
         self._coordinator.seat(WORKER, 0)
 
     # -- the worker's end --------------------------------------------------------------------------------------------

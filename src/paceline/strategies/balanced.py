@@ -55,6 +55,7 @@ class BalancedState(State):
     closed: list[Held] = []  # refused ones, and those of processes that are gone
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
+    served: dict[int, int] = {}  # the round in which a worker last got samples
 
 
 class Balanced(Strategy):
@@ -109,6 +110,7 @@ class Balanced(Strategy):
             state.remaining = max(0, state.remaining + event.work - known)
         if not state.roster.join(event):
             return []
+        state.served[worker] = state.completed
         self._count(worker)
         if state.gathering or self.options.pieces == "guided":
             return self._pieces(event.at, [worker])
@@ -125,6 +127,7 @@ class Balanced(Strategy):
             return []
         state.speed -= state.speeds.pop(worker, 0.0)
         state.left_out.pop(worker, None)
+        state.served.pop(worker, None)
         state.on_trial.discard(worker)
         asked = state.asked.pop(worker, 0)
         if not state.roster.present:
@@ -233,13 +236,19 @@ class Balanced(Strategy):
         remaining = state.remaining  # shares are of what there was before this decision, whoever comes first
         grants: dict[int, Action] = {}
         # Who has to be measured comes first: the prediction leaves the others no reason to spare a sample for it.
-        for worker in sorted(free, key=lambda w: (state.paces.known(w) and w not in state.on_trial, w)):
+        for worker in sorted(free, key=lambda w: (not self._must_be_measured(w), w)):
             if worker in state.left_out or worker in state.asked:
                 continue
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
                 grants[worker] = self._grant(worker, min(work, state.remaining), reason)
         return [grants[worker] for worker in sorted(grants)]
+
+    def _must_be_measured(self, worker: int) -> bool:
+        """Its speed is unknown, or known from so long ago that it may be another by this time."""
+        state = self.state
+        long_ago = state.completed - state.served.get(worker, 0) >= RETRY_ROUNDS
+        return long_ago or worker in state.on_trial or not state.paces.known(worker)
 
     def _piece(self, worker: int, now: float, remaining: int) -> tuple[int, str]:
         state, paces = self.state, self.state.paces
@@ -268,6 +277,7 @@ class Balanced(Strategy):
     def _grant(self, worker: int, work: int, reason: str) -> Action:
         state = self.state
         state.asked[worker] = work
+        state.served[worker] = state.completed
         state.remaining -= work
         held = state.open.get(worker)
         return Grant(worker, work, state.completed + 1, reason, held.push if held else None)

@@ -1,4 +1,4 @@
-"""DASP, dynamic parallelism from the states of the nodes: Ma et al., 2023.
+"""DASP, node-state-based parallelism: Ma et al., 2023.
 
 Rule: nodes of similar speed form a group that steps together; a slower node never blocks anyone, its work is cut to
 what it finishes in one of the group's rounds, and its push is merged into the group's next step.
@@ -73,7 +73,7 @@ class Dasp(Strategy):
 
     name = "dasp"
     rule = "Nodes of similar speed step together; a slower node gets less work, blocks nobody and is merged in."
-    citation = "Ma et al., DASP, dynamic synchronous parallelism from node states, 2023"
+    citation = "Ma et al., DASP, node-state-based parallelism for distributed training, 2023"
     Options = DaspOptions
     State = DaspState
     options: DaspOptions

@@ -9,6 +9,7 @@ Parked workers are kept by the value of `min` that lets them go, so a push costs
 """
 
 import random
+from functools import lru_cache
 from math import inf
 from typing import Annotated, Any, assert_never
 
@@ -102,6 +103,8 @@ class Ssp(Strategy):
         super().__init__(options, rng)
         self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
         self._cause = f"staleness {self.bound:g}"
+        self._pace = ""  # what the reasons for all grants have in common until `min` moves
+        self._pace_of = -1  # the `min` it names
 
     @staticmethod
     def bound_of(options: Any) -> float:
@@ -110,9 +113,10 @@ class Ssp(Strategy):
         return staleness
 
     def handle(self, event: Event) -> list[Action]:
+        # A simulated cluster spends most of its time on pushes, hence they come before the match.
+        if isinstance(event, Pushed):
+            return self._pushed(event)
         match event:
-            case Pushed():
-                return self._pushed(event)
             case Joined():
                 return self.state.joined(event)
             case Left():
@@ -123,7 +127,6 @@ class Ssp(Strategy):
                 assert_never(event)
 
     def _pushed(self, event: Pushed) -> list[Action]:
-        # A simulated cluster spends most of its time here, hence one function and no property or format twice.
         state, worker, clock = self.state, event.worker, event.clock
         clocks, roster = state.clocks, state.roster
         actions: list[Action] = [apply_at_once(event, roster.round_samples, self.options.whole_steps)]
@@ -139,13 +142,20 @@ class Ssp(Strategy):
                 free.append(worker)
             actions += state.grants(dict.fromkeys(free, self._cause))
         elif goes:
-            reason = f"w{worker} goes on: {clock} clocks done, slowest at {slowest}, {self._cause}"
+            if slowest != self._pace_of:
+                self._pace_of, self._pace = slowest, f"clocks done, slowest at {slowest}, {self._cause}"
+            reason = f"w{worker} goes on: {clock} {self._pace}"
             actions.append(Grant(worker, roster.present[worker], clock + 1, reason))
         return actions
 
 
 def apply_at_once(event: Pushed, round_samples: int, whole_steps: bool) -> Apply:
     """One step of this push alone, weighted by its share of a nominal round."""
-    samples = event.samples
-    reason = f"w{event.worker} pushed {samples} samples of a round of {round_samples}"
-    return Apply((event.push,), (samples / round_samples,), reason, whole_steps)
+    weights, share = _share(event.samples, round_samples)
+    return Apply((event.push,), weights, f"w{event.worker} pushed {share}", whole_steps)
+
+
+@lru_cache(maxsize=1024)
+def _share(samples: int, round_samples: int) -> tuple[tuple[float], str]:
+    """As a weight and in words; most pushes have the same."""
+    return (samples / round_samples,), f"{samples} samples of a round of {round_samples}"

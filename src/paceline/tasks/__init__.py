@@ -8,6 +8,9 @@ import importlib
 from collections.abc import Callable
 
 from paceline.errors import OptionError
+from paceline.tasks.tuned import learning_rate, learning_rates
+
+__all__ = ["describe", "get", "learning_rate", "learning_rates", "names"]
 
 _SUMMARIES = {
     "cifar": "CIFAR-10 with a small convolutional net and momentum, from a folder of JPEG coefficients (--data-dir)",

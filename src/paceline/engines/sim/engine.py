@@ -12,7 +12,7 @@ from paceline.context import Shared, WorkerContext
 from paceline.coordinator import Coordinator
 from paceline.engines.sim.cluster import Flight, VirtualCluster
 from paceline.engines.sim.kernel import Kernel
-from paceline.engines.sim.threads import ScriptThread, Streams
+from paceline.engines.sim.threads import ScriptThread, Streams, Turns
 from paceline.errors import InternalError, PeerError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.ledger import Allotment
@@ -48,6 +48,7 @@ class ScriptCluster(VirtualCluster):
         self.phases = Phases()
         self.shared = Shared()
         self.threads: dict[int, ScriptThread] = {}
+        self.turns = Turns()
         self._versions: dict[int, Parameters | None] = {}  # what each worker computes on
         self._batches: dict[int, int] = {}  # delivered so far, for the message when a script raises
         self._starting = True
@@ -62,7 +63,7 @@ class ScriptCluster(VirtualCluster):
     def admit(self, worker: int) -> None:
         config, incarnation = self.conduct.config, self.incarnations[worker]
         seed = worker_key(config.seed + incarnation * 1_000_003, worker) >> 1
-        thread = self.threads[worker] = ScriptThread(self.train, seed)
+        thread = self.threads[worker] = ScriptThread(self.train, self.turns, seed)
         self.phases.alive.add(worker)
         given = WorkerContext(
             worker=worker,
@@ -255,7 +256,8 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
     cluster = ScriptCluster(kernel, scenario, train, conduct)
     coordinator = Coordinator(conduct.strategy, cluster, conduct.sink, max_versions=conduct.config.max_versions)
     cluster.coordinator = coordinator
-    conduct.take_charge(coordinator, kernel.stop, Streams(worker_key(conduct.config.seed, -1) >> 1))
+    evaluations = Streams(worker_key(conduct.config.seed, -1) >> 1)
+    conduct.take_charge(coordinator, kernel.stop, lambda: cluster.turns.take(evaluations))
     every = conduct.config.evaluate_every
     ticks = _Ticks(kernel, conduct, every.amount if every.unit == "s" else None)
     try:
@@ -273,6 +275,8 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
         coordinator.stop(kernel.now, "the run failed")
         cluster.abandon()
         raise
+    finally:
+        cluster.turns.give_back()
 
 
 def _loop(cluster: ScriptCluster, conduct: Conduct, shared: Shared) -> None:

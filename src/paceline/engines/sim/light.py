@@ -42,20 +42,22 @@ class LightCluster(VirtualCluster):
         if not self._direct:
             super().order(order)
             return
-        worker, samples, kernel, size = order.worker, order.allotment.samples, self.kernel, self._bytes[0]
-        tries, now = self._tries, kernel.now
+        worker, at, tries = order.worker, order.at, self._tries
         attempt = tries[worker]
         tries[worker] = attempt + 1
-        end = now + self.times.compute_s(worker, attempt, samples, now)
-        down = size if order.fresh else 0
-        arrival = Arrival(worker, order.incarnation, order.ticket, samples, end - now, 0.0, size, down)
-        kernel.at(end, self._arrived_call, arrival)
+        seconds = self.times.compute_s(worker, attempt, order.allotment.samples, at)
+        self.kernel.at(at + seconds, self._arrived_call, order)
 
-    def _arrived_directly(self, arrival: Arrival) -> None:
-        if self._void and arrival.ticket in self._void:
-            self._void.remove(arrival.ticket)
-        else:
-            self.coordinator.arrive(self.kernel.now, arrival)
+    def _arrived_directly(self, order: Order) -> None:
+        ticket, now, size = order.ticket, self.kernel.now, self._bytes[0]
+        if ticket in self._void:
+            self._void.remove(ticket)
+            return
+        down = size if order.fresh else 0
+        samples, seconds = order.allotment.samples, now - order.at
+        self.coordinator.arrive(
+            now, Arrival(order.worker, order.incarnation, ticket, samples, seconds, 0.0, size, down)
+        )
 
     def cancel(self, worker: int, ticket: int) -> None:
         if self._direct:

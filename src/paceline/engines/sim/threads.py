@@ -20,31 +20,47 @@ from paceline.transport.messages import ToServer, ToWorker
 
 
 class Streams:
-    """The random generators of torch, NumPy and Python, as one of the workers left them."""
+    """The random generators of torch, NumPy and Python, as their owner left them."""
 
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._torch = generator.get_state()
-        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state(legacy=False)
-        self._python: Any = random.Random(seed).getstate()
+    def __init__(self, seed: int | None = None) -> None:
+        self.state: tuple[Any, Any, Any] | None = None  # None while in force
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            legacy = np.random.RandomState(seed % 2**32).get_state(legacy=False)
+            self.state = (generator.get_state(), legacy, random.Random(seed).getstate())
 
-    def exchange(self) -> None:
-        """Swap these generators with those in force."""
-        mine = (self._torch, self._numpy, self._python)
-        self._torch, self._numpy = torch.get_rng_state(), np.random.get_state(legacy=False)
-        self._python = random.getstate()
-        torch.set_rng_state(mine[0])
-        np.random.set_state(mine[1])
-        random.setstate(mine[2])
+
+class Turns:
+    """Whose generators are in force. They are exchanged only when somebody else's turn comes."""
+
+    def __init__(self) -> None:
+        self._callers = self._in_force = Streams()
+
+    def take(self, streams: Streams) -> None:
+        """These are in force from here on; those of the one before are kept as they are."""
+        if streams is self._in_force or streams.state is None:
+            return
+        self._in_force.state = (torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
+        torch.set_rng_state(streams.state[0])
+        np.random.set_state(streams.state[1])
+        random.setstate(streams.state[2])
+        streams.state = None
+        self._in_force = streams
+
+    def give_back(self) -> None:
+        """The caller finds its generators as it left them."""
+        self.take(self._callers)
 
 
 class ScriptThread:
     """One virtual worker's thread."""
 
-    def __init__(self, train: Callable[[], None], seed: int) -> None:
+    def __init__(self, train: Callable[[], None], turns: Turns, seed: int) -> None:
         self._train = train
+        self._turns = turns
         self._streams = Streams(seed)
-        self._engines_turn = threading.Semaphore(0)
+        self._engines_turn = threading.Lock()
+        self._engines_turn.acquire()
         self.link = MemoryLink(on_wait=self._engines_turn.release)
         self.error: BaseException | None = None
         self.ended = False
@@ -71,17 +87,14 @@ class ScriptThread:
             self._with_baton(self.link.close)
 
     def _with_baton(self, hand_over: Callable[[], None]) -> None:
-        self._streams.exchange()
+        self._turns.take(self._streams)
+        hand_over()
         try:
-            hand_over()
-            try:
-                self._engines_turn.acquire()
-            except KeyboardInterrupt:
-                # The script computes: let it come to its next wait, or two threads would run at once.
-                self._engines_turn.acquire()
-                raise
-        finally:
-            self._streams.exchange()
+            self._engines_turn.acquire()
+        except KeyboardInterrupt:
+            # The script computes: let it come to its next wait, or two threads would run at once.
+            self._engines_turn.acquire()
+            raise
 
     def _run(self, given: WorkerContext) -> None:
         context.bind(given)

@@ -1,0 +1,121 @@
+"""Dated results of benchmarks: `results/<question>.md` for people, the raw rows as `.json` beside it.
+
+A result is written by the command that measured it and by nothing else. A bar that was missed stays there as missed.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FOLDER = Path(__file__).parent / "results"
+PACKAGES = ("paceline", "torch", "numpy", "msgspec", "simpy", "scikit-learn")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One bar and how the measurement stands to it."""
+
+    name: str
+    value: str
+    bar: str
+    passed: bool
+
+
+def write(
+    question: str,
+    command: str,
+    verdicts: Sequence[Verdict],
+    rows: Sequence[dict[str, Any]],
+    notes: str,
+    folder: Path = FOLDER,
+) -> Path:
+    """Write the result of one run; the rows become its table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "question": question,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "command": command,
+    }
+    raw = {**facts, "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts], "rows": list(rows)}
+    (folder / f"{question}.json").write_text(json.dumps(raw, indent=1) + "\n")
+    page = folder / f"{question}.md"
+    page.write_text(_page(facts, verdicts, rows, notes))
+    return page
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a Markdown table; columns in the order they first appear."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _page(facts: dict[str, Any], verdicts: Sequence[Verdict], rows: Sequence[dict[str, Any]], notes: str) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    parts = [
+        f"# {facts['question']}",
+        f"{facts['date']} · commit {facts['commit']} · {facts['machine']}",
+        f"{versions}",
+        f"    {facts['command']}",
+        notes.strip(),
+    ]
+    if verdicts:
+        parts.append("## Verdicts")
+        parts.append(table([_verdict_row(verdict) for verdict in verdicts]))
+    if rows:
+        parts += ["## Measurements", table(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdict_row(verdict: Verdict) -> dict[str, str]:
+    return {
+        "bar": f"{verdict.name} {verdict.bar}",
+        "measured": verdict.value,
+        "verdict": "met" if verdict.passed else "**missed**",
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _commit() -> str:
+    """The commit the numbers belong to; a `+` says that the working tree had changes beside it."""
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "../src"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _machine() -> str:
+    model = platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        names = [line for line in information.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":")[1].strip() if names else model
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}

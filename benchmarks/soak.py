@@ -1,0 +1,47 @@
+"""The long tests, all of them: `make soak`. Its dated result says how many ran and how they ended."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import results
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "python benchmarks/soak.py"
+
+
+def main() -> int:
+    """Run them and write the result."""
+    began = time.monotonic()
+    arguments = ["-m", "pytest", "-q", "-m", "slow or soak", "-n", "2", "--dist", "worksteal", "--durations=25"]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PACELINE_SOAK": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
+    durations = re.findall(r"^\s*([\d.]+)s call\s+(\S+)", done.stdout, re.MULTILINE)
+    failures = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    verdict = results.Verdict(
+        "failures", str(counts.get("failed", 0) + counts.get("error", 0)), "= 0", done.returncode == 0
+    )
+    seed = os.environ.get("PACELINE_SEED", "the fixed one")
+    notes = (
+        f"{counts.get('passed', 0)} tests passed, {counts.get('failed', 0)} failed, {counts.get('skipped', 0)} skipped "
+        f"in {time.monotonic() - began:.0f} s; seed: {seed}. The laws run with 20 times the usual examples.\n"
+        + "".join(f"\n- failed: `{name}`" for name in failures)
+    )
+    rows = [{"test": f"`{name}`", "seconds": float(seconds)} for seconds, name in durations]
+    print(results.write("soak", COMMAND, [verdict], rows, notes))
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
