@@ -459,3 +459,20 @@ def test_a_script_that_raises_names_worker_and_batch():
     assert isinstance(caught.value.__cause__, ValueError)
     assert lines[-1].what == "end"
     assert lines[-1].data["cause"] == "error"
+
+
+def test_a_finished_run_leaves_no_session_in_memory():
+    import gc
+    import weakref
+
+    sessions = []
+
+    def train():
+        session = paceline.init()
+        sessions.append(weakref.ref(session))
+        plain_loop(session, *start(session))
+
+    launch(train)
+    gc.collect()
+    assert len(sessions) == 4
+    assert all(session() is None for session in sessions)

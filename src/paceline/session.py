@@ -3,6 +3,7 @@
 import copy
 import math
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,9 +175,17 @@ class Session:
             passes.abandon()
 
     def _hook_model(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        # Torch keeps hooks out of the garbage collector's sight: one that held the session would hold it for ever.
+        known = weakref.ref(self)
+
+        def on_backward(_: torch.Tensor) -> None:
+            session = known()
+            if session is not None and session._passes is not None:
+                session._passes.on_backward()
+
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_backward)
+                parameter.register_post_accumulate_grad_hook(on_backward)
         for owner in (model, optimizer):
             owner.zero_grad = self._noticing(owner.zero_grad)  # type: ignore[method-assign]
         session = self
@@ -196,10 +205,6 @@ class Session:
                 self._passes.on_zero_grad()
 
         return noticed
-
-    def _on_backward(self, _: torch.Tensor) -> None:
-        if self._passes is not None:
-            self._passes.on_backward()
 
     def _on_step(self, closure: Callable[[], Any] | None) -> Any:
         if self._passes is None:
