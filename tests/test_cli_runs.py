@@ -4,8 +4,10 @@ import io
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,7 @@ REPORT_FIELDS = [
 
 TRAINING = """
 import sys
+import time
 import torch
 import paceline
 
@@ -186,7 +189,9 @@ def test_a_diverging_run_is_stopped_by_the_guard(folder: Path, capsys: pytest.Ca
     assert main(["run", "-q", "--json", "--scenario", "even4", "--on-divergence", "stop", train]) == 3
     out, err = capsys.readouterr()
     assert any(text.startswith("diverging: ") for text in json.loads(out)["warnings"])
-    assert err == "paceline: stopped by the convergence guard (--on-divergence stop): the report's warnings say why\n"
+    logged, told = err.splitlines()
+    assert logged.startswith("paceline: WARNING: diverging: the gradient of worker 0 is not finite")
+    assert told == "paceline: stopped by the convergence guard (--on-divergence stop): the report's warnings say why"
 
 
 def test_an_error_of_our_own_asks_for_a_report(
@@ -298,3 +303,32 @@ def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         listener(Progress(3.0, 7, 64, 128, {"accuracy": 0.5}, None))
     assert "version 7 · accuracy 0.5" in terminal.getvalue()
     assert "50%" in terminal.getvalue()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "run", "--task", "digits", "--epochs", "100000", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    journals: list[Path] = []
+    while process.poll() is None and not (journals and journals[0].stat().st_size > 20_000):
+        journals = list(folder.glob("runs/*/journal.jsonl"))
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert json.loads(output)["versions"] > 0
+    assert '"interrupted"' in journals[0].read_text().splitlines()[-1]
+
+
+def test_a_file_that_is_no_journal_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "precious.py").write_text("print('mine')\n")
+    code = main(["run", "--task", "digits", "--journal", "precious.py", "--max-versions", "1"])
+    assert code == 2
+    assert "precious.py exists and is no journal" in capsys.readouterr().err
+    assert (folder / "precious.py").read_text() == "print('mine')\n"
+
+
+def test_a_full_disk_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["run", "--task", "digits", "--journal", "/dev/full", "--max-versions", "40", "--quiet"])
+    assert code == 2
+    assert "cannot write journal /dev/full" in capsys.readouterr().err

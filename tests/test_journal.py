@@ -2,6 +2,8 @@
 
 import gzip
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,22 +175,28 @@ def test_equal_runs_make_equal_bytes_however_slowly_they_are_written(
 ) -> None:
     lines = EVERY_KIND * 300
     quick = written(tmp_path / "a" / name, lines).read_bytes()
-    seconds = iter(range(10**9))
-    monkeypatch.setattr(journal.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(journal, "FLUSH_SECONDS", 1e-4)
     assert written(tmp_path / "b" / name, lines).read_bytes() == quick
 
 
-def test_a_journal_that_names_its_hour_is_flushed_by_time_even_if_compressed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["j", "j.gz"])
+def test_what_was_written_is_flushed_although_nothing_follows(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = iter(range(10**9))
-    monkeypatch.setattr(journal.time, "monotonic", lambda: float(next(seconds)))
-    writer = Writer(tmp_path / "j.gz")
+    monkeypatch.setattr(journal, "FLUSH_SECONDS", 1e-3)
+    writer = Writer(tmp_path / name)
     lines = [header(started="2025-01-01T00:00:00Z"), EVERY_KIND[1]]
     for line in lines:
         writer.write(line)
-    assert list(read(tmp_path / "j.gz")) == lines
+    while list(read(tmp_path / name)) != lines:
+        time.sleep(1e-3)
     writer.close()
+
+
+@pytest.mark.parametrize("name", ["j", "j.gz"])
+def test_a_writer_leaves_no_thread(tmp_path: Path, name: str) -> None:
+    written(tmp_path / name, [header(started="2025-01-01T00:00:00Z"), EVERY_KIND[1]])
+    assert not [thread for thread in threading.enumerate() if thread.name == "paceline-journal"]
 
 
 def test_nothing_of_the_machine_is_in_the_compressed_file(tmp_path: Path) -> None:

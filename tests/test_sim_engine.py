@@ -11,7 +11,7 @@ import paceline
 from clusters import EVEN, UNEVEN, Rows, cluster, event, mean_square, network
 from paceline.actions import Grant
 from paceline.engines.sim.kernel import Kernel
-from paceline.errors import PeerError, ScenarioError, UserError
+from paceline.errors import ScenarioError, UserError
 from paceline.events import Joined, Left, Pushed
 from paceline.journal import Decision, Lines, Observation
 from paceline.metrics import fold
@@ -194,7 +194,7 @@ def test_duplicates_and_late_arrivals_are_refused_by_the_intake():
 
 
 def test_all_workers_gone_is_an_error_that_names_the_time():
-    with pytest.raises(PeerError, match=r"every worker has left at 0.07"):
+    with pytest.raises(ScenarioError, match=r"every worker has left at 0.07"):
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))
 
 
@@ -269,5 +269,5 @@ def test_a_strategy_that_decides_by_the_loss_asks_for_it():
 
 def test_no_thread_is_left(leaves_nothing_behind):
     launch(cluster(*EVEN))
-    with pytest.raises(PeerError):
+    with pytest.raises(ScenarioError):
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))

@@ -1,13 +1,14 @@
 """Who this script is: what an engine tells the session that runs in one of its workers."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, UserError
 from paceline.transport.base import Endpoint
 
 
@@ -17,6 +18,7 @@ class Shared:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.asked: set[str] = set()
+        self.batches: dict[int, int] = {}  # handed to each worker's script
         self._lock = threading.RLock()
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
@@ -39,9 +41,34 @@ class WorkerContext(msgspec.Struct, frozen=True):
     epochs: float | None = None
     data_dir: Path | None = None
     evaluates: bool = False  # this worker's module is copied for evaluation
+    sessions: list[Any] = []  # the one session of this worker, once it was asked for
 
 
 _current = threading.local()
+_running = threading.Lock()  # held while an engine runs virtual workers in this process
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Virtual workers share what a process has one of, so one run at a time has them."""
+    inside = current() is not None
+    if not inside:
+        require_no_run("launch()")
+        _running.acquire()
+    try:
+        yield
+    finally:
+        if not inside:
+            _running.release()
+
+
+def require_no_run(what: str) -> None:
+    """Refuse what would mix with a run that goes on in another thread."""
+    if _running.locked():
+        raise UserError(
+            f"{what} in a thread of its own while a run is going on in this process: call it where the run's script or "
+            "launch() runs, or wait for its end"
+        )
 
 
 def bind(context: WorkerContext | None) -> None:

@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
-from paceline.errors import InternalError, OptionError
+from paceline.actions import Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
+from paceline.errors import InternalError
 from paceline.events import Applied, Cause, Event, Joined, Left, Pushed, TimerFired
-from paceline.guard import Guard
 from paceline.journal import Decision, Observation, Sink
 from paceline.ledger import Allotment, Indices, Ledger
-from paceline.seats import Arrival, Held, Order, Outbox, Seat
-from paceline.store import Gradient, Store, extend, flat_norm
+from paceline.seats import Arrival, Attendance, Held, Order, Outbox, Seat, why_unexpected
+from paceline.store import Store, gradient_norm
 from paceline.strategies.base import Strategy
+from paceline.timers import Timers
+from paceline.watch import Watch
 
 
 class Coordinator:
@@ -34,31 +35,28 @@ class Coordinator:
         self.outbox = outbox
         self.sink = sink
         self.store = store
-        self.guard = Guard()
+        self.watch = Watch(lambda text: self.observe("warning", {"text": text}))
         self._last_version = sys.maxsize if max_versions is None else max_versions
         self.ledger: Ledger | None = None
         self.version = 0
         self.used_before = 0  # samples used in finished phases
         self.lost_before = 0
-        self.round_samples = 0
         self.position = 0.0  # of the run, in nominal rounds: what schedulers follow
+        self.model_bytes = 0  # that a grant sends down
+        self._round_samples = 1  # of the phase: joining and leaving do not change what its length was counted in
         self.now = 0.0
-        self.seats: dict[int, Seat] = {}
+        self._attendance = Attendance()
+        self.seats = self._attendance.seats
         self.held: dict[int, Held] = {}
-        self.divergence: str | None = None
-        self._told_of_losses = False
-        self.loss: float | None = None
         self.on_version: Callable[[int, list[Held]], None] | None = None
-        self.on_divergence: Callable[[], None] = _nobody_waits  # where every push is refused no version follows
-        self.on_over: Callable[[], None] = _nobody_waits  # the phase's data or the run's versions are used up
+        self.on_over: Callable[[], None] = _without_effect  # the phase's data or the run's versions are used up
         self._pushes = 0
         self._tickets = 0
         self._queue: deque[Event] = deque()
         self._feeding = False
-        self._idle: set[int] = set()
+        self._idle = self._attendance.idle
         self._extended: set[int] = set()  # pushes whose workers compute more for them
-        self._timers: dict[str, int] = {}
-        self._generation = 0
+        self._timers = Timers()
         self._interpreters: dict[type, Callable[[Any], None]] = {
             Discard: self._discard, Cancel: self._cancel, SetTimer: self._set_timer,
             Mark: _without_effect, Track: _without_effect,
@@ -66,9 +64,10 @@ class Coordinator:
 
     # -- what engines call -------------------------------------------------------------------------------------------
 
-    def open(self, ledger: Ledger) -> None:
-        """Start a phase: from here on there is work."""
+    def open(self, ledger: Ledger, round_samples: int) -> None:
+        """Start a phase: from here on there is work, and `round_samples` of it are a nominal round."""
         self.ledger = ledger
+        self._round_samples = round_samples
 
     def seat(self, worker: int, incarnation: int) -> None:
         """A process took its seat; it takes work once it has joined."""
@@ -76,8 +75,7 @@ class Coordinator:
 
     def join(self, worker: int, work: int, at: float) -> None:
         """The worker is ready for work."""
-        seat = self.seats[worker]
-        self._occupy(seat, work, at)
+        self._attendance.occupy(self.seats[worker], work, at)
         self.feed(Joined(at, worker, work))
 
     def leave(self, worker: int, cause: Cause, at: float) -> None:
@@ -87,13 +85,12 @@ class Coordinator:
             return
         self.now = at
         self._take_back(seat, cause)
-        self._vacate(seat, cause)
+        self._attendance.vacate(seat, cause)
         self.feed(Left(at, worker, cause))
 
     def fire(self, name: str, generation: int, at: float) -> None:
-        """A timer ran out; one that was replaced or cleared is not the strategy's any more."""
-        if self._timers.get(name) == generation:
-            del self._timers[name]
+        """A timer ran out."""
+        if self._timers.take(name, generation):
             self.feed(TimerFired(at, name))
 
     def more(self, worker: int, incarnation: int, ticket: int, work: int) -> Allotment | None:
@@ -113,24 +110,26 @@ class Coordinator:
         if seat is None or message.ticket != seat.ticket or message.incarnation != seat.incarnation:
             self._turn_away(at, message)
             return
-        self.now = at
         seat.ticket = 0
         wait_s = seat.granted_at - seat.free_at
         seat.free_at = at
         samples, allotments = message.samples, seat.allotments
         gradient, norm, loss = message.gradient, None, None
         if message.kept is not None:
+            self.now = at
             allotments = self._settle_skipped(seat, message.kept)
         if gradient is not None:
+            self.now = at
             loss = gradient.loss
-            norm = flat_norm(gradient.flat)
+            norm = gradient_norm(gradient)
             if not math.isfinite(norm):
                 self._refuse(seat, samples, norm)
                 samples, allotments, gradient, norm, loss = 0, (), None, None, None
             elif not self.strategy.needs_norms:
                 norm = None
         if message.nominal is not None and message.nominal != seat.work:
-            self._occupy(seat, message.nominal, at)
+            self._round_samples += message.nominal - seat.work
+            self._attendance.occupy(seat, message.nominal, at)
             self.feed(Joined(at, worker, message.nominal))
         push, read_version = seat.extends, seat.read_version
         if push is None:
@@ -138,39 +137,24 @@ class Coordinator:
             self.held[push] = Held(worker, samples, read_version, allotments, gradient)
         else:
             self._extended.discard(push)
-            samples = _extend(self.held[push], samples, allotments, gradient)
-        self.feed(
-            Pushed(
-                at,
-                worker,
-                push,
-                seat.through,
-                read_version,
-                samples,
-                message.compute_s,
-                message.transfer_s,
-                wait_s,
-                message.bytes_up,
-                message.bytes_down,
-                norm,
-                loss,
-            )  # fmt: skip
-        )
+            samples = self.held[push].extend(samples, allotments, gradient)
+        self.feed(Pushed(
+            at, worker, push, seat.through, read_version, samples, message.compute_s, message.transfer_s, wait_s,
+            message.bytes_up, message.bytes_down, norm, loss,
+        ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:
         """End a phase: running grants are taken back and everybody is idle; what is held gets applied."""
         self.now = at
         if self.ledger is not None:
             self.ledger.finished = True
-        for worker in sorted(self.seats):
-            seat = self.seats[worker]
-            if seat.ticket:
-                self.outbox.cancel(worker, seat.ticket)
-                self._take_back(seat, "stop")
-        for worker in sorted(self.seats):
-            if self.seats[worker].present:
-                self._vacate(self.seats[worker], "idle")
-                self.feed(Left(at, worker, "idle"))
+        for seat in self._attendance.computing():
+            self.outbox.cancel(seat.worker, seat.ticket)
+            self._take_back(seat, "stop")
+        for seat in self._attendance.present():
+            if seat.present:  # the decision on another may have left it idle
+                self._attendance.vacate(seat, "idle")
+                self.feed(Left(at, seat.worker, "idle"))
         if self.held:
             raise InternalError(f"{len(self.held)} pushes are still held although nobody is present ({reason})")
         if self.ledger is not None:
@@ -182,37 +166,33 @@ class Coordinator:
     def stop(self, at: float, reason: str) -> None:
         """End the run in mid-phase: running grants are taken back, held pushes discarded."""
         self.now = at
-        for worker in sorted(self.seats):
-            if self.seats[worker].ticket:
-                self._take_back(self.seats[worker], "stop")
-        for push, held in sorted(self.held.items()):
-            data = {"push": push, "samples": held.samples, "reason": reason}
-            self.observe("discarded", data, held.worker)
-        self.held.clear()
+        for seat in self._attendance.computing():
+            self._take_back(seat, "stop")
+        self._discard_all(reason)
 
     def switch(self, strategy: Strategy, at: float) -> None:
         """Go on under another strategy: it meets the workers as if they had all just joined."""
         self.now = at
-        present = [worker for worker in sorted(self.seats) if self.seats[worker].present]
-        for worker in present:
-            seat = self.seats[worker]
-            if seat.ticket:
-                self.outbox.cancel(worker, seat.ticket)
-                self._take_back(seat, "cancel")
-        for push, held in sorted(self.held.items()):
-            data = {"push": push, "samples": held.samples, "reason": "the strategy was changed"}
-            self.observe("discarded", data, held.worker)
-            self._discard(Discard(push, "the strategy was changed"))
-        for name in list(self._timers):
+        present = self._attendance.present()
+        for seat in self._attendance.computing():
+            self.outbox.cancel(seat.worker, seat.ticket)
+            self._take_back(seat, "cancel")
+        self._discard_all("the strategy was changed")
+        for name in self._timers.names():
             self._set_timer(SetTimer(name, None, "the strategy was changed"))
         self.strategy = strategy
-        for worker in present:
-            self.feed(Joined(at, worker, self.seats[worker].work))
+        for seat in present:
+            self.feed(Joined(at, seat.worker, seat.work))
 
     @property
     def used(self) -> int:
         """Samples used in the whole run."""
         return self.used_before + (self.ledger.used if self.ledger is not None else 0)
+
+    @property
+    def lost(self) -> int:
+        """Samples of the whole run that were settled without being used."""
+        return self.lost_before + (self.ledger.lost if self.ledger is not None else 0)
 
     @property
     def at_limit(self) -> bool:
@@ -229,15 +209,14 @@ class Coordinator:
 
     def observe_end(self, cause: str) -> None:
         """The last line of a journal."""
-        lost = self.lost_before + (self.ledger.lost if self.ledger is not None else 0)
-        data = {"cause": cause, "versions": self.version, "samples_used": self.used, "samples_lost": lost}
+        data = {"cause": cause, "versions": self.version, "samples_used": self.used, "samples_lost": self.lost}
         self.observe("end", data)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
         """Let the strategy decide on an event and on all that follows from it at the same instant."""
-        queue, interpreters = self._queue, self._interpreters
+        queue = self._queue
         if self._feeding:
             queue.append(event)
             return
@@ -255,7 +234,7 @@ class Coordinator:
                     elif isinstance(action, Apply):
                         self._apply(action)
                     else:
-                        interpreters[type(action)](action)
+                        self._interpreters[type(action)](action)
                 if not queue:
                     if self._idle:
                         self._call_back_idle()
@@ -270,7 +249,7 @@ class Coordinator:
         if self.ledger is None or self.ledger.finished or not self.ledger.has_unallotted or self.at_limit:
             return
         seat = self.seats[min(self._idle)]
-        self._occupy(seat, seat.work, self.now)
+        self._attendance.occupy(seat, seat.work, self.now)
         self._queue.append(Joined(self.now, seat.worker, seat.work))
 
     # -- actions -----------------------------------------------------------------------------------------------------
@@ -287,7 +266,7 @@ class Coordinator:
         if ledger is not None and self.version < self._last_version and not ledger.finished:
             allotment = ledger.allot(worker, action.work)
         if allotment is None:
-            self._vacate(seat, "idle")
+            self._attendance.vacate(seat, "idle")
             self._queue.append(Left(self.now, worker, "idle"))
             return
         self._tickets = ticket = self._tickets + 1
@@ -307,14 +286,14 @@ class Coordinator:
 
     def _apply(self, action: Apply) -> None:
         weights = action.weights
-        held, used = [], 0
-        for push in action.pushes:
-            released = self._release(push)
-            held.append(released)
-            used += released.samples
+        if len(weights) == 1:
+            held, mass = [self._release(action.pushes[0])], weights[0]
+            used = held[0].samples
+        else:
+            held, mass = [self._release(push) for push in action.pushes], math.fsum(weights)
+            used = sum([h.samples for h in held])
         self._settle(used)
-        mass = weights[0] if len(weights) == 1 else math.fsum(weights)
-        if mass <= 0:
+        if mass <= 0.0:
             return
         merged = None
         if self.store is not None:
@@ -323,7 +302,7 @@ class Coordinator:
                 [held[i].gradient for i in chosen], [weights[i] for i in chosen],  # type: ignore[misc]
                 [held[i].samples for i in chosen], stock=action.stock,
             )  # fmt: skip
-            self._watch(held, mass, merged.norm)
+            self.watch.applied(held, mass, merged.norm, self.version, self.strategy)
         self.version += 1
         if self.version == self._last_version:
             self.on_over()
@@ -331,7 +310,7 @@ class Coordinator:
             self.on_version(self.version, held)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
-            self._queue.append(Applied(self.now, self.version, action.pushes, mass, inner, norm, self.loss))
+            self._queue.append(Applied(self.now, self.version, action.pushes, mass, inner, norm, self.watch.loss))
 
     def _release(self, push: int) -> Held:
         held = self.held.pop(push, None)
@@ -341,33 +320,16 @@ class Coordinator:
             raise InternalError(f"{self.strategy.name} applies push {push} while worker {held.worker} extends it")
         return held
 
-    def _watch(self, held: list[Held], mass: float, norm: float | None) -> None:
-        """Mean loss of this version, and what the guard has to say about it."""
-        known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
-        total = sum(samples for _, samples in known)
-        self.loss = sum(loss * samples for loss, samples in known) / total if total else None
-        if self.loss is None and not self._told_of_losses:
-            self._told_of_losses = True
-            text = "the script reports no loss: the guard watches gradients alone (add `session.report(loss=loss)`)"
-            self.observe("warning", {"text": text})
-        if self.loss is None and self.strategy.needs_losses:
-            raise OptionError(
-                f"{self.strategy.name} decides by the loss, and the script reports none: add "
-                "`session.report(loss=loss)` before `optimizer.step()`"
-            )
-        stalest = min(held, key=lambda h: h.read_version)
-        staleness = self.version - stalest.read_version
-        self._warn_of_divergence(self.guard.applied(self.loss, norm, mass, stalest.worker, staleness))
-
-    def _warn_of_divergence(self, text: str | None) -> None:
-        if text is not None:
-            self.divergence = text
-            self.observe("warning", {"text": text})
-            self.on_divergence()
-
     def _discard(self, action: Discard) -> None:
         held = self._release(action.push)
         self._give_back(held.worker, held.allotments)
+
+    def _discard_all(self, reason: str) -> None:
+        """What no decision of the strategy speaks of is on record as an observation."""
+        for push, held in sorted(self.held.items()):
+            data = {"push": push, "samples": held.samples, "reason": reason}
+            self.observe("discarded", data, held.worker)
+            self._discard(Discard(push, reason))
 
     def _cancel(self, action: Cancel) -> None:
         seat = self.seats[action.worker]
@@ -377,39 +339,18 @@ class Coordinator:
         self._take_back(seat, "cancel")
 
     def _set_timer(self, action: SetTimer) -> None:
-        self._generation += 1
-        if action.at is None:
-            self._timers.pop(action.name, None)
-        else:
-            self._timers[action.name] = self._generation
-        self.outbox.timer(action.name, action.at, self._generation)
+        self.outbox.timer(action.name, action.at, self._timers.set(action.name, action.at))
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
-
-    def _occupy(self, seat: Seat, work: int, at: float) -> None:
-        self.now = at
-        if seat.present or seat.idle:
-            self.round_samples -= seat.work
-        self._idle.discard(seat.worker)
-        if not seat.present:
-            seat.free_at = at
-        seat.present, seat.idle, seat.work = True, False, work
-        self.round_samples += work
-
-    def _vacate(self, seat: Seat, cause: Cause) -> None:
-        seat.present, seat.idle = False, cause == "idle"
-        if seat.idle:
-            self._idle.add(seat.worker)
-        else:
-            self._idle.discard(seat.worker)
-            self.round_samples -= seat.work
 
     def _take_back(self, seat: Seat, cause: str) -> None:
         """Undelivered work returns to the ledger."""
         if not seat.ticket:
             return
         seconds, samples = self.now - seat.granted_at, sum(a.samples for a in seat.allotments)
-        self.observe("cancelled", {"samples": samples, "seconds": seconds, "cause": cause}, seat.worker)
+        sent = self.model_bytes if seat.extends is None else 0
+        data = {"samples": samples, "seconds": seconds, "cause": cause, "bytes_down": sent}
+        self.observe("cancelled", data, seat.worker)
         self._give_back(seat.worker, seat.allotments)
         seat.cancelled, seat.ticket = seat.ticket, 0
         if seat.extends is not None:
@@ -425,14 +366,12 @@ class Coordinator:
         ledger = self.ledger
         if ledger is not None:
             ledger.settle(used, lost)
-            if self.round_samples:
-                self.position += used / self.round_samples
+            self.position += used / self._round_samples
             if ledger.finished:
                 self.on_over()
 
     def _settle_skipped(self, seat: Seat, kept: list[Indices]) -> tuple[Allotment, ...]:
-        pairs = zip(seat.allotments, kept, strict=True)
-        remaining = tuple(Allotment(a.epoch, len(indices), indices) for a, indices in pairs)
+        remaining = tuple(Allotment(a.epoch, len(k), k) for a, k in zip(seat.allotments, kept, strict=True))
         skipped = sum(a.samples for a in seat.allotments) - sum(a.samples for a in remaining)
         if skipped:
             self._settle(0, lost=skipped)
@@ -442,7 +381,7 @@ class Coordinator:
     def _refuse(self, seat: Seat, samples: int, norm: float) -> None:
         self._settle(0, lost=samples)
         self.observe("refused", {"reason": f"gradient norm {norm}", "samples": samples, "push": None}, seat.worker)
-        self._warn_of_divergence(self.guard.refused(seat.worker, norm, self.version - seat.read_version))
+        self.watch.refused(seat.worker, norm, self.version - seat.read_version)
 
     def _turn_away(self, at: float, message: Arrival) -> None:
         self.now = at
@@ -450,26 +389,11 @@ class Coordinator:
         if seat is not None and message.ticket == seat.cancelled and message.incarnation == seat.incarnation:
             seat.cancelled = 0
             data = {"samples": message.samples, "seconds": message.compute_s + message.transfer_s}
-            self.observe("dropped", data, message.worker)
+            self.observe("dropped", {**data, "bytes_up": message.bytes_up}, message.worker)
             return
-        known = "no such worker" if seat is None else f"incarnation {seat.incarnation}, ticket {seat.ticket or 'none'}"
-        reason = f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+        reason = why_unexpected(message, seat)
         self.observe("refused", {"reason": reason, "samples": 0, "push": None}, message.worker)
 
 
-def _extend(held: Held, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None) -> int:
-    """Add a piece to a push; its total of samples."""
-    if gradient is not None:
-        known = held.gradient
-        held.gradient = gradient if known is None else extend(known, held.samples, gradient, samples)
-    held.samples += samples
-    held.allotments += allotments
-    return held.samples
-
-
-def _without_effect(action: Action) -> None:
-    """Marks and tracks are for the journal alone."""
-
-
-def _nobody_waits() -> None:
-    """Nobody asked to be told."""
+def _without_effect(*_: Any) -> None:
+    """Marks and tracks are for the journal alone; and nobody need ask to be told that it is over."""

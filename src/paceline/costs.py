@@ -8,7 +8,6 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import msgspec
 
@@ -49,15 +48,13 @@ def pace_of(events: Iterable[ScenarioEvent]) -> Pace:
     return Pace(tuple(edges), tuple(rates))
 
 
-class _Link(NamedTuple):
-    latency_s: float
-    bandwidth: float
+class _Price(msgspec.Struct, frozen=True):
+    """What work and messages of one group's workers cost."""
 
-
-class _Price(NamedTuple):
     seconds_per_sample: float
     draw: Draw | None
-    link: _Link
+    latency_s: float
+    bandwidth: float
 
 
 class Times:
@@ -84,8 +81,8 @@ class Times:
 
     def compute_s(self, worker: int, attempt: int, samples: int, start: float) -> float:
         """Seconds from `start` until the worker has computed `samples`, with jitter, slow-downs and pauses."""
-        seconds_per_sample, draw, _ = self._prices[worker]
-        seconds = samples * seconds_per_sample
+        price = self._prices[worker]
+        seconds, draw = samples * price.seconds_per_sample, price.draw
         if draw is not None:
             seconds *= draw(self._keys[worker], worker, attempt)
         if self._paces and worker in self._paces:
@@ -95,19 +92,12 @@ class Times:
     def latency_s(self, worker: int, attempt: int, upward: bool) -> float:
         """One-way latency between the worker and the server, with the network's jitter."""
         draw = self._draw_up if upward else self._draw_down
-        latency = self._prices[worker].link.latency_s
+        latency = self._prices[worker].latency_s
         return latency if draw is None else latency * draw(self._keys[worker], worker, attempt)
 
     def bandwidth(self, worker: int) -> float:
         """Bytes per second of the worker's own link, each direction; infinite if the scenario gives it none."""
-        return self._prices[worker].link.bandwidth
-
-    def free_links(self, size: int) -> bool:
-        """Whether `size` bytes are at the other end at once, whoever sends them at whatever time."""
-        if self._cut_off or (size and self.server_bandwidth != math.inf):
-            return False
-        links = {price.link for price in self._prices}
-        return not any(link.latency_s or (size and link.bandwidth != math.inf) for link in links)
+        return self._prices[worker].bandwidth
 
     def reachable_at(self, worker: int, at: float) -> float:
         """`at`, or the end of the partition that cuts the worker off at that time."""
@@ -125,12 +115,27 @@ class Times:
     def _price(self, spec: WorkerSpec) -> _Price:
         compute, network = self._scenario.compute, self._scenario.network
         latency_ms = network.latency_ms if spec.latency_ms is None else spec.latency_ms
-        link = _Link(latency_ms / 1000, _bytes_per_s(spec.bandwidth_mbps))
-        return _Price(compute.seconds_per_sample / spec.speed, draw_of(spec.jitter, COMPUTE), link)
+        draw = draw_of(spec.jitter, COMPUTE)
+        return _Price(
+            compute.seconds_per_sample / spec.speed, draw, latency_ms / 1000, _bytes_per_s(spec.bandwidth_mbps)
+        )
 
     def _append(self, worker: int, price: _Price) -> None:
         self._keys.append(worker_key(self._scenario.seed, worker))
         self._prices.append(price)
+
+
+def crossing_is_free(scenario: Scenario, size: int) -> bool:
+    """Whether `size` bytes are at the other end at once, whoever sends them."""
+    network = scenario.network
+    if size and network.bandwidth_mbps is not None:
+        return False
+    groups = {id(spec): spec for spec in scenario.workers}.values()  # workers of a group share one spec
+    return not any(
+        (network.latency_ms if spec.latency_ms is None else spec.latency_ms)
+        or (size and spec.bandwidth_mbps is not None)
+        for spec in groups
+    )
 
 
 def _by_worker(scenario: Scenario, *kinds: str) -> dict[int, list[ScenarioEvent]]:

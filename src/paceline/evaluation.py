@@ -81,6 +81,8 @@ class Evaluator:
         try:
             with torch.no_grad():
                 measured = self._evaluate(self._module)
+            if not isinstance(measured, Mapping):
+                raise TypeError(f'it must return numbers by name, such as {{"accuracy": 0.9}}, not {measured!r}')
             return {name: float(value) for name, value in measured.items()}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScriptError(f"evaluate() raised {type(error).__name__}: {error}") from error

@@ -1,5 +1,7 @@
 """From sample numbers to batches: the user's data set and `DataLoader` settings, with the ledger as the sampler."""
 
+import difflib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ OWNED = {
     "sampler": "the ledger decides which samples are whose",
     "shuffle": "samples are shuffled globally, from --seed",
 }
+
+
+KNOWN = set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"} - set(OWNED)
 
 
 class _Pieces:
@@ -34,9 +39,13 @@ class Fetcher:
 
     def __init__(self, dataset: Any, loader_options: dict[str, Any]) -> None:
         self.size = _size(dataset)
-        for name, why in OWNED.items():
-            if name in loader_options:
-                raise OptionError(f"batches() takes no {name}: {why}")
+        for name in loader_options:
+            if name in OWNED:
+                raise OptionError(f"batches() takes no {name}: {OWNED[name]}")
+            if name not in KNOWN:
+                near = difflib.get_close_matches(name, KNOWN, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else "see torch.utils.data.DataLoader"
+                raise OptionError(f"batches() takes no {name}, nor does torch's DataLoader; {advice}")
         self._dataset = dataset
         self._collate = loader_options.get("collate_fn") or default_collate
         self._whole = type(dataset) is TensorDataset and self._collate is default_collate
@@ -78,7 +87,7 @@ def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:
     """An allotment cut into pieces of at most `batch_size`, none smaller than `least` where that is possible."""
     cut = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
     if len(cut) > 1 and len(cut[-1]) < least:
-        both = len(cut[-2]) + len(cut[-1])
-        start = len(indices) - both
-        cut[-2:] = [indices[start : start + both - least], indices[start + both - least :]]
+        both = indices[len(indices) - len(cut[-2]) - len(cut[-1]) :]
+        # Two pieces of at least `least`, or, where there are too few samples for that, one above `batch_size`.
+        cut[-2:] = [both[:-least], both[-least:]] if len(both) >= 2 * least else [both]
     return cut

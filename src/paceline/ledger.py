@@ -24,6 +24,7 @@ from paceline.errors import InternalError, OptionError
 
 Sampling = Literal["epoch", "shard", "replacement"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")
+MOST_SAMPLES = 1 << 53  # beyond that a float no longer counts single samples
 Indices = npt.NDArray[np.int64]
 
 
@@ -72,6 +73,10 @@ def make_ledger(
         raise OptionError(f"the data set must have at least 1 sample, not {size}")
     if not (epochs > 0 and math.isfinite(epochs)):
         raise OptionError(f"epochs must be > 0 and finite, not {epochs}")
+    if epochs * size > MOST_SAMPLES:
+        raise OptionError(f"epochs must be <= {MOST_SAMPLES / size:.3g} for {size} samples, not {epochs}")
+    if size < least:
+        raise OptionError(f"the data set has {size} sample; a model with BatchNorm needs at least {least} to train on")
     total = max(1, round(epochs * size))
     match sampling:
         case "epoch":

@@ -198,10 +198,13 @@ class Metrics:
                 worker = self._workers[line.worker]
                 worker.lost_s += data["seconds"]
                 self.samples_discarded += data["samples"]
+                self.bytes_down += data.get("bytes_down", 0)
                 if worker.closed:  # by a Cancel, which may have been followed by another grant
                     worker.closed -= 1
                 else:
                     worker.take_back(line.at)
+            case "dropped":
+                self.bytes_up += data.get("bytes_up", 0)
             case "discarded":
                 self.samples_discarded += data["samples"]
                 self._held.pop(data["push"], None)
@@ -210,7 +213,7 @@ class Metrics:
                 self.evaluation = {name: float(value) for name, value in data["metrics"].items()}
             case "target":
                 self._target = TargetReport(data["metric"], float(data["value"]), data["reached_at"])
-            case "warning":
+            case "warning" | "error":
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "end":
                 self.ended = data["cause"]

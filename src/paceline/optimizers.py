@@ -69,6 +69,7 @@ def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.opti
     for options, members in zip(spec.groups, spec.members, strict=True):
         known = {key: value for key, value in options.items() if key in accepted}
         known.pop("foreach", None)
+        known.pop("differentiable", None)  # nobody differentiates through the server's step
         known.pop("fused", None)
         if spec.name in FUSED:
             known["fused"] = True
@@ -115,6 +116,11 @@ class MassOptimizer:
 
     def step(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> None:
         """Advance the optimizer's time by `mass` rounds; `stock` takes one whole step on the gradient times mass."""
+        if len(options) != len(self.torch.param_groups):
+            raise OptionError(
+                f"the optimizer has {len(options)} parameter groups and had {len(self.torch.param_groups)} when it was "
+                "prepared: add them before prepare()"
+            )
         for group, wanted in zip(self.torch.param_groups, options, strict=True):
             for key, value in wanted.items():
                 if key in group and key not in ("fused", "foreach"):
@@ -139,7 +145,7 @@ class MassOptimizer:
             group["betas"] = tuple(beta**mass for beta in group["betas"])
             if self.spec.name == "AdamW" or group.get("decoupled_weight_decay"):
                 lr, decay = group["lr"], group["weight_decay"]
-                group["weight_decay"] = (1 - (1 - lr * decay) ** mass) / (lr * mass) if lr else decay
+                group["weight_decay"] = (1 - max(0.0, 1 - lr * decay) ** mass) / (lr * mass) if lr else decay
         group["lr"] *= mass
 
     def _set_time(self, group: dict[str, Any], mass: float) -> None:

@@ -17,9 +17,11 @@ from paceline.fetching import Fetcher, pieces_of
 from paceline.ledger import Allotment, Indices
 from paceline.replica import Replica
 from paceline.transport.base import Closed, Endpoint
-from paceline.transport.messages import Done, Extra, More, Over, Push, Ready, Work
+from paceline.transport.messages import Done, Extra, More, Over, Push, Ready, Remark, Work
 
 Piece = tuple[int, Indices]  # of which allotment of the grant
+EDITS_WATCHED = 3  # pushes of a phase whose parameters are compared with the version read; it costs a pass over them
+OVER = object()  # what follows the last batch; None may be a batch
 
 
 class Passes:
@@ -38,12 +40,16 @@ class Passes:
         self._batches: Iterator[Any] = iter(())
         self._current: Piece | None = None
         self._seen_backward = False
+        self._thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
+        self._stray = False  # a backward ran after the batch's push had gone
         self._computed: list[Piece] = []  # backward ran, not yet stepped
         self._taken: list[Piece] = []  # part of the push
         self._losses: list[tuple[float, int]] = []
         self._steps = 0
         self._accumulates = False
         self._nominal: int | None = None
+        self._pushed = 0
+        self._remarked: set[str] = set()
 
     # -- what happens in the script ----------------------------------------------------------------------------------
 
@@ -53,28 +59,36 @@ class Passes:
         self._await_work()
 
     def next_batch(self) -> Any:
-        """The next piece as a batch; None at the end of the phase."""
+        """The next piece as a batch; OVER at the end of the phase."""
         while self.over is None:
             if self._queue:
                 self._current = self._queue.popleft()
                 self._seen_backward = False
+                self.replica.mark_gradients()
                 return next(self._batches)
-            if self._computed:
+            if self._computed and not self._thrown_away:
                 self._ask_for_more()
             else:
+                self._computed = []
                 self._push()
-        return None
+        return OVER
 
-    def on_backward(self) -> None:
-        """Gradients of the current piece have been accumulated."""
-        if not self._seen_backward and self._current is not None:
+    def on_backward(self, fresh: bool) -> None:
+        """Gradients of the current piece were accumulated; `fresh`: onto nothing, so what was there before is gone."""
+        if self._current is None:
+            self._stray = True
+        elif not self._seen_backward:
+            if fresh and self._computed:
+                self.on_zero_grad()
             self._seen_backward = True
             self._computed.append(self._current)
 
     def on_zero_grad(self) -> None:
         """Whatever was computed and not stepped is gone."""
+        self._thrown_away = self._thrown_away or bool(self._computed)
         self._computed.clear()
         self._seen_backward = False
+        self.replica.mark_gradients()
 
     def on_loss(self, loss: float) -> None:
         """The loss of the current piece."""
@@ -83,6 +97,11 @@ class Passes:
 
     def on_step(self) -> None:
         """Add what was computed to the push; on the last piece, push."""
+        if self._stray:
+            self._stray = False
+            self._remark("optimizer.step() was called again for one batch: only the first step of a batch is pushed")
+        if self._current is not None and not self._seen_backward and self.replica.has_new_gradients():
+            self._computed.append(self._current)  # put there by hand, as torch.autograd.grad leaves it to the script
         self._steps += 1
         if self._steps == 1 and self._accumulates:
             self._nominal = self._ready.batch_size * len(self._computed)
@@ -108,7 +127,18 @@ class Passes:
         self._seen_backward = False
         self._current = None
 
+    def _remark(self, text: str) -> None:
+        if text not in self._remarked:
+            self._remarked.add(text)
+            self._endpoint.send(Remark(text))
+
     def _push(self) -> None:
+        if self._pushed < EDITS_WATCHED and self.replica.edited():
+            self._remark(
+                "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
+                "overwritten by the next version"
+            )
+        self._pushed += 1
         samples = sum(len(indices) for _, indices in self._taken)
         known = sum(count for _, count in self._losses)
         loss = sum(value * count for value, count in self._losses) / known if known else None
@@ -151,6 +181,7 @@ class Passes:
         self._allotments, self._taken, self._computed, self._losses = [], [], [], []
         self._queue.clear()
         self._current = None
+        self._thrown_away = False
         self._ticket = work.ticket
         self.position = work.position
         if work.parameters is not None:

@@ -19,11 +19,19 @@ class Replica:
         named = list(model.named_parameters())
         if not named:
             raise OptionError("the model has no parameters: there is nothing to train")
+        for name, parameter in named:
+            if not parameter.is_floating_point():
+                raise OptionError(
+                    f"parameter {name} has dtype {parameter.dtype}; floating-point parameters can be trained: make it "
+                    "a buffer, or split it into real ones"
+                )
         self.parameters = [parameter for _, parameter in named]
-        self.buffers = [buffer for _, buffer in model.named_buffers()]
+        self._buffer_homes = _homes(model)
         self._values = [parameter.data for parameter in self.parameters]
         self.layout = Layout.of(self._values)
         self._read_buffers: list[torch.Tensor] = []
+        self._read: Parameters | None = None
+        self._marks: list[int | None] = [None] * len(self.parameters)
         self._flat: list[torch.Tensor] | None = None  # the sum of the pieces so far
         self._missing: frozenset[int] = frozenset()
         self._samples = 0
@@ -33,6 +41,26 @@ class Replica:
             describe(optimizer, {id(parameter): place for place, (_, parameter) in enumerate(named)}),
             _state_keys(model, [*self.parameters, *self.buffers]),
         )
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """The module's buffers as they are at the moment: forward may put other tensors in their place."""
+        return [getattr(home, name) for home, name in self._buffer_homes]
+
+    def mark_gradients(self) -> None:
+        """Remember which gradients are there, to tell those that come later."""
+        self._marks = [None if p.grad is None else id(p.grad) for p in self.parameters]
+
+    def has_new_gradients(self) -> bool:
+        """Whether a gradient is there that was not when they were marked."""
+        pairs = zip(self.parameters, self._marks, strict=True)
+        return any(p.grad is not None and id(p.grad) != mark for p, mark in pairs)
+
+    def edited(self) -> bool:
+        """Whether the parameters are no longer those of the version that was read."""
+        if self._read is None:
+            return False
+        return not all(map(torch.equal, self._values, self.layout.views(self._read.flat)))
 
     def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Copies of parameters and buffers."""
@@ -44,6 +72,7 @@ class Replica:
             torch._foreach_copy_(self._values, self.layout.views(version.flat))
             for buffer, value in zip(self.buffers, version.buffers, strict=True):
                 buffer.copy_(value)
+        self._read = version
         self._read_buffers = version.buffers
 
     def add(self, samples: int) -> None:
@@ -78,11 +107,26 @@ class Replica:
         self.forget()
         if flat is None:
             return None
-        change = [
-            buffer - read if buffer.is_floating_point() else buffer.clone()
-            for buffer, read in zip(self.buffers, self._read_buffers, strict=True)
-        ]
+        change = [_change(buffer, read) for buffer, read in zip(self.buffers, self._read_buffers, strict=True)]
         return Gradient(flat, missing, group_options(self.optimizer), change, loss)
+
+
+def _change(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor | None:
+    """How a buffer moved; None if it did not. Masks hold infinities, whose difference would be no number."""
+    if torch.equal(buffer, read):
+        return None
+    if not (buffer.is_floating_point() or buffer.is_complex()):
+        return buffer.clone()
+    return torch.where(buffer == read, torch.zeros_like(buffer), buffer - read)
+
+
+def _homes(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """The module and attribute of every buffer, in the order of `named_buffers`."""
+    homes = []
+    for name, _ in model.named_buffers():
+        path, _, attribute = name.rpartition(".")
+        homes.append((model.get_submodule(path), attribute))
+    return homes
 
 
 def _state_keys(model: torch.nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:

@@ -1,6 +1,5 @@
 """What a run does beside deciding: its store, evaluations, target, limits, divergence. Shared by the engines."""
 
-import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -20,6 +19,7 @@ from paceline.strategies.base import Strategy
 from paceline.transport.messages import Hello
 
 Cause = Literal["done", "target", "limit", "stopped", "interrupted", "error", "divergence"]
+LOST_SHARE = 0.01  # of the samples; what a script filters out on purpose is below or well known
 PROGRESS_SECONDS = 0.1  # between two reports of progress, on the wall's clock
 
 
@@ -63,6 +63,9 @@ class Conduct:
         self._evaluator: Evaluator | None = None
         self._evaluated = -1
         self._size = 0
+        self._epochs_before = 0.0
+        self._phases = 0
+        self._remarks: set[str] = set()
         self._options_checked = False
         self._stop: Callable[[], None] = lambda: None
         self._before_evaluation: Callable[[], None] = lambda: None
@@ -73,7 +76,7 @@ class Conduct:
         """Be told by the coordinator; `stop` makes the engine's loop look at what is to be done."""
         self.coordinator = coordinator
         coordinator.on_version = self._on_version
-        coordinator.on_divergence = self._on_divergence
+        coordinator.watch.on_divergence = self._on_divergence
         coordinator.on_over = stop
         self._stop = stop
         self._before_evaluation = before_evaluation or self._before_evaluation
@@ -104,6 +107,7 @@ class Conduct:
         if self.store_or_none is None:
             self.store_or_none = Store(hello.spec, hello.values, hello.buffers, self.strategy.needs_applied)
             self.coordinator.store = self.store_or_none
+            self.coordinator.model_bytes = self.store.nbytes
             if self.store.optimizer.notice is not None:
                 self.coordinator.observe("warning", {"text": self.store.optimizer.notice})
         else:
@@ -115,19 +119,39 @@ class Conduct:
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
-    def phase_begins(self, ledger: Ledger, size: int) -> None:
+    def phase_begins(self, ledger: Ledger, size: int, round_samples: int) -> None:
         """There is data from here on."""
         self._size = size
+        self._phases += 1
         self.phase_stopped = None
-        self.coordinator.open(ledger)
+        self.coordinator.open(ledger, round_samples)
         if self.config.target is not None and self._evaluator is None:
             raise UserError(f"the target {self.config.target} needs prepare(..., evaluate=...) in the script")
         if self._evaluated < 0:
             self.evaluate(self.coordinator.now)
 
     def phase_ends(self) -> None:
-        """All of the phase's data is settled, or the script had enough."""
+        """All of the phase's data is settled, or the scripts had enough."""
+        self._epochs_before = self._epochs
+        self._size = 0
         self.phase_stopped = None
+
+    def nobody_left(self) -> None:
+        """Every script has left the loop: the phase is over, whatever data remains."""
+        self.phase_stopped = "every worker has left the loop"
+        self._stop()
+
+    def remark(self, text: str) -> None:
+        """Something about the script that its user should know, once."""
+        if text not in self._remarks:
+            self._remarks.add(text)
+            self.coordinator.observe("warning", {"text": text})
+
+    @property
+    def _epochs(self) -> float:
+        """Passes over the data so far, each phase's over its own."""
+        ledger = self.coordinator.ledger
+        return self._epochs_before + (ledger.used / self._size if ledger is not None and self._size else 0.0)
 
     def stop_phase(self, reason: str) -> None:
         """The script wants no more of this phase."""
@@ -149,7 +173,7 @@ class Conduct:
 
     def _on_version(self, version: int, _: list[Held]) -> None:
         coordinator = self.coordinator
-        if self._schedule.due(version, coordinator.used / self._size if self._size else 0.0):
+        if self._schedule.due(version, self._epochs):
             self.evaluate(coordinator.now)
         if not self._options_checked and coordinator.position >= 1:
             self._stop()
@@ -161,7 +185,7 @@ class Conduct:
         """How far the run has come."""
         c = self.coordinator
         total = c.used_before + c.ledger.total if c.ledger is not None else None
-        return Progress(c.now, c.version, c.used, total, dict(self.metrics), c.loss)
+        return Progress(c.now, c.version, c.used, total, dict(self.metrics), c.watch.loss)
 
     def evaluate(self, at: float) -> None:
         """Measure the current version, between two events."""
@@ -180,8 +204,7 @@ class Conduct:
         self._before_evaluation()
         self.metrics = self._evaluator(self.store)
         used = self.coordinator.used
-        epoch = used / self._size if self._size else 0.0
-        data = {"version": version, "samples_used": used, "epoch": epoch, "metrics": self.metrics}
+        data = {"version": version, "samples_used": used, "epoch": self._epochs, "metrics": self.metrics}
         now, self.coordinator.now = self.coordinator.now, at
         self.coordinator.observe("evaluation", data)
         self.coordinator.now = now
@@ -189,7 +212,7 @@ class Conduct:
     # -- divergence --------------------------------------------------------------------------------------------------
 
     def _on_divergence(self) -> None:
-        text, self.coordinator.divergence = self.coordinator.divergence, None
+        text, self.coordinator.watch.divergence = self.coordinator.watch.divergence, None
         action = self.config.on_divergence
         if action == "stop":
             self.cause = "divergence"
@@ -207,11 +230,26 @@ class Conduct:
         self.sink.write(msgspec.structs.replace(self.header, strategy=canonical(self.strategy)))
         self.coordinator.switch(self.strategy, at)
 
+    def _say_what_came_to_nothing(self) -> None:
+        c = self.coordinator
+        if self.cause not in (None, "done"):
+            return
+        if not self._phases:
+            self.remark("no worker called session.batches(): nothing was trained")
+        elif not c.version:
+            self.remark(
+                "no gradient was ever pushed: does the script call loss.backward() and optimizer.step() for each batch?"
+            )
+        elif c.lost > LOST_SHARE * (c.used + c.lost):
+            self.remark(f"{c.lost} of {c.used + c.lost} samples were lost: skipped by the script, or refused")
+
     def end(self, at: float) -> None:
         """The last evaluation and the last line."""
         self.coordinator.now = at
-        if self._evaluated != self.coordinator.version and math.isfinite(at):
+        if self._evaluated != self.coordinator.version and self.store_or_none is not None:
             self._measure(at, self.coordinator.version)
+            self.watch.record(at, self.metrics)
+        self._say_what_came_to_nothing()
         if self.watch.reached_at is not None and self.watch.target is not None:
             target = self.watch.target
             data = {"metric": target.metric, "value": target.value, "reached_at": self.watch.reached_at}

@@ -4,8 +4,9 @@ from typing import Protocol
 
 import msgspec
 
+from paceline.events import Cause
 from paceline.ledger import Allotment, Indices
-from paceline.store import Gradient
+from paceline.store import Gradient, extend
 
 
 class Order(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +71,48 @@ class Seat:
         self.allotments: tuple[Allotment, ...] = ()
 
 
+def why_unexpected(message: Arrival, seat: Seat | None) -> str:
+    """In what the message differs from what its worker's seat is waiting for."""
+    known = "no such worker" if seat is None else f"incarnation {seat.incarnation}, ticket {seat.ticket or 'none'}"
+    return f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+
+
+class Attendance:
+    """Who is present, who is idle, and the nominal round they make up."""
+
+    def __init__(self) -> None:
+        self.seats: dict[int, Seat] = {}
+        self.idle: set[int] = set()
+        self.round_samples = 0
+
+    def occupy(self, seat: Seat, work: int, at: float) -> None:
+        """The worker is ready for work; one that was present is so with another nominal work."""
+        if seat.present or seat.idle:
+            self.round_samples -= seat.work
+        self.idle.discard(seat.worker)
+        if not seat.present:
+            seat.free_at = at
+        seat.present, seat.idle, seat.work = True, False, work
+        self.round_samples += work
+
+    def vacate(self, seat: Seat, cause: Cause) -> None:
+        """The worker takes no more work; an idle one still counts in the nominal round."""
+        seat.present, seat.idle = False, cause == "idle"
+        if seat.idle:
+            self.idle.add(seat.worker)
+        else:
+            self.idle.discard(seat.worker)
+            self.round_samples -= seat.work
+
+    def present(self) -> list[Seat]:
+        """In worker order."""
+        return [seat for _, seat in sorted(self.seats.items()) if seat.present]
+
+    def computing(self) -> list[Seat]:
+        """Whoever has a grant, in worker order."""
+        return [seat for _, seat in sorted(self.seats.items()) if seat.ticket]
+
+
 class Held(msgspec.Struct, gc=False):
     """A delivered push that is neither applied nor discarded."""
 
@@ -78,3 +121,12 @@ class Held(msgspec.Struct, gc=False):
     read_version: int
     allotments: tuple[Allotment, ...]
     gradient: Gradient | None
+
+    def extend(self, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None) -> int:
+        """Add a piece; the push's total of samples."""
+        if gradient is not None:
+            known = self.gradient
+            self.gradient = gradient if known is None else extend(known, self.samples, gradient, samples)
+        self.samples += samples
+        self.allotments += allotments
+        return self.samples

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import numbers
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +17,15 @@ from paceline.context import WorkerContext, convert_option
 from paceline.errors import OptionError, UserError
 from paceline.fetching import Fetcher
 from paceline.ledger import SAMPLINGS, Sampling
-from paceline.passes import Passes
+from paceline.passes import OVER, Passes
 from paceline.replica import Replica, has_batch_statistics
-from paceline.transport.messages import Hello, Note, Over, Ready, Stop, Welcome
+from paceline.transport.base import Closed
+from paceline.transport.messages import Hello, Note, Over, Ready, Remark, Stop, Welcome
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+EMPTY_PHASES = 1000  # loops without data that a script may make after the run is over
 Evaluate = Callable[[torch.nn.Module], Mapping[str, float]]
 
 
@@ -32,8 +35,13 @@ def init() -> "Session":
     if given is None:
         from paceline.engines import alone  # the engines import this module
 
-        given = alone.start()
-    return Session(given)
+        context.require_no_run("paceline.init()")
+        return Session(alone.start())
+    if given.sessions:
+        return given.sessions[0]  # type: ignore[no-any-return]
+    session = Session(given)
+    given.sessions.append(session)
+    return session
 
 
 class Session:
@@ -47,6 +55,7 @@ class Session:
         self._phase = 0
         self._position = 0.0
         self._run_over = False
+        self._empty_phases = 0
         self.device = torch.device("cpu")
 
     @property
@@ -91,6 +100,9 @@ class Session:
         """
         if self._replica is not None:
             raise UserError("prepare() was called twice; one session trains one model")
+        if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+            given = f"{type(model).__name__} and {type(optimizer).__name__}"
+            raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
         if evaluate is not None and not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the model, not {type(evaluate).__name__}")
         replica = self._replica = Replica(model, optimizer)
@@ -102,6 +114,9 @@ class Session:
         answer = self._endpoint.receive()
         if isinstance(answer, Welcome):
             replica.load(answer.parameters)
+        if optimizer.state:
+            text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
+            self._endpoint.send(Remark(text))
         self._hook_model(model, optimizer)
         if scheduler is not None:
             self._hook_scheduler(scheduler)
@@ -123,8 +138,10 @@ class Session:
             raise UserError("batches() was called before prepare(model, optimizer)")
         given = self._context
         batch_size = given.batch_size if given.batch_size is not None else batch_size
+        if isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool):
+            batch_size = int(batch_size)
         epochs = given.epochs if given.epochs is not None else epochs
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if type(batch_size) is not int or batch_size < 1:
             raise OptionError(f"batch_size must be a whole number >= 1, not {batch_size!r}")
         if not (isinstance(epochs, int | float) and epochs > 0 and math.isfinite(epochs)):
             raise OptionError(f"epochs must be > 0 and finite, not {epochs!r}")
@@ -159,13 +176,18 @@ class Session:
         if self._passes is not None:
             raise UserError("a batches() loop is already running in this session; finish it first")
         if self._run_over or self._replica is None:
+            self._empty_phases += 1
+            if self._empty_phases > EMPTY_PHASES:
+                raise Closed  # a script that loops until it has seen enough data would loop for ever
             return
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
         passes = self._passes = Passes(self._endpoint, self._replica, fetcher, ready)
         try:
             passes.begin()
-            while (batch := passes.next_batch()) is not None:
+            batches = self._context.shared.batches
+            while (batch := passes.next_batch()) is not OVER:
+                batches[self.worker] = batches.get(self.worker, 0) + 1
                 yield batch
         finally:
             self._position = passes.position
@@ -178,16 +200,21 @@ class Session:
         # Torch keeps hooks out of the garbage collector's sight: one that held the session would hold it for ever.
         known = weakref.ref(self)
 
-        def on_backward(_: torch.Tensor) -> None:
+        seen: dict[int, int] = {}  # the gradient each parameter had after its last backward
+
+        def on_backward(parameter: torch.Tensor) -> None:
             session = known()
-            if session is not None and session._passes is not None:
-                session._passes.on_backward()
+            if session is None or session._passes is None:
+                return
+            place, gradient = id(parameter), id(parameter.grad)
+            session._passes.on_backward(fresh=seen.get(place) != gradient)
+            seen[place] = gradient
 
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(on_backward)
-        for owner in (model, optimizer):
-            owner.zero_grad = self._noticing(owner.zero_grad)  # type: ignore[method-assign]
+        # The module is left as it is, so that it can be copied and pickled; its own zero_grad shows in the gradients.
+        optimizer.zero_grad = self._noticing(optimizer.zero_grad)  # type: ignore[method-assign]
         session = self
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -222,11 +249,16 @@ class Session:
                 "ReduceLROnPlateau decides by a metric, not by the run's position; choose a scheduler that counts "
                 "steps, or call it without handing it to prepare()"
             )
+        if not callable(getattr(scheduler, "step", None)):
+            raise OptionError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
         advance = scheduler.step
+        made = max(0, getattr(scheduler, "last_epoch", 0))
 
         def step(*_: Any, **__: Any) -> None:
+            nonlocal made
             position = self._passes.position if self._passes is not None else self._position
-            while scheduler.last_epoch < math.floor(position + 1e-9):
+            while made < math.floor(position + 1e-9):
+                made += 1
                 advance()
 
         scheduler.step = step

@@ -48,7 +48,7 @@ class Gradient(msgspec.Struct):
     flat: list[torch.Tensor]
     missing: frozenset[int]
     options: Sequence[GroupOptions]
-    buffer_change: list[torch.Tensor] = []  # float buffers: the change since the read; counters: their value
+    buffer_change: list[torch.Tensor | None] = []  # since the read, None if there is none; of counters, their value
     loss: float | None = None
 
 
@@ -139,7 +139,9 @@ class Store:
                 if not gradient.buffer_change:
                     continue
                 change = gradient.buffer_change[position]
-                if buffer.is_floating_point():
+                if change is None:
+                    continue
+                if buffer.is_floating_point() or buffer.is_complex():
                     buffer.add_(change, alpha=weight)
                 else:
                     torch.maximum(buffer, change, out=buffer)
@@ -156,6 +158,14 @@ def flat_norm(flat: Sequence[torch.Tensor]) -> float:
     if len(flat) == 1:
         return float(torch.linalg.vector_norm(flat[0]))
     return math.sqrt(math.fsum(float(torch.linalg.vector_norm(part)) ** 2 for part in flat))
+
+
+def gradient_norm(gradient: Gradient) -> float:
+    """The gradient's norm; not finite if the push would bring anything into the model that is not."""
+    moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
+    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
+        return math.nan
+    return flat_norm(gradient.flat)
 
 
 def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:

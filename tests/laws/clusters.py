@@ -78,9 +78,10 @@ def play(strategy: Strategy, plan: Plan, coordinator_type: type[Coordinator] = C
     coordinator.on_over = kernel.stop
     lines.write(_header(strategy, plan, scenario))
     if plan.size is None:
-        coordinator.open(Tally(1 << 62))
+        coordinator.open(Tally(1 << 62), plan.work * scenario.count)
     else:
-        coordinator.open(make_ledger("epoch", plan.size, plan.epochs, plan.seed, scenario.count))
+        ledger = make_ledger("epoch", plan.size, plan.epochs, plan.seed, scenario.count)
+        coordinator.open(ledger, plan.work * scenario.count)
         about = {"phase": 0, "size": plan.size, "batch_size": plan.work, "epochs": plan.epochs, "sampling": "epoch"}
         coordinator.observe("phase", {**about, "rounds": 0})
     cluster.begin()

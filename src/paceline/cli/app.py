@@ -17,7 +17,7 @@ from paceline.cli.replay import replay
 from paceline.cli.run import run
 from paceline.cli.scenario_command import scenario
 from paceline.cli.strategies import strategies
-from paceline.cli.streams import say
+from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.cli.tasks import tasks
 from paceline.errors import DivergenceError, PacelineError, ScriptError, UserError
 
@@ -54,8 +54,11 @@ def _root(
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
     """Carry out the command line; returns the exit code."""
+    never_refusing()
+    given = None if arguments is None else list(arguments)
     try:
-        ended = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
+        with termination_as_interrupt():
+            ended = app(args=given, prog_name="paceline", standalone_mode=False)
     except _UsageError as error:
         return _refuse(error.format_message())  # type: ignore[attr-defined]
     except ScriptError as error:

@@ -1,9 +1,12 @@
 """What goes to which stream: standard output is the report's, everything about the run goes to standard error."""
 
 import contextlib
+import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -54,6 +57,26 @@ def _descriptor_redirected(source: TextIO, target: TextIO) -> Iterator[None]:
         source.flush()
         os.dup2(saved, output)
         os.close(saved)
+
+
+def never_refusing() -> None:
+    """A terminal that lacks a character gets a question mark, not a failure after an hour of training."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+@contextlib.contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: cleanly, with the report so far."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def say(text: str) -> None:

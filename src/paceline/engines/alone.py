@@ -1,7 +1,8 @@
 """`python train.py` without a launcher: one worker in its own process, on the wall's clock.
 
 The same coordinator and store as everywhere, driven from inside the worker's own calls: what the session sends is dealt
-with when it waits for the answer. Evaluation runs inline; nothing is written and nothing is printed.
+with when it waits for the answer. Evaluation runs inline; warnings, and at level info
+evaluations, go to the logger `paceline`.
 """
 
 import time
@@ -11,7 +12,8 @@ from paceline.config import RunConfig
 from paceline.context import Shared, WorkerContext
 from paceline.coordinator import Coordinator
 from paceline.errors import InternalError
-from paceline.journal import Header, Line
+from paceline.journal import Header
+from paceline.logs import Log
 from paceline.phases import Phases
 from paceline.running import Conduct
 from paceline.seats import Arrival, Order
@@ -24,6 +26,7 @@ from paceline.transport.messages import (
     Over,
     Push,
     Ready,
+    Remark,
     Stop,
     ToServer,
     ToWorker,
@@ -32,13 +35,6 @@ from paceline.transport.messages import (
 )
 
 WORKER = 0
-
-
-class _Nowhere:
-    """A sink for a run that keeps no journal."""
-
-    def write(self, line: Line) -> None:
-        """Forget it."""
 
 
 class Alone:
@@ -51,8 +47,9 @@ class Alone:
         self._answers: deque[ToWorker] = deque()
         self._granted_at = 0.0
         strategy = build("bsp", config.seed)
-        self._conduct = Conduct(config, strategy, _Nowhere(), Header(engine="alone", strategy="bsp", seed=0, workers=1))
-        self._coordinator = Coordinator(strategy, self, None)
+        log = Log()
+        self._conduct = Conduct(config, strategy, log, Header(engine="alone", strategy="bsp", seed=0, workers=1))
+        self._coordinator = Coordinator(strategy, self, log)
         self._conduct.take_charge(self._coordinator, _go_on)
         self._coordinator.seat(WORKER, 0)
 
@@ -71,6 +68,8 @@ class Alone:
                 self._answers.append(Extra(self._coordinator.more(WORKER, 0, message.ticket, work)))
             case Done() | Stop():
                 self._leave_phase(out_of_loop=isinstance(message, Done))
+            case Remark():
+                self._conduct.remark(message.text)
             case _:
                 pass
 
@@ -99,7 +98,7 @@ class Alone:
         self._phases.ready(WORKER, message)
         ledger = self._phases.begin(self._conduct.config.seed, 1)
         self._coordinator.now = self._now()
-        self._conduct.phase_begins(ledger, message.size)
+        self._conduct.phase_begins(ledger, message.size, message.batch_size)
         self._coordinator.join(WORKER, message.batch_size, self._now())
 
     def _push(self, message: Push) -> None:
@@ -113,6 +112,8 @@ class Alone:
             self._leave_phase(out_of_loop=False)
 
     def _leave_phase(self, *, out_of_loop: bool) -> None:
+        if out_of_loop:
+            self._answers.clear()
         if not self._phases.running:
             return
         self._coordinator.close(self._now())

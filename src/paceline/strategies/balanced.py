@@ -97,7 +97,8 @@ class Balanced(Strategy):
             state.open[worker] = Held.of(event)
             piece = event.samples - (before.samples if before else 0)
             if self.options.pieces == "guided":
-                state.remaining += asked - piece
+                # A script that accumulates gradients pushes more than its grant.
+                state.remaining = max(0, state.remaining + asked - piece)
             if piece > 0:
                 state.paces.measure(event, piece, state.roster.present[worker], before is not None)
                 self._count(worker)

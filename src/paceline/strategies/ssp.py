@@ -9,7 +9,6 @@ Parked workers are kept by the value of `min` that lets them go, so a push costs
 """
 
 import random
-from functools import lru_cache
 from math import inf
 from typing import Annotated, Any, assert_never
 
@@ -103,8 +102,10 @@ class Ssp(Strategy):
         super().__init__(options, rng)
         self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
         self._cause = f"staleness {self.bound:g}"
-        self._pace = ""  # what the reasons for all grants have in common until `min` moves
-        self._pace_of = -1  # the `min` it names
+        # Parts of the reasons that many pushes share, and what they are about: put into words when that changes.
+        self._pace, self._slowest = "", -1
+        self._share, self._samples, self._round_samples = "", -1, -1
+        self._weights = (0.0,)
 
     @staticmethod
     def bound_of(options: Any) -> float:
@@ -113,9 +114,38 @@ class Ssp(Strategy):
         return staleness
 
     def handle(self, event: Event) -> list[Action]:
-        # A simulated cluster spends most of its time on pushes, hence they come before the match.
-        if isinstance(event, Pushed):
-            return self._pushed(event)
+        # A simulated cluster spends most of its time on pushes: they are dealt with in one function.
+        if not isinstance(event, Pushed):
+            return self._came_or_went(event)
+        state, worker, clock = self.state, event.worker, event.clock
+        clocks, roster = state.clocks, state.roster
+        before = clocks.min
+        moved = clocks.advance(worker, clock)
+        slowest = clocks.min
+        if event.samples != self._samples or roster.round_samples != self._round_samples:
+            self._describe_share(event.samples, roster.round_samples)
+        whole_steps = self.options.whole_steps
+        apply = Apply((event.push,), self._weights, f"w{worker} pushed {self._share}", whole_steps)
+        goes = clock - slowest <= self.bound
+        if not goes:
+            state.park(worker, clock - int(self.bound))
+        if moved and state.parked:
+            free = state.released(before)
+            if goes:
+                free.append(worker)
+            return [apply, *state.grants(dict.fromkeys(free, self._cause))]
+        if not goes:
+            return [apply]
+        if slowest != self._slowest:
+            self._slowest, self._pace = slowest, f"clocks done, slowest at {slowest}, {self._cause}"
+        reason = f"w{worker} goes on: {clock} {self._pace}"
+        return [apply, Grant(worker, roster.present[worker], clock + 1, reason)]
+
+    def _describe_share(self, samples: int, round_samples: int) -> None:
+        self._samples, self._round_samples = samples, round_samples
+        self._weights, self._share = share_of_round(samples, round_samples)
+
+    def _came_or_went(self, event: Joined | Left | Applied | TimerFired) -> list[Action]:
         match event:
             case Joined():
                 return self.state.joined(event)
@@ -126,36 +156,13 @@ class Ssp(Strategy):
             case _:
                 assert_never(event)
 
-    def _pushed(self, event: Pushed) -> list[Action]:
-        state, worker, clock = self.state, event.worker, event.clock
-        clocks, roster = state.clocks, state.roster
-        actions: list[Action] = [apply_at_once(event, roster.round_samples, self.options.whole_steps)]
-        before = clocks.min
-        moved = clocks.advance(worker, clock)
-        slowest = clocks.min
-        goes = clock - slowest <= self.bound
-        if not goes:
-            state.park(worker, clock - int(self.bound))
-        if moved and state.parked:
-            free = state.released(before)
-            if goes:
-                free.append(worker)
-            actions += state.grants(dict.fromkeys(free, self._cause))
-        elif goes:
-            if slowest != self._pace_of:
-                self._pace_of, self._pace = slowest, f"clocks done, slowest at {slowest}, {self._cause}"
-            reason = f"w{worker} goes on: {clock} {self._pace}"
-            actions.append(Grant(worker, roster.present[worker], clock + 1, reason))
-        return actions
-
 
 def apply_at_once(event: Pushed, round_samples: int, whole_steps: bool) -> Apply:
     """One step of this push alone, weighted by its share of a nominal round."""
-    weights, share = _share(event.samples, round_samples)
+    weights, share = share_of_round(event.samples, round_samples)
     return Apply((event.push,), weights, f"w{event.worker} pushed {share}", whole_steps)
 
 
-@lru_cache(maxsize=1024)
-def _share(samples: int, round_samples: int) -> tuple[tuple[float], str]:
-    """As a weight and in words; most pushes have the same."""
+def share_of_round(samples: int, round_samples: int) -> tuple[tuple[float], str]:
+    """As a weight and in words."""
     return (samples / round_samples,), f"{samples} samples of a round of {round_samples}"

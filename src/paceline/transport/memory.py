@@ -3,12 +3,15 @@
 Public, for users' own tests: a session on one end and a few lines of test on the other need no processes.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from paceline.transport.base import Closed
 from paceline.transport.messages import ToServer, ToWorker
+
+REFUSALS = 100  # a script that swallows that many would swallow them for ever
 
 
 class MemoryLink:
@@ -19,22 +22,32 @@ class MemoryLink:
         self._to_server: deque[ToServer] = deque()
         self._on_wait = on_wait
         self._closed = False
+        self._refusals = 0
 
     def send(self, message: ToServer) -> None:
         if self._closed:
-            raise Closed
+            self._refuse()
         self._to_server.append(message)
 
     def receive(self) -> ToWorker:
         """Wait for the next message; `on_wait` is told first if there is none yet."""
         if self._closed:
-            raise Closed
+            self._refuse()
         if self._on_wait is not None and self._to_worker.empty():
             self._on_wait()
         message = self._to_worker.get()
         if message is None:
             raise Closed
         return message
+
+    def _refuse(self) -> None:
+        """Say that the link is down; to whoever will not hear it, never answer again."""
+        self._refusals += 1
+        if self._refusals > REFUSALS:
+            if self._on_wait is not None:
+                self._on_wait()
+            threading.Event().wait()
+        raise Closed
 
     def deliver(self, message: ToWorker) -> None:
         self._to_worker.put(message)

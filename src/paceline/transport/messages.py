@@ -64,7 +64,13 @@ class Note(msgspec.Struct, frozen=True):
     value: float
 
 
-ToServer = Hello | Ready | Push | More | Done | Stop | Note
+class Remark(msgspec.Struct, frozen=True):
+    """Something about the script that its user should know."""
+
+    text: str
+
+
+ToServer = Hello | Ready | Push | More | Done | Stop | Note | Remark
 
 
 class Welcome(msgspec.Struct, frozen=True):

@@ -11,9 +11,10 @@ from typing import Any
 from paceline.context import Shared, WorkerContext
 from paceline.coordinator import Coordinator
 from paceline.engines.sim.cluster import Flight, VirtualCluster
+from paceline.engines.sim.interrupts import Interrupts, deferred
 from paceline.engines.sim.kernel import Kernel
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
-from paceline.errors import InternalError, PeerError, ScriptError, UserError
+from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.ledger import Allotment
 from paceline.phases import Phases, as_data
@@ -30,6 +31,7 @@ from paceline.transport.messages import (
     Over,
     Push,
     Ready,
+    Remark,
     Stop,
     ToServer,
     ToWorker,
@@ -50,7 +52,6 @@ class ScriptCluster(VirtualCluster):
         self.threads: dict[int, ScriptThread] = {}
         self.turns = Turns()
         self._versions: dict[int, Parameters | None] = {}  # what each worker computes on
-        self._batches: dict[int, int] = {}  # delivered so far, for the message when a script raises
         self._starting = True
 
     # -- workers come and go -----------------------------------------------------------------------------------------
@@ -82,10 +83,18 @@ class ScriptCluster(VirtualCluster):
             self._begin_phase_if_ready()
 
     def removed(self, worker: int) -> None:
-        thread = self.threads.pop(worker)
-        thread.abandon()
+        if worker in self.threads:
+            self._abandon(worker)
+        self._versions.pop(worker, None)
         self.phases.gone(worker)
         self._begin_phase_if_ready()
+
+    def _abandon(self, worker: int) -> None:
+        thread = self.threads.pop(worker)
+        thread.abandon()
+        if not thread.ended:
+            text = f"the script of worker {worker} swallows its own end (a bare `except:`?): its thread was left behind"
+            self.coordinator.observe("warning", {"text": text})
 
     def _script_ended(self, worker: int) -> None:
         thread = self.threads.pop(worker)
@@ -98,10 +107,17 @@ class ScriptCluster(VirtualCluster):
     def _blame(self, worker: int, error: BaseException) -> BaseException:
         if isinstance(error, UserError):
             return error
-        where = f"worker {worker}, batch {self._batches.get(worker, 0)}, {self.kernel.now:.6g} s into the run"
+        if isinstance(error, SystemExit):
+            return ScriptError(f"the script of worker {worker} exited with {error.code}")
+        batch = self.threads_batches(worker)
+        where = f"worker {worker}, batch {batch}, {self.kernel.now:.6g} s into the run"
         failure = ScriptError(f"the script raised {type(error).__name__} in {where}: {error}")
         failure.__cause__ = error
         return failure
+
+    def threads_batches(self, worker: int) -> int:
+        """Batches handed to the worker's script so far."""
+        return self.shared.batches.get(worker, 0)
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
@@ -134,7 +150,11 @@ class ScriptCluster(VirtualCluster):
                 self._tell(worker, Welcome(self.conduct.welcome(worker, message)))
             case Done():
                 self._out_of_loop(worker)
+            case Remark():
+                self.coordinator.now = self.kernel.now
+                self.conduct.remark(message.text)
             case Stop():
+                self.coordinator.now = self.kernel.now
                 self.conduct.stop_phase(message.reason)
 
     def _on_ready(self, worker: int, message: Ready) -> None:
@@ -155,7 +175,7 @@ class ScriptCluster(VirtualCluster):
             self.coordinator.observe(
                 "phase", as_data(current, math.ceil(ledger.total / (current.batch_size * len(members))))
             )
-            self.conduct.phase_begins(ledger, current.size)
+            self.conduct.phase_begins(ledger, current.size, current.batch_size * len(members))
             for worker in members:
                 self.coordinator.join(worker, current.batch_size, self.kernel.now)
 
@@ -171,7 +191,6 @@ class ScriptCluster(VirtualCluster):
 
     def computed(self, flight: Flight) -> None:
         order = flight.order
-        self._batches[order.worker] = self._batches.get(order.worker, 0) + 1
         version = self._versions.get(order.worker) if order.fresh else None
         self._tell(order.worker, Work(order.ticket, order.allotment, version, order.position))
 
@@ -213,6 +232,8 @@ class ScriptCluster(VirtualCluster):
         self.flights.pop(worker, None)
         if self.conduct.active:
             self.coordinator.leave(worker, "done", self.kernel.now)
+        if self.phases.running and not self.phases.members:
+            self.conduct.nobody_left()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -241,13 +262,12 @@ class ScriptCluster(VirtualCluster):
         members = self.phases.end() | set(self.phases.waiting)
         self.phases.waiting.clear()
         self.release(members)
-        while self.threads:  # whoever called `batches` again was told at once that the run is over
-            self.threads.pop(min(self.threads)).abandon()
+        self.abandon()  # whoever called `batches` again was told at once that the run is over
 
     def abandon(self) -> None:
         """The run failed: end every script where it waits."""
         while self.threads:
-            self.threads.pop(min(self.threads)).abandon()
+            self._abandon(min(self.threads))
 
 
 def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None:
@@ -261,36 +281,41 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
     every = conduct.config.evaluate_every
     ticks = _Ticks(kernel, conduct, every.amount if every.unit == "s" else None)
     try:
-        cluster.begin()
+        with deferred(kernel.stop) as interrupts:
+            cluster.begin()
+            ticks.begin()
+            _loop(cluster, conduct, interrupts)
         conduct.check_options(cluster.shared.asked)
-        ticks.begin()
-        _loop(cluster, conduct, cluster.shared)
         coordinator.now = kernel.now
         if conduct.cause not in (None, "done"):
             coordinator.stop(kernel.now, f"the run ended: {conduct.cause}")
         cluster.finish()
         conduct.end(kernel.now)
-    except BaseException:
+    except BaseException as error:
         coordinator.now = kernel.now
-        coordinator.stop(kernel.now, "the run failed")
+        interrupted = isinstance(error, KeyboardInterrupt)
+        coordinator.stop(kernel.now, "the run was interrupted" if interrupted else "the run failed")
         cluster.abandon()
         raise
     finally:
         cluster.turns.give_back()
 
 
-def _loop(cluster: ScriptCluster, conduct: Conduct, shared: Shared) -> None:
+def _loop(cluster: ScriptCluster, conduct: Conduct, interrupts: Interrupts) -> None:
     kernel, coordinator = cluster.kernel, cluster.coordinator
     while conduct.cause is None:
-        stopped = kernel.run(conduct.config.max_seconds)
-        conduct.check_options(shared.asked)
+        interrupts.raise_if_pending()
+        asked_for = coordinator.phase_over or coordinator.at_limit or conduct.phase_stopped is not None
+        stopped = asked_for or kernel.run(conduct.config.max_seconds)
+        interrupts.raise_if_pending()
+        conduct.check_options(cluster.shared.asked)
         if conduct.cause is not None:
             return
         if conduct.switch_to is not None:
             conduct.switch_strategy(kernel.now)
         elif coordinator.at_limit or (stopped and kernel.now == conduct.config.max_seconds):
             conduct.cause = "limit"
-        elif coordinator.phase_over or conduct.phase_stopped:
+        elif coordinator.phase_over or conduct.phase_stopped is not None:
             conduct.phase_ends()
             cluster.end_phase()
         elif not stopped and not cluster.phases.running:
@@ -308,7 +333,7 @@ def _stuck(cluster: ScriptCluster) -> Exception:
             f"{cluster.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.kernel.now:.6g} s"
         )
     left_at = cluster.coordinator.now
-    return PeerError(
+    return ScenarioError(
         f"every worker has left at {left_at:.6g} s and data remains: let one rejoin in the scenario's events"
     )
 
@@ -327,5 +352,6 @@ class _Ticks:
 
     def _tick(self, count: Any) -> None:
         self._conduct.evaluate(self._kernel.now)
-        if self._seconds is not None and self._conduct.active:
+        # Ticks alone keep no run alive: where nothing else is to come, nothing will change.
+        if self._seconds is not None and self._conduct.active and self._kernel.pending:
             self._kernel.at((count + 1) * self._seconds, self._tick, count + 1)

@@ -47,6 +47,11 @@ class Kernel:
         else:
             self._queues[moment] = deque((entry,))
 
+    @property
+    def pending(self) -> bool:
+        """Whether any call is still to be made."""
+        return bool(self._calls)
+
     def stop(self) -> None:
         """Let `run` return after the call in progress."""
         self._stopped = True

@@ -5,6 +5,7 @@ engine go on. So no two of them ever touch anything at once, and the order of ev
 """
 
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,18 +21,22 @@ from paceline.transport.messages import ToServer, ToWorker
 
 
 class Streams:
-    """The random generators of torch, NumPy and Python, as their owner left them."""
+    """What a process has one of and every worker needs its own of, as their owner left them.
+
+    The random generators of torch, NumPy and Python, and the module that is called `__main__`.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.state: tuple[Any, Any, Any] | None = None  # None while in force
+        self.state: tuple[Any, Any, Any, Any] | None = None  # None while in force
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
             legacy = np.random.RandomState(seed % 2**32).get_state(legacy=False)
-            self.state = (generator.get_state(), legacy, random.Random(seed).getstate())
+            main = sys.modules["__main__"]
+            self.state = (generator.get_state(), legacy, random.Random(seed).getstate(), main)
 
 
 class Turns:
-    """Whose generators are in force. They are exchanged only when somebody else's turn comes."""
+    """Whose turn it is. The generators are exchanged only when somebody else's turn comes."""
 
     def __init__(self) -> None:
         self._callers = self._in_force = Streams()
@@ -40,10 +45,12 @@ class Turns:
         """These are in force from here on; those of the one before are kept as they are."""
         if streams is self._in_force or streams.state is None:
             return
-        self._in_force.state = (torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
+        generators = (torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
+        self._in_force.state = (*generators, sys.modules["__main__"])
         torch.set_rng_state(streams.state[0])
         np.random.set_state(streams.state[1])
         random.setstate(streams.state[2])
+        sys.modules["__main__"] = streams.state[3]
         streams.state = None
         self._in_force = streams
 
@@ -64,6 +71,7 @@ class ScriptThread:
         self.link = MemoryLink(on_wait=self._engines_turn.release)
         self.error: BaseException | None = None
         self.ended = False
+        self._running_away = False
         self._thread: threading.Thread | None = None
 
     def start(self, given: WorkerContext) -> None:
@@ -83,7 +91,9 @@ class ScriptThread:
 
     def abandon(self) -> None:
         """End the script where it waits."""
-        if not self.ended and self._thread is not None:
+        if self._running_away:
+            self.link.close()
+        elif not self.ended and self._thread is not None:
             self._with_baton(self.link.close)
 
     def _with_baton(self, hand_over: Callable[[], None]) -> None:
@@ -91,9 +101,8 @@ class ScriptThread:
         hand_over()
         try:
             self._engines_turn.acquire()
-        except KeyboardInterrupt:
-            # The script computes: let it come to its next wait, or two threads would run at once.
-            self._engines_turn.acquire()
+        except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for the script
+            self._running_away = True
             raise
 
     def _run(self, given: WorkerContext) -> None:
@@ -102,6 +111,9 @@ class ScriptThread:
             self._train()
         except Closed:
             pass
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                self.error = error
         except BaseException as error:  # noqa: BLE001 - whatever ended the script is the engine's to report
             self.error = error
         finally:

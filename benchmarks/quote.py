@@ -1,0 +1,105 @@
+"""Tables of README and docs, taken from results and registry: `python benchmarks/quote.py` writes them anew.
+
+A table stands between `<!-- quote: NAME -->` and `<!-- end -->`. A test fails while a page says something else than the
+result it quotes.
+"""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import results
+from paceline import strategies as registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/strategies.md")
+BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RULES = {
+    "bsp": "everybody waits for the slowest, as with DDP",
+    "asp": "nobody waits, gradients grow stale",
+    "ssp": "a bounded lead over the slowest",
+    "dssp": "a bounded lead that adapts",
+    "adaptive_sync": "rounds paced by a performance monitor",
+    "dasp": "a state and a load for each node",
+    "fastest_k": "the fastest 6 of 8, the rest cancelled",
+    "k_async": "whichever 4 of 8 come first",
+    "adaptive_k": "the fastest k, k adapts",
+    "adaptive_k_load": "the fastest k, k and load adapt",
+    "balanced": "work in proportion to speed",
+}
+
+
+def uneven8() -> str:
+    """Every strategy on the uneven cluster at its tuned learning rate."""
+    found = _result("learning_rates")
+    fresh = [
+        row for row in found["rows"] if row["task"] == "digits" and row["cluster"] == "uneven" and row["seed"] >= 3
+    ]
+    times: dict[str, list[float]] = {}
+    stale: dict[str, list[float]] = {}
+    for row in fresh:
+        name = row["strategy"].split(":")[0]
+        times.setdefault(name, []).append(row["reached_s"] or float("inf"))
+        stale.setdefault(name, []).append(row["staleness"] or 0.0)
+    bsp = statistics.median(times["bsp"])
+    rows = [
+        {
+            "strategy": f"`{name}`",
+            "what it does": RULES[name],
+            "seconds to 93 %": f"{statistics.median(seconds):.2f}",
+            "against bsp": f"{bsp / statistics.median(seconds):.2f} x",
+            "staleness": f"{statistics.median(stale[name]):.1f}",
+        }
+        for name, seconds in sorted(times.items(), key=lambda entry: statistics.median(entry[1]))
+    ]
+    return results.table(rows)
+
+
+def strategies() -> str:
+    """Rule, source and options of every strategy, as the registry has them."""
+    parts = []
+    for name in registry.names():
+        told = registry.describe(registry.strategy_class(name))
+        parts.append(f"### `{name}`\n\n{told.rule}\n\n*{told.citation}*")
+        rows = [
+            {
+                "option": f"`{option.name}`",
+                "type": option.type.replace("|", "or"),
+                "default": "must be given" if option.default is None else f"`{option.default}`",
+                "bounds": option.bounds,
+                "meaning": option.description,
+            }
+            for option in told.options
+        ]
+        if rows:
+            parts.append(results.table(rows))
+    return "\n\n".join(parts)
+
+
+QUOTES: dict[str, Callable[[], str]] = {"strategies": strategies, "uneven8": uneven8}
+
+
+def quoted(text: str) -> str:
+    """The page with every table as the results have it."""
+    return BLOCK.sub(lambda match: f"{match[1]}{QUOTES[match[2]]()}\n{match[3]}", text)
+
+
+def _result(question: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((results.FOLDER / f"{question}.json").read_text())
+    return data
+
+
+def main() -> int:
+    """Write the tables of every page anew."""
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(quoted(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

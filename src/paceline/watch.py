@@ -1,0 +1,56 @@
+"""What the coordinator keeps an eye on: the loss of each version and, through the guard, signs of divergence."""
+
+from collections.abc import Callable
+
+from paceline.errors import OptionError
+from paceline.guard import Guard
+from paceline.seats import Held
+from paceline.strategies.base import Strategy
+
+NO_LOSS = "the script reports no loss: the guard watches gradients alone (add `session.report(loss=loss)`)"
+
+
+class Watch:
+    """The loss of the version applied last, and the divergence nobody has dealt with yet."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.loss: float | None = None
+        self.divergence: str | None = None
+        self.on_divergence: Callable[[], None] | None = None  # where every push is refused no version follows
+        self._warn = warn
+        self._guard = Guard()
+        self._told_of_losses = False
+        self._seen_loss = False
+
+    def applied(self, held: list[Held], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
+        """These pushes were applied to `version`: note their mean loss and hear the guard."""
+        known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
+        total = sum(samples for _, samples in known)
+        self.loss = sum(loss * samples for loss, samples in known) / total if total else None
+        if self.loss is None:
+            self._miss_loss(strategy)
+        self._seen_loss = self._seen_loss or self.loss is not None
+        stalest = min(held, key=lambda h: h.read_version)
+        staleness = version - stalest.read_version
+        self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
+
+    def refused(self, worker: int, norm: float, staleness: int) -> None:
+        """A push was not finite and went no further."""
+        self._take_note(self._guard.refused(worker, norm, staleness))
+
+    def _miss_loss(self, strategy: Strategy) -> None:
+        if not self._told_of_losses and not self._seen_loss:
+            self._told_of_losses = True
+            self._warn(NO_LOSS)
+        if strategy.needs_losses and not self._seen_loss:
+            raise OptionError(
+                f"{strategy.name} decides by the loss, and the script reports none: add "
+                "`session.report(loss=loss)` before `optimizer.step()`"
+            )
+
+    def _take_note(self, text: str | None) -> None:
+        if text is not None:
+            self.divergence = text
+            self._warn(text)
+            if self.on_divergence is not None:
+                self.on_divergence()
