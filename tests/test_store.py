@@ -116,3 +116,12 @@ def test_views_are_apart_and_padding_stays_zero():
     assert [view.shape for view in layout.views(buffers)] == [(3,), (2, 2), ()]
     assert float(buffers[0].sum()) == 3 + 8 + 3
     assert layout.nbytes == 8 * 4
+
+
+def test_half_precision_parameters_have_masters():
+    store = make(dtypes=(torch.bfloat16, torch.float32))
+    store.apply([gradient(store, -1.0, -1.0)], [1.0], [1], stock=False)
+    for _ in range(200):
+        store.apply([gradient(store, 1e-3, 1e-3)], [1.0], [1], stock=False)
+    assert store.read().flat[0].dtype == torch.bfloat16
+    assert values(store) == pytest.approx([0.8, 0.8], abs=0.01)

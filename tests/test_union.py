@@ -22,9 +22,9 @@ def groups(model):
     return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.03}]
 
 
-def train_on(scenario, strategy, optimizer_name, epochs, batch_size, seed=0):
+def train_on(scenario, strategy, optimizer_name, epochs, batch_size, seed=0, size=50):
     """The trained state, the samples of every version in order, and what a one-process optimizer starts from."""
-    rows = Rows()
+    rows = Rows(size)
     pushed: dict[int, list[list[int]]] = {}
 
     def train():
@@ -110,3 +110,12 @@ def test_a_seed_fixes_the_model_and_another_changes_the_shuffle():
     states = [train_on(cluster(*UNEVEN), "bsp", "sgd", 1, 4, seed)[0].model_state for seed in (0, 0, 1)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("speeds", [EVEN, UNEVEN])
+def test_guided_pieces_agree_with_bsp_where_rounds_tile_the_epoch(speeds):
+    scenario = cluster(*speeds, jitter="lognormal:0.2")
+    runs = [train_on(scenario, name, "momentum", 5, 4, size=48) for name in ("bsp", "balanced")]
+    assert [sorted(union) for union in runs[0][2]] == [sorted(union) for union in runs[1][2]]
+    for name, value in runs[0][0].model_state.items():
+        torch.testing.assert_close(runs[1][0].model_state[name], value, rtol=1e-9, atol=1e-9)

@@ -77,9 +77,10 @@ class Store:
         self.layout = Layout.of(values)
         self.version = 0
         self.statistics = statistics
-        self._flat = self.layout.pack(values)
+        # Steps smaller than a half-precision number's last digit must not vanish: masters have single precision.
+        self._flat = [_master(flat) for flat in self.layout.pack(values)]
         self._parameters = [view.requires_grad_() for view in self.layout.views(self._flat)]
-        self._sum = self.layout.zeros()
+        self._sum = [torch.zeros_like(flat) for flat in self._flat]
         self._gradients = self.layout.views(self._sum)
         self._previous: list[torch.Tensor] | None = None
         self._buffers = [b.detach().clone() for b in buffers]
@@ -94,7 +95,8 @@ class Store:
     def read(self) -> Parameters:
         """The current version."""
         if self._read is None:
-            flat = [buffer.detach().clone() for buffer in self._flat]
+            pairs = zip(self._flat, self.layout.dtypes, strict=True)
+            flat = [master.detach().to(dtype, copy=True) for master, dtype in pairs]
             self._read = Parameters(self.version, flat, [b.clone() for b in self._buffers])
         return self._read
 
@@ -151,6 +153,10 @@ class Store:
         version = self.read()
         values = [view.clone() for view in self.layout.views(version.flat)]
         return values, [b.clone() for b in version.buffers]
+
+
+def _master(flat: torch.Tensor) -> torch.Tensor:
+    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
 
 
 def flat_norm(flat: Sequence[torch.Tensor]) -> float:

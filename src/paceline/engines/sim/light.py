@@ -53,18 +53,17 @@ class DirectCluster(LightCluster):
         worker, at, tries = order.worker, order.at, self._tries
         attempt = tries[worker]
         tries[worker] = attempt + 1
-        seconds = self.times.compute_s(worker, attempt, order.allotment.samples, at)
-        self.kernel.at(at + seconds, self._arrived_call, order)
-
-    def _arrived_directly(self, order: Order) -> None:
-        ticket, now, size = order.ticket, self.kernel.now, self._bytes
-        if ticket in self._void:
-            self._void.remove(ticket)
-            return
+        samples, size = order.allotment.samples, self._bytes
+        end = at + self.times.compute_s(worker, attempt, samples, at)
         down = size if order.fresh else 0
-        samples, seconds = order.allotment.samples, now - order.at
-        arrival = Arrival(order.worker, order.incarnation, ticket, samples, seconds, 0.0, size, down)
-        self.coordinator.arrive(now, arrival)
+        arrival = Arrival(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
+        self.kernel.at(end, self._arrived_call, arrival)
+
+    def _arrived_directly(self, arrival: Arrival) -> None:
+        if arrival.ticket in self._void:
+            self._void.remove(arrival.ticket)
+        else:
+            self.coordinator.arrive(self.kernel.now, arrival)
 
     def cancel(self, worker: int, ticket: int) -> None:  # noqa: ARG002 - tickets are unique
         self._void.add(ticket)
