@@ -394,3 +394,19 @@ def test_evaluations_go_on_in_a_larger_phase():
     _, lines = launch(script, cluster(1.0), evaluate_every="0.1e", strategy="asp")
     epochs = [line.data["epoch"] for line in lines if getattr(line, "what", "") == "evaluation"]
     assert sum(epoch > 10 for epoch in epochs) == 10
+
+
+def test_a_newcomer_passes_through_hundreds_of_finished_phases():
+    passed = {}
+
+    def script():
+        session = paceline.init()
+        model, optimizer = start(session)
+        for phase in range(400):
+            for x, y, _ in session.batches(Rows(6), batch_size=2):
+                step(model, optimizer, x, y)
+                passed.setdefault(session.worker, phase)
+
+    run, _ = launch(script, cluster(1.0, 1.0, events=event("join", 15.0)))
+    assert run.summary.samples_used == 2400
+    assert passed[2] > 350

@@ -109,15 +109,11 @@ class ScriptCluster(VirtualCluster):
             return error
         if isinstance(error, SystemExit):
             return ScriptError(f"the script of worker {worker} exited with {error.code}")
-        batch = self.threads_batches(worker)
+        batch = self.shared.batches.get(worker, 0)
         where = f"worker {worker}, batch {batch}, {self.kernel.now:.6g} s into the run"
         failure = ScriptError(f"the script raised {type(error).__name__} in {where}: {error}")
         failure.__cause__ = error
         return failure
-
-    def threads_batches(self, worker: int) -> int:
-        """Batches handed to the worker's script so far."""
-        return self.shared.batches.get(worker, 0)
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
@@ -129,25 +125,28 @@ class ScriptCluster(VirtualCluster):
         """Take in all that a script said before it came to wait."""
         thread = self.threads[worker]
         while (message := thread.collect()) is not None:
-            self._hear(worker, message)
+            answer = self._hear(worker, message)
             if self.threads.get(worker) is not thread:
                 return
+            if answer is not None:
+                thread.resume(answer)
         if thread.ended:
             self._script_ended(worker)
 
-    def _hear(self, worker: int, message: ToServer) -> None:
+    def _hear(self, worker: int, message: ToServer) -> ToWorker | None:
+        """Deal with a message; what can be answered at once is."""
         match message:
             case Push():
                 self._on_push(worker, message)
             case More():
-                self._on_more(worker, message)
+                return self._on_more(worker, message)
             case Note():
                 self.coordinator.now = self.kernel.now
                 self.coordinator.observe("report", {"name": message.name, "value": message.value}, worker)
             case Ready():
-                self._on_ready(worker, message)
+                return self._on_ready(worker, message)
             case Hello():
-                self._tell(worker, Welcome(self.conduct.welcome(worker, message)))
+                return Welcome(self.conduct.welcome(worker, message))
             case Done():
                 self._out_of_loop(worker)
             case Remark():
@@ -156,13 +155,15 @@ class ScriptCluster(VirtualCluster):
             case Stop():
                 self.coordinator.now = self.kernel.now
                 self.conduct.stop_phase(message.reason)
+        return None
 
-    def _on_ready(self, worker: int, message: Ready) -> None:
+    def _on_ready(self, worker: int, message: Ready) -> Over | None:
         answer = "over" if self.conduct.cause is not None else self.phases.ready(worker, message)
         if answer == "over":
-            self._tell(worker, self._over())
-        elif answer == "join":
+            return self._over()
+        if answer == "join":
             self.coordinator.join(worker, message.batch_size, self.kernel.now)
+        return None
 
     def _begin_phase_if_ready(self) -> None:
         if self.phases.can_begin and not self._starting:
@@ -203,15 +204,15 @@ class ScriptCluster(VirtualCluster):
         )  # fmt: skip
         self.send_up(flight, arrival)
 
-    def _on_more(self, worker: int, message: More) -> None:
+    def _on_more(self, worker: int, message: More) -> Extra | None:
         flight = self.flights[worker]
         current = self.phases.current
         work = current.batch_size if current is not None else 1
         extra = self.coordinator.more(worker, self.incarnations[worker], message.ticket, work)
         if extra is None:
-            self._tell(worker, Extra(None))
-            return
+            return Extra(None)
         self.prolong(flight, extra)
+        return None
 
     def prolong(self, flight: Flight, extra: Allotment) -> None:
         """The worker goes on computing on the same grant."""
