@@ -16,7 +16,7 @@ import results
 from paceline import strategies as registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/strategies.md")
+PAGES = ("README.md", "docs/simulator.md", "docs/strategies.md")
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
     "bsp": "everybody waits for the slowest, as with DDP",
@@ -80,7 +80,20 @@ def strategies() -> str:
     return "\n\n".join(parts)
 
 
-QUOTES: dict[str, Callable[[], str]] = {"strategies": strategies, "uneven8": uneven8}
+def simulator() -> str:
+    """Every bar of the simulator's benchmark and how it stands."""
+    rows = [
+        {
+            "bar": f"{verdict['name']} {verdict['bar']}",
+            "measured": verdict["value"],
+            "": "met" if verdict["passed"] else "missed",
+        }
+        for verdict in _result("simulator")["verdicts"]
+    ]
+    return results.table(rows)
+
+
+QUOTES: dict[str, Callable[[], str]] = {"simulator": simulator, "strategies": strategies, "uneven8": uneven8}
 
 
 def quoted(text: str) -> str:

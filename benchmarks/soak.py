@@ -32,7 +32,7 @@ def main() -> int:
     verdict = results.Verdict(
         "failures", str(counts.get("failed", 0) + counts.get("error", 0)), "= 0", done.returncode == 0
     )
-    seed = os.environ.get("PACELINE_SEED", "the fixed one")
+    seed = os.environ.get("LAWS_SEED", "the fixed one")
     notes = (
         f"{counts.get('passed', 0)} tests passed, {counts.get('failed', 0)} failed, {counts.get('skipped', 0)} skipped "
         f"in {time.monotonic() - began:.0f} s; seed: {seed}. The laws run with 20 times the usual examples.\n"

@@ -6,7 +6,6 @@ The cluster is virtual (4 workers at full speed, 2 at half, 2 at a quarter), the
 the cluster's: what the same run would take on such machines.
 """
 
-import sys
 import time
 
 from rich.console import Console
@@ -19,7 +18,7 @@ SCENARIO, TARGET = "uneven8", "accuracy=0.93"
 STRATEGIES = ["bsp", "asp", "ssp", "dasp", "balanced"]
 
 
-def main() -> int:
+def main() -> None:
     """Run them all and compare."""
     console, began = Console(), time.monotonic()
     console.print(f"[bold]Training digits on {SCENARIO} until held-out {TARGET}[/bold]")
@@ -28,15 +27,12 @@ def main() -> int:
     for name in STRATEGIES:
         with console.status(f"{name}: {strategies.describe(strategies.strategy_class(name)).rule}"):
             lr = tasks.learning_rate("digits", name)
-            run = paceline.launch(
-                tasks.get("digits"), scenario=SCENARIO, strategy=name, target=TARGET, options={"lr": str(lr)}
-            )
-        reports[name] = run.summary
+            settings = {"scenario": SCENARIO, "strategy": name, "target": TARGET, "options": {"lr": str(lr)}}
+            reports[name] = paceline.launch(tasks.get("digits"), **settings).summary
     console.print(compare(reports))
     for line in winners(reports):
         console.print(line)
     console.print(f"[dim]{time.monotonic() - began:.0f} s of real time; the same command gives the same table.[/dim]")
-    return 0
 
 
 def seconds_to_target(report: paceline.Report) -> float:
@@ -66,7 +62,7 @@ def winners(reports: dict[str, paceline.Report]) -> list[str]:
         "Least waiting": (lambda r: r.wait_fraction, lambda v: f"{v:.0%}"),
         "Freshest gradients": (lambda r: (r.staleness.mean, seconds_to_target(r)), lambda v: f"staleness {v[0]:.1f}"),
     }
-    lines = []
+    lines: list[str] = []
     for quest, (measure, show) in quests.items():
         name = min(reports, key=lambda n: measure(reports[n]))
         rule = strategies.strategy_class(name).rule
@@ -75,4 +71,4 @@ def winners(reports: dict[str, paceline.Report]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(example):
-    assert len(example.read_text().splitlines()) <= 100, "an example is read in one go"
+    assert len(example.read_text().splitlines()) <= 80, "an example is read in one go"
 
 
 @pytest.mark.slow

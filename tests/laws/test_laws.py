@@ -1,6 +1,6 @@
 """Every registered strategy keeps the laws on any cluster, whatever befalls it.
 
-A strategy is tested by being registered. PACELINE_SEED chooses other clusters, PACELINE_SOAK=1 twenty times as many.
+A strategy is tested by being registered. LAWS_SEED chooses other clusters, PACELINE_SOAK=1 twenty times as many.
 """
 
 import ast
@@ -21,7 +21,7 @@ from paceline import strategies
 from paceline.strategies import Strategy
 
 SOAK = os.environ.get("PACELINE_SOAK") == "1"
-SEED = os.environ.get("PACELINE_SEED")
+SEED = os.environ.get("LAWS_SEED")
 EXAMPLES = 80
 DEAR = {"adaptive_k_load": 25}  # each of its runs draws a frontier twice
 pytestmark = [pytest.mark.soak] if SOAK else []  # so that the long form is among what `make soak` asks for
@@ -53,7 +53,7 @@ def specs(name: str) -> st.SearchStrategy[str]:
 
 
 def on_clusters(test: Callable[..., Any], examples: int) -> Callable[..., Any]:
-    """The same clusters every time, or those of the seed in PACELINE_SEED."""
+    """The same clusters every time, or those of the seed in LAWS_SEED."""
     chosen = settings(
         max_examples=examples * (20 if SOAK else 1),
         deadline=None,
