@@ -139,6 +139,7 @@ def test_options_of_a_group_are_averaged_by_samples():
     assert mean["nesterov"] is False
     assert mean_options(pushes[:1] * 2, [1, 1]) is pushes[0]
     assert math.isclose(mean_options(pushes, [0, 0])[0]["lr"], 0.1)
+    assert mean_options([[{"lr": 1}], [{"lr": 0.5}]], [1, 1])[0]["lr"] == pytest.approx(0.75)
 
 
 class Custom(torch.optim.SGD):

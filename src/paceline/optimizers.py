@@ -92,7 +92,9 @@ def mean_options(options: Sequence[Sequence[GroupOptions]], samples: Sequence[in
 
 def _mean(values: list[Any], shares: list[float]) -> Any:
     first = values[0]
-    if isinstance(first, float):
+    if all(value == first for value in values):
+        return first
+    if isinstance(first, int | float) and not isinstance(first, bool):
         return sum(value * share for value, share in zip(values, shares, strict=True))
     if isinstance(first, tuple):
         return tuple(_mean(list(column), shares) for column in zip(*values, strict=True))
