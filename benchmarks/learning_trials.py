@@ -91,6 +91,7 @@ def attempt(
     trial = TRIALS[task]
     return paceline.launch(
         get(task),
+        engine="sim",
         scenario=cluster(task, kind),
         strategy=spec,
         target=target(task),

@@ -35,15 +35,16 @@ def write(
     rows: Sequence[dict[str, Any]],
     notes: str,
     folder: Path = FOLDER,
+    packages: Sequence[str] = (),
 ) -> Path:
-    """Write the result of one run; the rows become its table."""
+    """Write the result of one run; the rows become its table. `packages` are those it compares, beside the usual."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "question": question,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
-        "machine": _machine(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **_versions(*PACKAGES, *packages)},
         "command": command,
     }
     raw = {**facts, "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts], "rows": list(rows)}
@@ -107,7 +108,8 @@ def _commit() -> str:
     return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Processor, cores and memory."""
     model = platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     information = Path("/proc/cpuinfo")
@@ -117,5 +119,5 @@ def _machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB"
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
+def _versions(*names: str) -> dict[str, str]:
+    return {name: version(name) for name in names}

@@ -28,7 +28,7 @@ def main() -> None:
         with console.status(f"{name}: {strategies.describe(strategies.strategy_class(name)).rule}"):
             lr = tasks.learning_rate("digits", name)
             settings = {"scenario": SCENARIO, "strategy": name, "target": TARGET, "options": {"lr": str(lr)}}
-            reports[name] = paceline.launch(tasks.get("digits"), **settings).summary
+            reports[name] = paceline.launch(tasks.get("digits"), engine="sim", **settings).summary
     console.print(compare(reports))
     for line in winners(reports):
         console.print(line)

@@ -2,13 +2,17 @@
 
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import leaks
+
 NO_SKIPS = os.environ.get("PACELINE_CI_NO_SKIPS") == "1"
+NO_DEVICE = "needs CUDA"  # the one reason that no machine of CI can do anything about
 SOAK = os.environ.get("PACELINE_SOAK") == "1"
 
 _skipped: list[str] = []
@@ -31,13 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A test skipped anywhere, fixtures included."""
-    if report.skipped and not hasattr(report, "wasxfail"):
+    if report.skipped and not hasattr(report, "wasxfail") and NO_DEVICE not in _reason(report):
         _skipped.append(f"{report.nodeid}: {_reason(report)}")
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """A whole file skipped while it is collected."""
-    if report.skipped:
+    if report.skipped and NO_DEVICE not in _reason(report):
         _skipped.append(f"{report.nodeid}: {_reason(report)}")
 
 
@@ -75,6 +79,20 @@ def leaves_nothing_behind() -> Iterator[None]:
     yield
     left = [thread.name for thread in threading.enumerate() if thread not in before and thread.is_alive()]
     assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture
+def nothing_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[leaks.Watch]:
+    """No process, descriptor, thread, shared memory or temporary file outlives the test."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    watch = leaks.Watch(temporary)
+    monkeypatch.setenv(leaks.TAG, watch.tag)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("torch")))  # torch makes it on import
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield watch
+    left = watch.left()
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture

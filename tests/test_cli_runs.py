@@ -17,7 +17,7 @@ from paceline.cli import main
 from paceline.cli.progress import describe, progress_shown
 from paceline.running import Progress
 
-QUICK = ["--max-versions", "3", "--evaluate-every", "2v"]
+QUICK = ["--engine", "sim", "--max-versions", "3", "--evaluate-every", "2v"]
 CLUSTER = "seed = 1\n[compute]\nseconds_per_sample = 0.002\n[[workers]]\ncount = 2\nspeed = 1.0\n"
 REPORT_FIELDS = [
     "strategy",
@@ -133,13 +133,41 @@ def test_precedence_of_sources_in_a_run(
     Path("mine.toml").write_text(cluster + '[run]\nstrategy = "ssp:staleness=1"\nseed = 5\nmax_versions = 2\n')
     monkeypatch.setenv("PACELINE_SEED", "6")
     monkeypatch.setenv("PACELINE_MAX_VERSIONS", "3")
-    assert main(["run", "--quiet", "--json", "--scenario", "mine.toml", "--max-versions", "4", script(folder)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "sim",
+                "--quiet",
+                "--json",
+                "--scenario",
+                "mine.toml",
+                "--max-versions",
+                "4",
+                script(folder),
+            ]
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert (report["strategy"], report["seed"], report["versions"]) == ("ssp:staleness=1", 6, 4)
 
 
 def test_the_journal_goes_where_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "-q", "--json", "--scenario", "even4", "--journal", "deep/j.jsonl.gz", "--runs-dir", "out"]
+    arguments = [
+        "run",
+        "--engine",
+        "sim",
+        "-q",
+        "--json",
+        "--scenario",
+        "even4",
+        "--journal",
+        "deep/j.jsonl.gz",
+        "--runs-dir",
+        "out",
+    ]
     assert main([*arguments, *QUICK, script(folder)]) == 0
     assert json.loads(capsys.readouterr().out)["journal"] == "deep/j.jsonl.gz"
     assert Path("deep/j.jsonl.gz").is_file()
@@ -155,7 +183,19 @@ def test_a_missed_target_is_no_failure(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_reached_target_ends_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "-q", "--json", "--scenario", "even4", "--target", "loss<=1000", "--evaluate-every", "1v"]
+    arguments = [
+        "run",
+        "--engine",
+        "sim",
+        "-q",
+        "--json",
+        "--scenario",
+        "even4",
+        "--target",
+        "loss<=1000",
+        "--evaluate-every",
+        "1v",
+    ]
     assert main([*arguments, script(folder)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["target"]["reached_at_seconds"] is not None
@@ -164,7 +204,7 @@ def test_a_reached_target_ends_the_run(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_a_script_that_raises_shows_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = script(folder, inside="if session.worker == 2 and number == 1: raise ValueError('no such luck')")
-    assert main(["run", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train]) == 1
+    assert main(["run", "--engine", "sim", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
@@ -178,7 +218,7 @@ def test_a_script_that_raises_shows_where(folder: Path, capsys: pytest.CaptureFi
 
 def test_a_script_that_cannot_start_is_the_scripts_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.py").write_text("import no_such_module_anywhere\n")
-    assert main(["run", "-q", "--scenario", "even4", "broken.py"]) == 1
+    assert main(["run", "--engine", "sim", "-q", "--scenario", "even4", "broken.py"]) == 1
     assert "no_such_module_anywhere" in capsys.readouterr().err
 
 
@@ -186,11 +226,13 @@ def test_a_diverging_run_is_stopped_by_the_guard(folder: Path, capsys: pytest.Ca
     train = script(
         folder, inside="loss.data.fill_(float('nan')); [p.grad.fill_(float('nan')) for p in model.parameters()]"
     )
-    assert main(["run", "-q", "--json", "--scenario", "even4", "--on-divergence", "stop", train]) == 3
+    assert (
+        main(["run", "--engine", "sim", "-q", "--json", "--scenario", "even4", "--on-divergence", "stop", train]) == 3
+    )
     out, err = capsys.readouterr()
     assert any(text.startswith("diverging: ") for text in json.loads(out)["warnings"])
     logged, told = err.splitlines()
-    assert logged.startswith("paceline: WARNING: diverging: the gradient of worker 0 is not finite")
+    assert logged.startswith("paceline: WARNING: diverging: the gradient of worker 0 at its step 1 is not finite")
     assert told == "paceline: stopped by the convergence guard (--on-divergence stop): the report's warnings say why"
 
 
@@ -203,7 +245,7 @@ def test_an_error_of_our_own_asks_for_a_report(
         raise ZeroDivisionError("a promise of ours")
 
     monkeypatch.setattr(paceline.launching, "launch", broken)
-    assert main(["run", "-q", "--json", script(folder)]) == 4
+    assert main(["run", "--engine", "sim", "-q", "--json", script(folder)]) == 4
     out, err = capsys.readouterr()
     assert out == ""
     assert "Traceback" in err
@@ -215,7 +257,9 @@ def test_an_error_of_our_own_asks_for_a_report(
 def test_ctrl_c_ends_with_the_report_so_far(folder: Path) -> None:
     interrupt = "import os, signal\n    if session.worker == 1 and number == 1: os.kill(os.getpid(), signal.SIGINT)"
     train = script(folder, inside=interrupt)
-    done = in_a_process(["run", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train], folder)
+    done = in_a_process(
+        ["run", "--engine", "sim", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train], folder
+    )
     assert done.returncode == 130, done.stderr
     report = json.loads(done.stdout)
     assert report["versions"] < 8
@@ -307,7 +351,19 @@ def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "run", "--task", "digits", "--epochs", "100000", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--engine",
+        "sim",
+        "--task",
+        "digits",
+        "--epochs",
+        "100000",
+        "--json",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
     journals: list[Path] = []
     while process.poll() is None and not (journals and journals[0].stat().st_size > 20_000):
@@ -322,13 +378,15 @@ def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
 
 def test_a_file_that_is_no_journal_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "precious.py").write_text("print('mine')\n")
-    code = main(["run", "--task", "digits", "--journal", "precious.py", "--max-versions", "1"])
+    code = main(["run", "--engine", "sim", "--task", "digits", "--journal", "precious.py", "--max-versions", "1"])
     assert code == 2
     assert "precious.py exists and is no journal" in capsys.readouterr().err
     assert (folder / "precious.py").read_text() == "print('mine')\n"
 
 
 def test_a_full_disk_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["run", "--task", "digits", "--journal", "/dev/full", "--max-versions", "40", "--quiet"])
+    code = main(
+        ["run", "--engine", "sim", "--task", "digits", "--journal", "/dev/full", "--max-versions", "40", "--quiet"]
+    )
     assert code == 2
     assert "cannot write journal /dev/full" in capsys.readouterr().err

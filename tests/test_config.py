@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import Every, RunConfig, Target, agreed_workers, chosen_log_level, chosen_scenario, resolve
+from paceline.config import (
+    Every,
+    RunConfig,
+    Target,
+    agreed_workers,
+    chosen_log_level,
+    chosen_scenario,
+    cores,
+    require_possible,
+    resolve,
+    usual_threads,
+    usual_workers,
+)
 from paceline.errors import OptionError, UserError
 
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
@@ -103,12 +115,15 @@ def test_every_setting_can_be_given_as_text() -> None:
         "engine": "sim", "strategy": "ssp:staleness=2", "scenario": "even4", "workers": "4", "seed": "7",
         "batch_size": "16", "epochs": "0.5", "max_versions": "10", "max_seconds": "2.5", "target": "loss<=0.5",
         "evaluate_every": "5v", "on_divergence": "stop", "set": ["a=b=c"], "data_dir": "data", "journal": "j.jsonl.gz",
-        "runs_dir": "out", "threads": "2",
+        "runs_dir": "out", "threads": "2", "transport": "zeromq", "respawn": "true", "checkpoint_every": "60s",
+        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop",
     }  # fmt: skip
     expected = RunConfig(
-        strategy="ssp:staleness=2", scenario="even4", workers=4, seed=7, batch_size=16, epochs=0.5, max_versions=10,
-        max_seconds=2.5, target=Target("loss", 0.5, False), evaluate_every=Every(5, "v"), on_divergence="stop",
-        options={"a": "b=c"}, data_dir=Path("data"), journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2,
+        engine="sim", strategy="ssp:staleness=2", scenario="even4", workers=4, seed=7, batch_size=16, epochs=0.5,
+        max_versions=10, max_seconds=2.5, target=Target("loss", 0.5, False), evaluate_every=Every(5, "v"),
+        on_divergence="stop", on_nonfinite="stop", options={"a": "b=c"}, data_dir=Path("data"),
+        journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2, transport="zeromq", respawn=True,
+        checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"),
     )  # fmt: skip
     assert resolve(given, {}, {}) == expected
     variables = {"PACELINE_" + name.upper(): value for name, value in given.items() if isinstance(value, str)}
@@ -141,8 +156,13 @@ def test_values_of_their_own_type_are_taken_as_they_are() -> None:
         ("max_seconds", "nan", "a finite number > 0"),
         ("max_seconds", "soon", "a finite number > 0"),
         ("on_divergence", "panic", "one of warn, stop, bsp"),
-        ("engine", "slurm", "one of sim"),
+        ("engine", "slurm", "one of local, sim"),
         ("threads", "0", "a whole number >= 1"),
+        ("transport", "pigeon", "one of shm, zeromq"),
+        ("respawn", "often", "true or false"),
+        ("checkpoint_every", "0.5e", "in versions or seconds"),
+        ("checkpoint_keep", "0", "a whole number >= 1"),
+        ("on_nonfinite", "cry", "one of skip, stop"),
         ("strategy", " ", "a name"),
         ("set", ["lr"], "name=value"),
         ("set", ["=1"], "name=value"),
@@ -213,6 +233,33 @@ def test_the_scenario_decides_how_many_workers_there_are() -> None:
         agreed_workers(3, 8, "uneven8")
     with pytest.raises(UserError, match=r"uneven8, taken because none was given, has 8 workers, not 3"):
         agreed_workers(3, 8, "uneven8", by_default=True)
+
+
+def test_evaluation_can_be_off_but_not_where_a_target_needs_it() -> None:
+    assert resolve({"evaluate_every": "off"}, {}, {}).evaluate_every is None
+    contradiction = resolve({"evaluate_every": "off", "target": "loss=1"}, {}, {})
+    with pytest.raises(OptionError, match=r"loss<=1 is never reached with --evaluate-every off"):
+        require_possible(contradiction)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("checkpoint_every", "10v"), ("resume", "runs/old"), ("respawn", True), ("transport", "zeromq")],
+)
+def test_what_only_real_processes_have_is_refused_by_the_simulator(name: str, value: object) -> None:
+    require_possible(resolve({name: value}, {}, {}))
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(OptionError, match=rf"^{flag}: the engine sim has no such thing; .*--engine local"):
+        require_possible(resolve({name: value, "engine": "sim"}, {}, {}))
+
+
+def test_the_machine_says_how_many_workers_and_threads_are_usual() -> None:
+    assert usual_workers(devices=3) == 3
+    assert 2 <= usual_workers(devices=0) <= 4
+    assert usual_threads(RunConfig(), 10_000) == 1
+    assert usual_threads(RunConfig(), 1) == cores()
+    assert usual_threads(RunConfig(engine="sim"), 1) == 1
+    assert usual_threads(RunConfig(engine="sim", threads=3), 1) == 3
 
 
 def test_no_other_module_reads_the_variables() -> None:

@@ -35,6 +35,8 @@ def test_the_example_script_runs_on_a_virtual_cluster(tmp_path):
         "-m",
         "paceline",
         "run",
+        "--engine",
+        "sim",
         "--scenario",
         "uneven8",
         "--strategy",

@@ -63,5 +63,5 @@ def test_negative_losses_are_judged_by_their_excess():
 
 def test_the_first_refused_push_is_worth_a_warning():
     guard = Guard()
-    assert "worker 2" in guard.refused(2, math.nan, 4)
-    assert guard.refused(2, math.nan, 4) is None
+    assert "worker 2" in guard.refused(2, 7, math.nan, 4)
+    assert guard.refused(2, 7, math.nan, 4) is None

@@ -1,5 +1,6 @@
 """Every sample of an epoch is settled exactly once, whoever is fast and whatever is given back."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import InternalError, OptionError
+from paceline.errors import CheckpointError, InternalError, OptionError
 from paceline.ledger import Allotment, EpochLedger, ShardLedger, Tally, make_ledger
 
 
@@ -145,3 +146,90 @@ def test_a_tally_counts():
 def test_bad_ledgers(sampling, size, epochs, workers, message):
     with pytest.raises(OptionError, match=message):
         make_ledger(sampling, size, epochs, 0, workers)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    sampling=st.sampled_from(["epoch", "shard", "replacement"]),
+    size=st.integers(5, 60),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.sampled_from(["keep", "settle", "back"]))),
+)
+def test_a_restored_ledger_issues_what_was_out_again_and_then_goes_on_as_the_first(sampling, size, steps):
+    ledger, twin = (make_ledger(sampling, size, 2, seed=3, workers=5) for _ in range(2))
+    out = {}
+    for worker, work, fate in steps:
+        allotments = [side.allot(worker, work) for side in (ledger, twin)]
+        if allotments[0] is None:
+            break
+        assert np.array_equal(allotments[0].indices, allotments[1].indices)
+        for side, allotment in zip((ledger, twin), allotments, strict=True):
+            if fate == "settle":
+                side.settle(allotment.samples)
+            elif fate == "back":
+                side.give_back(worker, allotment)
+        if fate == "keep":
+            out.setdefault(worker, []).append(allotments[0])
+        json.dumps(ledger.snapshot([(w, a) for w in sorted(out) for a in out[w]]))  # disturbs nothing
+    outstanding = [(worker, allotment) for worker in sorted(out) for allotment in out[worker]]
+    data = json.loads(json.dumps(ledger.snapshot(outstanding)))
+    again = make_ledger(sampling, size, 2, seed=3, workers=5)
+    again.restore(data)
+    assert (again.used, again.lost, again.finished) == (ledger.used, ledger.lost, ledger.finished)
+    if sampling == "epoch":
+        for _, allotment in outstanding:
+            twin.give_back(0, allotment)
+        assert _left(again) == _left(twin)
+    elif sampling == "shard":
+        for worker, allotments in out.items():
+            rows = [a for a in allotments if a.epoch == ledger._passes[worker] - 1]
+            for allotment in rows:
+                assert np.array_equal(again.allot(worker, allotment.samples).indices, allotment.indices)
+        for worker in range(5):
+            assert _next(again, worker) == _next(ledger, worker)
+    else:
+        for _, allotment in outstanding:
+            assert np.array_equal(again.allot(0, allotment.samples).indices, allotment.indices)
+        assert _next(again, 0) == _next(ledger, 0)
+
+
+def _left(ledger):
+    return [(a.epoch, a.indices.tolist()) for a in drain(ledger)]
+
+
+def _next(ledger, worker):
+    allotment = ledger.allot(worker, 4)
+    return None if allotment is None else allotment.indices.tolist()
+
+
+def test_draws_issued_again_are_cut_to_the_work_asked_for():
+    ledger = make_ledger("replacement", 12, 2, seed=0, workers=1)
+    drawn = ledger.allot(0, 6)
+    again = make_ledger("replacement", 12, 2, seed=0, workers=1)
+    again.restore(ledger.snapshot([(0, drawn)]))
+    parts = [again.allot(0, 4), again.allot(0, 4)]
+    assert [part.samples for part in parts] == [4, 2]
+    assert [*parts[0].indices, *parts[1].indices] == list(drawn.indices)
+
+
+def test_the_end_of_a_shards_pass_is_kept_as_a_number():
+    ledger = ShardLedger(120, 240, (0, 0), workers=3)
+    first, _ = ledger.allot(1, 4), ledger.allot(2, 3)
+    assert ledger.snapshot([])["passes"] == [[1, 1, 36], [2, 1, 37]]
+    assert ledger.snapshot([(1, first)])["passes"] == [[1, 1, 40], [2, 1, 37]]
+    ledger.allot(1, 4)
+    ledger.give_back(1, first)  # out of order: these rows have to be named
+    assert len(ledger.snapshot([])["passes"][0][2]) == 36
+
+
+def test_another_amount_of_data_cannot_be_gone_on_with():
+    ledger = make_ledger("epoch", 10, 2, 0, 1)
+    with pytest.raises(CheckpointError, match="has 20 samples .*the script's 30: resume with the data"):
+        make_ledger("epoch", 10, 3, 0, 1).restore(ledger.snapshot([]))
+
+
+def test_a_tally_is_its_counts():
+    tally = Tally(10)
+    tally.settle(4)
+    again = Tally(10)
+    again.restore(json.loads(json.dumps(tally.snapshot([]))))
+    assert (again.used, again.finished) == (4, False)

@@ -173,8 +173,9 @@ def test_ci_runs_the_whole_suite_without_gaps() -> None:
 
 @pytest.mark.parametrize(("no_skips", "code"), [("1", 1), ("0", 0)])
 def test_a_skipped_test_fails_the_suite_where_that_is_asked_for(no_skips: str, code: int, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "conftest.py")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for name in ("conftest.py", "leaks.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / name)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     left_out = "@pytest.mark.skip(reason='no shared folder')\ndef test_left_out(): pass\n"
     (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_runs(): pass\n\n{left_out}")
     environment = {**os.environ, "PACELINE_CI_NO_SKIPS": no_skips}

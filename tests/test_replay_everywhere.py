@@ -87,7 +87,8 @@ def test_journals_of_light_workers(tmp_path: Path, name: str, size: int | None) 
 @pytest.mark.parametrize("spec", ["balanced", "dasp", "fastest_k:k=3", "adaptive_k_load:window=3,burn_in=2"])
 def test_journals_of_scripts(tmp_path: Path, spec: str) -> None:
     path = tmp_path / "script.jsonl"
-    paceline.launch(get("digits"), scenario=scenario(), strategy=spec, max_versions=30, journal=path, seed=3)
+    settings = {"strategy": spec, "max_versions": 30, "journal": path, "seed": 3}
+    paceline.launch(get("digits"), engine="sim", scenario=scenario(), **settings)
     lines = list(journal.read(path))
     found = replay(path)
     assert (found.decisions, found.difference) == (decisions(lines), None)
@@ -99,7 +100,13 @@ def test_a_journal_of_two_strategies(tmp_path: Path) -> None:
     path = tmp_path / "diverging.jsonl"
     options = {"lr": "300"}
     paceline.launch(
-        get("digits"), strategy="fastest_k:k=3", on_divergence="bsp", options=options, max_versions=80, journal=path
+        get("digits"),
+        engine="sim",
+        strategy="fastest_k:k=3",
+        on_divergence="bsp",
+        options=options,
+        max_versions=80,
+        journal=path,
     )
     lines = list(journal.read(path))
     assert [line.strategy for line in lines if isinstance(line, Header)] == ["fastest_k:k=3", "bsp"]
@@ -110,7 +117,7 @@ def test_a_journal_of_two_strategies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["bsp", "ssp", "balanced"])
 def test_every_sample_of_a_script_is_settled_once(tmp_path: Path, spec: str) -> None:
     path = tmp_path / "epoch.jsonl"
-    run = paceline.launch(get("digits"), scenario=scenario(), strategy=spec, epochs=1, journal=path)
+    run = paceline.launch(get("digits"), engine="sim", scenario=scenario(), strategy=spec, epochs=1, journal=path)
     lines = list(journal.read(path))
     broken = check(lines)
     assert not broken, "\n".join(map(str, broken))

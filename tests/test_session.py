@@ -17,7 +17,7 @@ ROWS = Rows()
 
 def launch(train, scenario=None, **settings):
     lines = Lines()
-    run = paceline.launch(train, scenario=scenario or cluster(*EVEN), sink=lines, **settings)
+    run = paceline.launch(train, engine="sim", scenario=scenario or cluster(*EVEN), sink=lines, **settings)
     return run, lines
 
 
@@ -455,7 +455,7 @@ def test_a_script_that_raises_names_worker_and_batch():
 
     lines = Lines()
     with pytest.raises(ScriptError, match=r"ValueError in worker 2, batch 2, .*broken data") as caught:
-        paceline.launch(train, scenario=cluster(*EVEN), sink=lines)
+        paceline.launch(train, engine="sim", scenario=cluster(*EVEN), sink=lines)
     assert isinstance(caught.value.__cause__, ValueError)
     assert lines[-1].what == "end"
     assert lines[-1].data["cause"] == "error"

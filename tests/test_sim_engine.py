@@ -45,7 +45,7 @@ def train(epochs=3, lr=0.02, report_loss=True):
 
 def launch(scenario, script=None, **settings):
     lines = Lines()
-    run = paceline.launch(script or train(), scenario=scenario, sink=lines, **settings)
+    run = paceline.launch(script or train(), engine="sim", scenario=scenario, sink=lines, **settings)
     return run, lines
 
 
@@ -88,7 +88,8 @@ def test_equal_runs_write_equal_bytes(tmp_path, strategy):
     paths = [tmp_path / f"{number}.jsonl" for number in range(3)]
     for path, seed in zip(paths, (1, 1, 2), strict=True):
         random.seed(path.name)  # whatever the process's own generators did before
-        paceline.launch(get("digits"), scenario=scenario, strategy=strategy, seed=seed, max_versions=20, journal=path)
+        settings = {"strategy": strategy, "seed": seed, "max_versions": 20, "journal": path}
+        paceline.launch(get("digits"), engine="sim", scenario=scenario, **settings)
     assert digest(paths[0]) == digest(paths[1])
     assert digest(paths[0]) != digest(paths[2])
 

@@ -93,7 +93,7 @@ def test_every_task_runs_on_virtual_workers(task: str, request: pytest.FixtureRe
     made_by = {"mnist": "mnist_folder", "cifar": "cifar_folder", "shakespeare": "text_folder"}
     data_dir = request.getfixturevalue(made_by[task]) if task in made_by else None
     settings = {"scenario": "even4", "strategy": "bsp", "batch_size": 2, "max_versions": 2, "data_dir": data_dir}
-    run = paceline.launch(tasks.get(task), **settings)
+    run = paceline.launch(tasks.get(task), engine="sim", **settings)
     assert run.summary.versions == 2
     evaluated = {"linreg": {"error", "loss"}, "shakespeare": {"loss", "perplexity"}}
     assert run.summary.metrics.keys() == evaluated.get(task, {"accuracy", "loss"})

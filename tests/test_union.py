@@ -42,7 +42,7 @@ def train_on(scenario, strategy, optimizer_name, epochs, batch_size, seed=0, siz
             scheduler.step()
 
     lines = Lines()
-    run = paceline.launch(train, scenario=scenario, strategy=strategy, seed=seed, sink=lines)
+    run = paceline.launch(train, engine="sim", scenario=scenario, strategy=strategy, seed=seed, sink=lines)
     return run, rows, unions(lines, pushed), lines
 
 

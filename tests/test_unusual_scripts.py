@@ -22,7 +22,7 @@ STRATEGIES = ["bsp", "asp", "dasp", "balanced", "fastest_k:k=2", "adaptive_sync"
 
 def launch(script, scenario=None, **settings):
     lines = Lines()
-    return paceline.launch(script, scenario=scenario or cluster(*EVEN), sink=lines, **settings), lines
+    return paceline.launch(script, engine="sim", scenario=scenario or cluster(*EVEN), sink=lines, **settings), lines
 
 
 def start(session, **options):

@@ -6,6 +6,7 @@ then the defaults below. A value that cannot be used is reported together with t
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,12 +16,15 @@ import msgspec
 
 from paceline.errors import OptionError
 
-ENGINES = ("sim",)
-DEFAULT_SCENARIO = "uneven8"
+ENGINES = ("local", "sim")
+DEFAULT_SCENARIO = "uneven8"  # the simulator's; real processes are as fast as they are
+USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices say how many
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
 
 Divergence = Literal["warn", "stop", "bsp"]
+NonFinite = Literal["skip", "stop"]
+Transport = Literal["shm", "zeromq"]
 Unit = Literal["v", "s", "e"]
 
 _FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
@@ -83,23 +87,29 @@ class Every(msgspec.Struct, frozen=True):
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set about a run; what is None is left to the script or the scenario."""
 
-    engine: str = "sim"
+    engine: str = "local"
     strategy: str = "bsp"
-    scenario: str | None = None  # a built-in's name or a file; None: the engine's own default
-    workers: int | None = None  # None: as many as the scenario has
+    scenario: str | None = None  # a built-in's name or a file; None: `sim` has its default, `local` emulates nothing
+    workers: int | None = None  # None: as many as the scenario has, or as suit the machine
     seed: int = 0  # of shuffles, the model's start and the strategy's chance; times have the scenario's own
     batch_size: int | None = None  # samples per worker and push; None: what the script gives `batches`
     epochs: float | int | None = None  # None: what the script gives `batches`
     max_versions: int | None = None
     max_seconds: float | None = None  # virtual in `sim`
     target: Target | None = None
-    evaluate_every: Every = Every(0.1, "e")  # a share of the data, so many small versions mean no more tries
+    evaluate_every: Every | None = Every(0.1, "e")  # a share of the data, so many small versions mean no more tries
     on_divergence: Divergence = "warn"
+    on_nonfinite: NonFinite = "skip"  # what a push with infinities or NaN does to the run; it is refused either way
     options: dict[str, str] = {}  # what `session.option` finds
     data_dir: Path | None = None
     journal: Path | None = None  # None: in the run's folder
     runs_dir: Path | None = None  # None: the run has no folder
-    threads: int = 1  # of torch; a seed fixes the journal for one thread count only
+    threads: int | None = None  # of torch, per process; a seed fixes the journal for one thread count only
+    transport: Transport = "shm"
+    respawn: bool = False  # a worker that died comes back as a newcomer
+    checkpoint_every: Every | None = None  # in versions or seconds
+    checkpoint_keep: int = 3  # the newest ones; two could both be of a run that had already gone wrong
+    resume: Path | None = None  # the folder of a run, or of one of its checkpoints
 
 
 def resolve(
@@ -136,12 +146,53 @@ def chosen_scenario(command_line: Mapping[str, Any], environment: Mapping[str, s
     return None if given is None else str(given)
 
 
+def chosen_workers(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """The number of workers that was asked for, if one was."""
+    given = command_line.get("workers") or environment.get(PREFIX + "WORKERS") or None
+    return None if given is None else str(given)
+
+
 def chosen_log_level(command_line: str | None, environment: Mapping[str, str]) -> str:
     """The level of the `paceline` logger: debug, info, warning (unless told otherwise) or error."""
     variable = PREFIX + "LOG_LEVEL"
     given = command_line or environment.get(variable) or "warning"
     origin = "--log-level" if command_line else variable
     return str(_read(_one_of("debug", "info", "warning", "error"), given.lower(), origin))
+
+
+def require_possible(config: RunConfig) -> None:
+    """Refuse settings that are good each for itself and contradict each other."""
+    if config.engine not in ENGINES:
+        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, not {config.engine!r}")
+    if config.target is not None and config.evaluate_every is None:
+        raise OptionError(f"the target {config.target} is never reached with --evaluate-every off; leave one out")
+    if config.engine == "local":
+        return
+    given = {
+        "--checkpoint-every": config.checkpoint_every is not None,
+        "--resume": config.resume is not None,
+        "--respawn": config.respawn,
+        "--transport": config.transport != "shm",
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        raise OptionError(f"{flag}: the engine {config.engine} has no such thing; leave it out, or use --engine local")
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usual_workers(devices: int) -> int:
+    """How many workers suit this machine: one for each CUDA device, else a few of its cores and at least 2."""
+    return devices or max(2, min(cores(), USUAL_WORKERS))
+
+
+def usual_threads(config: RunConfig, workers: int) -> int:
+    """Torch's threads in each process, where nobody said: a share of the cores, in the simulator always the same."""
+    if config.threads is not None:
+        return config.threads
+    return max(1, cores() // workers) if config.engine == "local" else 1
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:
@@ -255,6 +306,24 @@ def _every(value: Any) -> Every:
     return value if isinstance(value, Every) else Every.parse(str(value))
 
 
+def _every_or_off(value: Any) -> Every | None:
+    return None if value == "off" else _every(value)
+
+
+def _every_checkpoint(value: Any) -> Every:
+    every = _every(value)
+    if every.unit == "e":
+        raise OptionError(f"must be in versions or seconds, such as 100v or 60s, not {str(every)!r}")
+    return every
+
+
+def _flag(value: Any) -> bool:
+    flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if str(value).lower() not in flags:
+        raise OptionError(f"must be true or false, not {value!r}")
+    return flags[str(value).lower()]
+
+
 def _options(value: Any) -> dict[str, str]:
     if isinstance(value, Mapping):
         return {str(name): _spelled(given) for name, given in value.items()}
@@ -283,10 +352,16 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "max_versions": _whole(1),
     "max_seconds": _positive,
     "target": _target,
-    "evaluate_every": _every,
+    "evaluate_every": _every_or_off,
     "on_divergence": _one_of(*get_args(Divergence)),
+    "on_nonfinite": _one_of(*get_args(NonFinite)),
     "data_dir": _path,
     "journal": _path,
     "runs_dir": _path,
     "threads": _whole(1),
+    "transport": _one_of(*get_args(Transport)),
+    "respawn": _flag,
+    "checkpoint_every": _every_checkpoint,
+    "checkpoint_keep": _whole(1),
+    "resume": _path,
 }

@@ -41,6 +41,8 @@ class WorkerContext(msgspec.Struct, frozen=True):
     epochs: float | None = None
     data_dir: Path | None = None
     evaluates: bool = False  # this worker's module is copied for evaluation
+    evaluator: bool = False  # this process trains nothing: it stops at prepare() and measures versions
+    device: str | None = None  # where to compute; None: on the CUDA device of this worker's number, if there are any
     sessions: list[Any] = []  # the one session of this worker, once it was asked for
 
 

@@ -43,20 +43,20 @@ class Coordinator:
         self.lost_before = 0
         self.position = 0.0  # of the run, in nominal rounds: what schedulers follow
         self.model_bytes = 0  # that a grant sends down
-        self._round_samples = 1  # of the phase: joining and leaving do not change what its length was counted in
+        self.round_samples = 1  # of the phase: joining and leaving do not change what its length was counted in
         self.now = 0.0
         self._attendance = Attendance()
         self.seats = self._attendance.seats
         self.held: dict[int, Held] = {}
         self.on_version: Callable[[int, list[Held]], None] | None = None
         self.on_over: Callable[[], None] = _without_effect  # the phase's data or the run's versions are used up
-        self._pushes = 0
-        self._tickets = 0
+        self.pushes = 0
+        self.tickets = 0
         self._queue: deque[Event] = deque()
-        self._feeding = False
+        self.busy = False  # in the middle of a decision
         self._idle = self._attendance.idle
         self._extended: set[int] = set()  # pushes whose workers compute more for them
-        self._timers = Timers()
+        self.timers = Timers()
         self._interpreters: dict[type, Callable[[Any], None]] = {
             Discard: self._discard, Cancel: self._cancel, SetTimer: self._set_timer,
             Mark: _without_effect, Track: _without_effect,
@@ -67,7 +67,7 @@ class Coordinator:
     def open(self, ledger: Ledger, round_samples: int) -> None:
         """Start a phase: from here on there is work, and `round_samples` of it are a nominal round."""
         self.ledger = ledger
-        self._round_samples = round_samples
+        self.round_samples = round_samples
 
     def seat(self, worker: int, incarnation: int) -> None:
         """A process took its seat; it takes work once it has joined."""
@@ -90,7 +90,7 @@ class Coordinator:
 
     def fire(self, name: str, generation: int, at: float) -> None:
         """A timer ran out."""
-        if self._timers.take(name, generation):
+        if self.timers.take(name, generation):
             self.feed(TimerFired(at, name))
 
     def more(self, worker: int, incarnation: int, ticket: int, work: int) -> Allotment | None:
@@ -128,12 +128,12 @@ class Coordinator:
             elif not self.strategy.needs_norms:
                 norm = None
         if message.nominal is not None and message.nominal != seat.work:
-            self._round_samples += message.nominal - seat.work
+            self.round_samples += message.nominal - seat.work
             self._attendance.occupy(seat, message.nominal, at)
             self.feed(Joined(at, worker, message.nominal))
         push, read_version = seat.extends, seat.read_version
         if push is None:
-            self._pushes = push = self._pushes + 1
+            self.pushes = push = self.pushes + 1
             self.held[push] = Held(worker, samples, read_version, allotments, gradient)
         else:
             self._extended.discard(push)
@@ -178,7 +178,7 @@ class Coordinator:
             self.outbox.cancel(seat.worker, seat.ticket)
             self._take_back(seat, "cancel")
         self._discard_all("the strategy was changed")
-        for name in self._timers.names():
+        for name in self.timers.names():
             self._set_timer(SetTimer(name, None, "the strategy was changed"))
         self.strategy = strategy
         for seat in present:
@@ -217,10 +217,10 @@ class Coordinator:
     def feed(self, event: Event) -> None:
         """Let the strategy decide on an event and on all that follows from it at the same instant."""
         queue = self._queue
-        if self._feeding:
+        if self.busy:
             queue.append(event)
             return
-        self._feeding = True
+        self.busy = True
         try:
             while True:
                 self.now = event.at
@@ -242,7 +242,7 @@ class Coordinator:
                         return
                 event = queue.popleft()
         finally:
-            self._feeding = False
+            self.busy = False
 
     def _call_back_idle(self) -> None:
         """While there is work, idle workers return one at a time, in worker order."""
@@ -269,7 +269,7 @@ class Coordinator:
             self._attendance.vacate(seat, "idle")
             self._queue.append(Left(self.now, worker, "idle"))
             return
-        self._tickets = ticket = self._tickets + 1
+        self.tickets = ticket = self.tickets + 1
         now = self.now
         seat.ticket = ticket
         seat.granted_at = now
@@ -339,7 +339,7 @@ class Coordinator:
         self._take_back(seat, "cancel")
 
     def _set_timer(self, action: SetTimer) -> None:
-        self.outbox.timer(action.name, action.at, self._timers.set(action.name, action.at))
+        self.outbox.timer(action.name, action.at, self.timers.set(action.name, action.at))
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Coordinator:
         ledger = self.ledger
         if ledger is not None:
             ledger.settle(used, lost)
-            self.position += used / self._round_samples
+            self.position += used / self.round_samples
             if ledger.finished:
                 self.on_over()
 
@@ -380,8 +380,9 @@ class Coordinator:
 
     def _refuse(self, seat: Seat, samples: int, norm: float) -> None:
         self._settle(0, lost=samples)
-        self.observe("refused", {"reason": f"gradient norm {norm}", "samples": samples, "push": None}, seat.worker)
-        self.watch.refused(seat.worker, norm, self.version - seat.read_version)
+        reason = f"gradient norm {norm} at step {seat.through}"
+        self.observe("refused", {"reason": reason, "samples": samples, "push": None}, seat.worker)
+        self.watch.refused(seat.worker, seat.through, norm, self.version - seat.read_version)
 
     def _turn_away(self, at: float, message: Arrival) -> None:
         self.now = at

@@ -31,6 +31,10 @@ class JournalError(UserError):
     """A file that is not a journal this version can read."""
 
 
+class CheckpointError(UserError):
+    """A folder that is not a checkpoint this version can go on from."""
+
+
 class ScriptError(PacelineError):
     """The user's script raised in a worker; the original exception is the cause."""
 

@@ -16,6 +16,7 @@ from paceline.errors import OptionError, ScriptError
 from paceline.store import Store
 
 IN_A_ROW = 3
+Evaluate = Callable[[Any], Mapping[str, float]]
 
 
 class TargetWatch:
@@ -25,6 +26,15 @@ class TargetWatch:
         self.target = target
         self.reached_at: float | None = None
         self._recent: deque[tuple[float, float]] = deque(maxlen=IN_A_ROW)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The evaluations that still count, as plain data."""
+        return {"reached_at": self.reached_at, "recent": [list(pair) for pair in self._recent]}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self.reached_at = data["reached_at"]
+        self._recent.extend((at, float(value)) for at, value in data["recent"])
 
     def record(self, at: float, metrics: Mapping[str, float]) -> bool:
         """Take an evaluation in; True if it completes the target."""
@@ -46,13 +56,17 @@ class TargetWatch:
 class Schedule:
     """Evaluations that are due by versions or epochs; those by seconds are the engine's to call."""
 
-    def __init__(self, every: Every) -> None:
+    def __init__(self, every: Every | None) -> None:
         self.every = every
-        self._next = every.amount
+        self._next = every.amount if every is not None else math.inf
+
+    def catch_up(self, version: int, epochs: float) -> None:
+        """Go on from this point of a run: what fell due before it was done."""
+        self.due(version, epochs)
 
     def due(self, version: int, epochs: float) -> bool:
         """Whether an evaluation falls due at this version."""
-        if self.every.unit == "s":
+        if self.every is None or self.every.unit == "s":
             return False
         done = version if self.every.unit == "v" else epochs
         if done + 1e-9 < self._next:
@@ -64,8 +78,8 @@ class Schedule:
 class Evaluator:
     """The user's evaluate function on a module of its own."""
 
-    def __init__(self, module: torch.nn.Module, evaluate: Callable[[Any], Mapping[str, float]]) -> None:
-        self._module = module.eval()
+    def __init__(self, module: torch.nn.Module, evaluate: Evaluate) -> None:
+        self._module = module
         self._evaluate = evaluate
         self._parameters = [p.data for _, p in module.named_parameters()]
         self._buffers = [b for _, b in module.named_buffers()]
@@ -78,11 +92,17 @@ class Evaluator:
                 parameter.copy_(value)
             for buffer, value in zip(self._buffers, version.buffers, strict=True):
                 buffer.copy_(value)
-        try:
-            with torch.no_grad():
-                measured = self._evaluate(self._module)
-            if not isinstance(measured, Mapping):
-                raise TypeError(f'it must return numbers by name, such as {{"accuracy": 0.9}}, not {measured!r}')
-            return {name: float(value) for name, value in measured.items()}
-        except (Exception, SystemExit) as error:
-            raise ScriptError(f"evaluate() raised {type(error).__name__}: {error}") from error
+        return measure(self._evaluate, self._module)
+
+
+def measure(evaluate: Evaluate, module: torch.nn.Module) -> dict[str, float]:
+    """What the user's function makes of the module in eval mode, as numbers by name."""
+    module.eval()
+    try:
+        with torch.no_grad():
+            measured = evaluate(module)
+        if not isinstance(measured, Mapping):
+            raise TypeError(f'it must return numbers by name, such as {{"accuracy": 0.9}}, not {measured!r}')
+        return {name: float(value) for name, value in measured.items()}
+    except (Exception, SystemExit) as error:
+        raise ScriptError(f"evaluate() raised {type(error).__name__}: {error}") from error

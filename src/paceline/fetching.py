@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import OptionError
@@ -59,19 +60,24 @@ class Fetcher:
 
     def batches(self, pieces: Sequence[Indices]) -> Iterator[Any]:
         """One batch per piece."""
-        if self._loader is not None:
-            self._sampler.pieces = pieces
-            yield from self._loader
-            return
-        for piece in pieces:
-            yield self._fetch(piece)
+        if self._loader is None:
+            return map(self._fetch, pieces)
+        self._sampler.pieces = pieces
+        return _lazily(self._loader)
 
     def _fetch(self, indices: Indices) -> Any:
         if self._whole:
-            return list(self._dataset[indices])
+            # Torch takes memory over only if it may write to it, and what came over a wire is read-only.
+            rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())
+            return [tensor[rows] for tensor in self._dataset.tensors]
         if hasattr(self._dataset, "__getitems__"):
             return self._collate(self._dataset.__getitems__(indices.tolist()))
         return self._collate([self._dataset[index] for index in indices.tolist()])
+
+
+def _lazily(loader: DataLoader[Any]) -> Iterator[Any]:
+    """A loader draws random numbers when it starts: not before its first batch is asked for."""
+    yield from loader
 
 
 def _size(dataset: Any) -> int:
@@ -85,8 +91,10 @@ def _size(dataset: Any) -> int:
 
 def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:
     """An allotment cut into pieces of at most `batch_size`, none smaller than `least` where that is possible."""
+    if len(indices) <= batch_size:
+        return [indices]
     cut = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
-    if len(cut) > 1 and len(cut[-1]) < least:
+    if len(cut[-1]) < least:
         both = indices[len(indices) - len(cut[-2]) - len(cut[-1]) :]
         # Two pieces of at least `least`, or, where there are too few samples for that, one above `batch_size`.
         cut[-2:] = [both[:-least], both[-least:]] if len(both) >= 2 * least else [both]

@@ -8,6 +8,8 @@ is never called diverging.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
 PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
@@ -28,14 +30,23 @@ class Guard:
         self._seen_refusal = False
         self._silent = True
 
-    def refused(self, worker: int, norm: float, staleness: int) -> str | None:
+    def snapshot(self) -> dict[str, float | bool]:
+        """All that it has seen, as plain data."""
+        return dict(vars(self))
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot; a number that JSON has no notation for comes as a string."""
+        vars(self).update({name: type(value)(data[name]) for name, value in vars(self).items()})
+
+    def refused(self, worker: int, step: int, norm: float, staleness: int) -> str | None:
         """A push was not finite; the first one is worth a warning, the rest are counted in the journal."""
         if self._seen_refusal:
             return None
         self._seen_refusal = True
         return (
-            f"diverging: the gradient of worker {worker} is not finite (norm {norm}), {staleness} versions after its "
-            "read; it was refused and its samples are lost. Lower the learning rate or choose a stricter strategy"
+            f"diverging: the gradient of worker {worker} at its step {step} is not finite (norm {norm}), {staleness} "
+            "versions after its read; it was refused and its samples are lost. Lower the learning rate or choose a "
+            "stricter strategy"
         )
 
     def applied(self, loss: float | None, norm: float | None, mass: float, worker: int, staleness: int) -> str | None:

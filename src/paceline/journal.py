@@ -8,6 +8,7 @@ A journal of the simulator holds nothing of the machine or the hour, so equal ru
 import contextlib
 import gzip
 import math
+import os
 import threading
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,16 @@ FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
 FLUSH_BYTES = 65536
 
 
+class Restored(msgspec.Struct, frozen=True):
+    """Where a run stood when the checkpoint was taken that it goes on from."""
+
+    version: int
+    at: float
+    samples_used: int
+    samples_lost: int
+    pushes: int
+
+
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_only=True):
     """What was started: enough to build the same strategy again."""
 
@@ -41,6 +52,7 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_onl
     versions: dict[str, str] = {}
     host: str | None = None  # real engines only, as is `started`
     started: str | None = None
+    restored: Restored | None = None  # the run goes on from a checkpoint; what follows it in the file so far is void
 
 
 class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):
@@ -79,23 +91,20 @@ class Lines(list[Line]):
 class Writer:
     """Streams lines to a file; compressed if its name ends in `.gz`.
 
-    A thread of its own flushes what was written at least twice a second, however long the next line takes to come. A
-    flush leaves a mark in compressed bytes, so a compressed journal whose header names no hour is flushed by size
-    alone: the same run gives the same bytes.
+    With `append` the lines follow those that are there, less a last one that was cut short. A thread of its own flushes
+    what was written at least twice a second, however long the next line takes to come. A flush leaves a mark in
+    compressed bytes, so a compressed journal whose header names no hour is flushed by size alone: the same run gives
+    the same bytes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, append: bool = False) -> None:
         self.path = path
+        self._zipped = path.suffix == ".gz"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._raw = path.open("wb")
+            self._raw, self._file = _reopened(path) if append and path.exists() else _opened(path, path)
         except OSError as error:
             raise JournalError(f"cannot write journal {path}: {error.strerror}; choose another --journal") from error
-        self._zipped = path.suffix == ".gz"
-        # mtime=0 and no name: nothing of the machine or the hour.
-        self._file: IO[bytes] = (
-            gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", mtime=0) if self._zipped else self._raw  # type: ignore[assignment]
-        )
         self._encode = msgspec.json.Encoder().encode_into
         self._buffer = bytearray()
         self._lock = threading.Lock()
@@ -165,6 +174,51 @@ class Writer:
 
     def _cannot_write(self, error: OSError) -> JournalError:
         return JournalError(f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal")
+
+
+def _opened(path: Path, named: Path) -> tuple[IO[bytes], IO[bytes]]:
+    """An empty file, and what lines are written to: itself, or its compression if the journal's name asks for it."""
+    raw = path.open("wb")
+    if named.suffix != ".gz":
+        return raw, raw
+    # mtime=0 and no name: nothing of the machine or the hour.
+    return raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
+
+
+def _reopened(path: Path) -> tuple[IO[bytes], IO[bytes]]:
+    """The file at the end of its last whole line."""
+    if path.suffix != ".gz":
+        plain = path.open("r+b")
+        plain.truncate(_end_of_last_line(plain))
+        plain.seek(0, os.SEEK_END)
+        return plain, plain
+    # Nothing can be read beyond the point where a compressed stream was cut: its lines begin another.
+    beside = path.with_name(f".{path.name}.part")
+    raw, file = _opened(beside, path)
+    try:
+        with path.open("rb") as old, gzip.GzipFile(fileobj=old, mode="rb") as lines:
+            for text in _whole_lines(lines, path):
+                file.write(text)
+        file.flush()
+        beside.replace(path)
+    except BaseException:
+        file.close()
+        raw.close()
+        beside.unlink()
+        raise
+    return raw, file
+
+
+def _end_of_last_line(file: IO[bytes]) -> int:
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - FLUSH_BYTES)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
 
 
 def refuse_other_files(path: Path) -> None:

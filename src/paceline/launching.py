@@ -1,9 +1,8 @@
 """Start a run from Python: `paceline.launch(train, workers=8, strategy="dasp")`."""
 
+import contextlib
 import datetime
-import os
-import sys
-import types
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,31 @@ import torch
 from paceline import context
 from paceline import scenario as scenarios
 from paceline._version import __version__
-from paceline.config import DEFAULT_SCENARIO, ENGINES, RunConfig, agreed_workers, resolve
-from paceline.errors import DivergenceError, OptionError
+from paceline.config import (
+    DEFAULT_SCENARIO,
+    RunConfig,
+    agreed_workers,
+    require_possible,
+    resolve,
+    usual_threads,
+    usual_workers,
+)
+from paceline.errors import DivergenceError, InternalError, OptionError, UserError
 from paceline.journal import Header, Line, Sink, Writer, refuse_other_files
 from paceline.logs import Log
 from paceline.metrics import Metrics, Report, to_json
+from paceline.plan import Plan
 from paceline.running import Cause, Conduct, Progress
 from paceline.scenario import Scenario
+from paceline.scripts import load_script
 from paceline.store import model_state
 from paceline.strategies import build, canonical
+
+__all__ = ["Run", "launch", "load_script"]
+
+# Of the machine, or with a place of its own in the header.
+_NOT_OPTIONS = ("data_dir", "journal", "runs_dir", "resume", "scenario", "strategy", "engine", "seed", "workers")
+_OF_PROCESSES = ("transport", "respawn", "checkpoint_every", "checkpoint_keep")
 
 
 class Run:
@@ -48,8 +63,8 @@ class Run:
         return {"divergence": 3, "interrupted": 130, "error": 4}.get(self.ended, 0)
 
 
-class _Tee:
-    """Every line goes to the file, if there is one, to the fold and to the log."""
+class Tee:
+    """Every line goes to each of these: a file, a fold, a log."""
 
     def __init__(self, *sinks: Sink | None) -> None:
         self._sinks = [sink for sink in sinks if sink is not None]
@@ -70,47 +85,101 @@ def launch(
 ) -> Run:
     """Run `train` on every worker and wait for the end.
 
-    `settings` are those of the command line: workers, strategy, seed, batch_size, epochs, max_versions, max_seconds,
-    target, evaluate_every, on_divergence, options, data_dir, journal, runs_dir. A run that fails raises; one that was
-    interrupted or stopped by the guard comes back and says so in `ended`.
+    `settings` are those of the command line: engine, workers, strategy, seed, batch_size, epochs, max_versions,
+    max_seconds, target, evaluate_every, on_divergence, on_nonfinite, options, data_dir, journal, runs_dir, threads,
+    transport, respawn, checkpoint_every, checkpoint_keep, resume. A run that fails raises; one that was interrupted or
+    stopped by the guard comes back and says so in `ended`.
     """
-    cluster = _scenario(scenario if scenario is not None else (config.scenario if config is not None else None))
-    if config is None:
-        spelt = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-        config = resolve(spelt, {}, cluster.run, spell=lambda name: name)
-    elif settings:
-        raise OptionError(f"give launch() a config or single settings, not both: {', '.join(sorted(settings))}")
-    _require_engine(config, cluster)
+    config, cluster = _settled(config, scenario, settings)
+    workers = cluster.count if cluster is not None else config.workers or usual_workers(torch.cuda.device_count())
+    config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers))
     strategy = build(config.strategy, config.seed)
-    strategy.check(cluster.count)
+    strategy.check(workers)
+    restore = None if config.resume is None else _checkpoint(config.resume)
     folder = _folder(config)
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
     if journal is not None:
         refuse_other_files(journal)
-    writer = Writer(journal) if journal is not None else None
+    header = _header(config, canonical(strategy), cluster, workers)
+    plan = Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
+    if config.engine == "local":
+        return _on_processes(train, plan, progress, sink)
+    return _simulated(train, plan, progress, sink)
+
+
+def _settled(
+    config: RunConfig | None, scenario: Scenario | str | None, settings: dict[str, Any]
+) -> tuple[RunConfig, Scenario | None]:
+    """The settings in force and the cluster they are for; real processes need none."""
+    if config is not None and settings:
+        raise OptionError(f"give launch() a config or single settings, not both: {', '.join(sorted(settings))}")
+    given = scenario if scenario is not None else (config.scenario if config is not None else None)
+    cluster = given if isinstance(given, Scenario) else None if given is None else scenarios.load(given)
+    if config is None:
+        spelt = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+        config = resolve(spelt, {}, cluster.run if cluster is not None else {}, spell=lambda name: name)
+        if cluster is None and config.engine == "sim":
+            cluster = scenarios.load(DEFAULT_SCENARIO)
+            config = resolve(spelt, {}, cluster.run, spell=lambda name: name)
+    elif cluster is None and config.engine == "sim":
+        cluster = scenarios.load(DEFAULT_SCENARIO)
+    require_possible(config)
+    if cluster is not None:
+        agreed_workers(config.workers, cluster.count, cluster.name)
+    return config, cluster
+
+
+def _on_processes(
+    train: Callable[[], None], plan: Plan, progress: Callable[[Progress], None] | None, sink: Sink | None
+) -> Run:
+    from paceline.engines.local.launcher import Launcher  # engines are loaded when they are used
+    from paceline.engines.local.workload import packed
+
+    if context.current() is not None:
+        raise UserError(
+            "launch() was called inside a worker of another run: run the file that calls it with `python`, not with "
+            "`paceline run`, or leave the call out"
+        )
+    outcome = Launcher(plan, packed(train), Log(), sink, progress).run()
+    with contextlib.closing(outcome):
+        report = outcome.report
+        if report is not None:
+            _write_report(report, plan.folder)
+        outcome.raise_failure()
+        if report is None:
+            raise InternalError(f"the run ended ({outcome.cause}) without a report")
+        return Run(report, plan.journal, plan.folder, outcome.cause, outcome.model_state())
+
+
+def _simulated(
+    train: Callable[[], None], plan: Plan, progress: Callable[[Progress], None] | None, sink: Sink | None
+) -> Run:
+    writer = Writer(plan.journal) if plan.journal is not None else None
     metrics = Metrics()
-    header = _header(config, canonical(strategy), cluster)
-    conduct = Conduct(config, strategy, _Tee(writer, metrics, Log(), sink), header, progress)
+    strategy = build(plan.config.strategy, plan.config.seed)
+    conduct = Conduct(plan.config, strategy, Tee(writer, metrics, Log(), sink), plan.header, progress)
     try:
-        _run(train, cluster, conduct)
+        _run(train, plan, conduct)
     finally:
         if writer is not None:
             writer.close()
-        report = metrics.report(str(journal) if journal is not None else None)
-        if folder is not None:
-            (folder / "report.json").write_text(to_json(report) + "\n")
+        report = metrics.report(str(plan.journal) if plan.journal is not None else None)
+        _write_report(report, plan.folder)
     store = conduct.store_or_none
-    return Run(report, journal, folder, conduct.cause or "done", model_state(store) if store is not None else None)
+    state = model_state(store) if store is not None else None
+    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state)
 
 
-def _run(train: Callable[[], None], cluster: Scenario, conduct: Conduct) -> None:
-    from paceline.engines.sim import engine  # engines are loaded when they are used
+def _run(train: Callable[[], None], plan: Plan, conduct: Conduct) -> None:
+    from paceline.engines.sim import engine
 
+    if plan.scenario is None:
+        raise InternalError("the simulator was given no scenario")
     threads = torch.get_num_threads()
-    torch.set_num_threads(conduct.config.threads)
+    torch.set_num_threads(plan.config.threads or 1)
     try:
         with context.running():
-            engine.run(train, cluster, conduct)
+            engine.run(train, plan.scenario, conduct)
     except KeyboardInterrupt:
         conduct.cause = "interrupted"
         conduct.coordinator.observe_end("interrupted")
@@ -125,16 +194,22 @@ def _run(train: Callable[[], None], cluster: Scenario, conduct: Conduct) -> None
         torch.set_num_threads(threads)
 
 
-def _scenario(given: Scenario | str | None) -> Scenario:
-    if isinstance(given, Scenario):
-        return given
-    return scenarios.load(given if given is not None else DEFAULT_SCENARIO)
+def _write_report(report: Report, folder: Path | None) -> None:
+    if folder is not None:
+        (folder / "report.json").write_text(to_json(report) + "\n")
 
 
-def _require_engine(config: RunConfig, cluster: Scenario) -> None:
-    if config.engine not in ENGINES:
-        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, not {config.engine!r}")
-    agreed_workers(config.workers, cluster.count, cluster.name)
+def _checkpoint(given: Path) -> Path:
+    """The checkpoint that a run's folder, or its own, stands for."""
+    from paceline import checkpoint
+
+    found = checkpoint.newest(given)
+    if found is None:
+        raise OptionError(
+            f"--resume: {given} holds no checkpoint; give the folder of a run that had --checkpoint-every, or of one "
+            "of its checkpoints"
+        )
+    return found
 
 
 def _folder(config: RunConfig) -> Path | None:
@@ -157,43 +232,23 @@ def _folder(config: RunConfig) -> Path | None:
     raise OptionError(f"{config.runs_dir} has 1000 runs of this second; choose another --runs-dir")
 
 
-def _header(config: RunConfig, strategy: str, cluster: Scenario) -> Header:
+def _header(config: RunConfig, strategy: str, cluster: Scenario | None, workers: int) -> Header:
     """A header of the simulator says nothing of the machine: no paths, no host, no hour."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
-    for machine in ("data_dir", "journal", "runs_dir", "scenario", "strategy", "engine", "seed", "workers"):
-        options.pop(machine)
-    options["evaluate_every"] = str(config.evaluate_every)
+    real = config.engine == "local"
+    for name in (*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)):
+        options.pop(name)
+    options["evaluate_every"] = "off" if config.evaluate_every is None else str(config.evaluate_every)
+    if real:
+        options["checkpoint_every"] = None if config.checkpoint_every is None else str(config.checkpoint_every)
     return Header(
         engine=config.engine,
         strategy=strategy,
         seed=config.seed,
-        workers=cluster.count,
+        workers=workers,
         options=options,
-        scenario=scenarios.as_data(cluster),
+        scenario=None if cluster is None else scenarios.as_data(cluster),
         versions={"paceline": __version__, "torch": str(torch.__version__)},
+        host=socket.gethostname() if real else None,
+        started=datetime.datetime.now().astimezone().isoformat(timespec="seconds") if real else None,
     )
-
-
-def load_script(path: Path, arguments: list[str]) -> Callable[[], None]:
-    """A script file as a function that runs it as `__main__`, with these arguments as its own.
-
-    Each call executes it in a module of its own; modules that it imports are shared between virtual workers.
-    """
-    try:
-        code = compile(path.read_bytes(), str(path), "exec")
-    except OSError as error:
-        raise OptionError(f"cannot read script {path}: {error.strerror}") from error
-    except SyntaxError as error:
-        raise OptionError(f"{path}, line {error.lineno}: {error.msg}") from error
-
-    def train() -> None:
-        module = types.ModuleType("__main__")
-        module.__file__ = str(path)
-        sys.modules["__main__"] = module  # so that the script's own classes can be pickled
-        exec(code, module.__dict__)
-
-    sys.argv = [str(path), *arguments]
-    folder = os.fspath(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return train

@@ -9,18 +9,23 @@ discarded or never delivered, and are issued again in the epoch they belong to. 
 
 The last two end when the samples used reach epochs times the data set's size. `Tally` counts without naming samples,
 for clusters of light workers that compute nothing.
+
+A snapshot is plain data in which nothing is allotted: what workers have at that moment stands in it as given back, to
+be issued again first and in their order, while the ledger itself goes on undisturbed. Shuffles are not part of it,
+since seed and epoch make them again.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import InternalError, OptionError
+from paceline.errors import CheckpointError, InternalError, OptionError
 
 Sampling = Literal["epoch", "shard", "replacement"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")
@@ -64,6 +69,30 @@ class Ledger(ABC):
         if self.used + self.lost >= self.total:
             self.finished = True
 
+    def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
+        """Plain data for `restore`; `outstanding` is what workers have, in the order to issue it again."""
+        counts = {"total": self.total, "used": self.used, "lost": self.lost, "finished": self.finished}
+        return {**counts, **self._snapshot(outstanding)}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of a ledger that was made by the same arguments as this one."""
+        if data["total"] != self.total:
+            raise CheckpointError(
+                f"the checkpoint's phase has {data['total']} samples (epochs times data set), the script's "
+                f"{self.total}: resume with the data and the epochs the run was started with"
+            )
+        self.used, self.lost, self.finished = data["used"], data["lost"], data["finished"]
+        self._restore(data)
+
+    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - nothing has a name
+        return {}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has nothing but its counts
+        """Whatever a sampling keeps beside its counts."""
+
+
+Outstanding = tuple[int, Allotment]  # whose, and what
+
 
 def make_ledger(
     sampling: Sampling, size: int, epochs: float, seed: int, workers: int, phase: int = 0, least: int = 1
@@ -86,6 +115,10 @@ def make_ledger(
         case "replacement":
             return ReplacementLedger(size, total, (seed, phase))
     raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
+
+
+def _indices(numbers: Sequence[int]) -> Indices:
+    return np.array(numbers, dtype=np.int64)
 
 
 class EpochLedger(Ledger):
@@ -155,6 +188,19 @@ class EpochLedger(Ledger):
         if self.used + self.lost > self.total:
             raise InternalError(f"{self.used} samples used and {self.lost} lost, but only {self.total} exist")
 
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        returned = {epoch: [chunk.tolist() for chunk in chunks] for epoch, chunks in self._returned.items()}
+        for _, allotment in outstanding:
+            if allotment.samples:
+                returned.setdefault(allotment.epoch, []).append(allotment.indices.tolist())
+        pairs = [[epoch, chunks] for epoch, chunks in sorted(returned.items())]
+        return {"epoch": self.epoch, "cursor": self._cursor, "returned": pairs}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        self.epoch, self._cursor = data["epoch"], data["cursor"]
+        self._order = self._shuffled(self.epoch)
+        self._returned = {epoch: deque(map(_indices, chunks)) for epoch, chunks in data["returned"]}
+
 
 class _Unbounded(Ledger):
     """Samplings in which there is always another sample until enough were used."""
@@ -190,9 +236,12 @@ class ShardLedger(_Unbounded):
         return Allotment(self._passes[worker] - 1, min(work, len(rest)), rest[:work])
 
     def _shuffled(self, worker: int) -> Indices:
-        rows = np.arange(worker % self.workers, self.size, self.workers)
         count = self._passes.get(worker, 0)
         self._passes[worker] = count + 1
+        return self._pass(worker, count)
+
+    def _pass(self, worker: int, count: int) -> Indices:
+        rows = np.arange(worker % self.workers, self.size, self.workers)
         shuffled: Indices = np.random.default_rng([*self.seed, worker, count]).permutation(rows)
         return shuffled
 
@@ -200,6 +249,26 @@ class ShardLedger(_Unbounded):
         # The rows stand at the front of their pass again, or the pass would miss them.
         if self._passes[worker] - 1 == allotment.epoch:
             self._rest[worker] = np.concatenate([allotment.indices, self._rest[worker]])
+
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        rest = dict(self._rest)
+        for worker, allotment in reversed(outstanding):
+            if self._passes[worker] - 1 == allotment.epoch:
+                rest[worker] = np.concatenate([allotment.indices, rest[worker]])
+        passes = [[worker, count, self._spelled(worker, rest[worker])] for worker, count in self._passes.items()]
+        return {"passes": passes}
+
+    def _spelled(self, worker: int, rest: Indices) -> int | list[int]:
+        """The end of a pass is made again from its length; only rows that stand in another order are named."""
+        order = self._pass(worker, self._passes[worker] - 1)
+        as_made = np.array_equal(order[len(order) - len(rest) :], rest)
+        return len(rest) if as_made else rest.tolist()
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        for worker, count, rest in data["passes"]:
+            self._passes[worker] = count
+            order = self._pass(worker, count - 1)
+            self._rest[worker] = order[len(order) - rest :] if isinstance(rest, int) else _indices(rest)
 
 
 class ReplacementLedger(_Unbounded):
@@ -209,11 +278,25 @@ class ReplacementLedger(_Unbounded):
         super().__init__(total)
         self.size = size
         self._rng = np.random.default_rng(seed)
+        self._again: deque[Indices] = deque()  # drawn before a checkpoint by workers that never delivered them
 
     def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - the draws are everybody's
         if self.finished:
             return None
+        if self._again:
+            drawn = self._again.popleft()
+            if len(drawn) > work:
+                self._again.appendleft(drawn[work:])
+            return Allotment(self.used // self.size, min(work, len(drawn)), drawn[:work])
         return Allotment(self.used // self.size, work, self._rng.integers(self.size, size=work))
+
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        again = [*self._again, *(allotment.indices for _, allotment in outstanding if allotment.samples)]
+        return {"again": [drawn.tolist() for drawn in again], "random": self._rng.bit_generator.state}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        self._again = deque(map(_indices, data["again"]))
+        self._rng.bit_generator.state = data["random"]
 
 
 class Tally(_Unbounded):

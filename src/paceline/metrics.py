@@ -4,6 +4,10 @@ Law of time: a worker's compute, transfer, wait and lost seconds make up its tim
 compute, transfer and wait; lost seconds come with the observation of cancelled work. What no push can report, the fold
 derives from the times of grants: the wait before a grant that was taken back, and the wait from the last push of a stay
 until the worker left or the run ended.
+
+Where a run goes on from a checkpoint, versions, pushes and samples used are the checkpoint's again; what was made of
+the samples since then counts as discarded. Times, bytes and the workers' own counts are what really happened. Everybody
+is absent from the last line before the restored header until it joins again.
 """
 
 from collections import deque
@@ -11,7 +15,7 @@ from collections.abc import Iterable
 
 from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.events import Event, Joined, Left, Pushed
-from paceline.journal import Decision, Header, Line, Observation
+from paceline.journal import Decision, Header, Line, Observation, Restored
 from paceline.report import Report, Staleness, TargetReport, WorkerReport, to_json
 from paceline.strategies.monitor import Monitor
 
@@ -67,6 +71,13 @@ class _Worker:
             self.present_s += at - self.joined_at
             self.joined_at = None
 
+    def break_off(self, at: float) -> None:
+        """The server is gone: what the worker computes is lost, and it is absent."""
+        if self.joined_at is not None and self.granted_at is not None:
+            self.lost_s += at - self.granted_at
+        self.leave(at)
+        self.granted_at, self.closed = None, 0
+
     def until(self, at: float, ended: bool) -> tuple[float, float]:
         """Seconds present and seconds waited up to `at`. While the run goes on, an open grant is not yet counted."""
         if self.joined_at is None:
@@ -105,12 +116,17 @@ class Metrics:
         self._monitor = Monitor()
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
+        self._resuming = False  # the strategy is still being told that its workers are gone
 
     def write(self, line: Line) -> None:
         """Take one line of the journal into account."""
         if isinstance(line, Decision):
             event = line.event
             self.seconds = event.at
+            if self._resuming:
+                if isinstance(event, Left):
+                    return  # what it decides then concerns grants and pushes that are gone
+                self._resuming = False
             if isinstance(event, Pushed):
                 self._pushed(event)
             else:
@@ -125,8 +141,11 @@ class Metrics:
         elif isinstance(line, Observation):
             self.seconds = line.at
             self._observed(line)
-        elif self.header is None:
-            self._started(line)
+        else:
+            if self.header is None:
+                self._started(line)
+            if line.restored is not None:
+                self._went_back(line.restored)
 
     def _started(self, header: Header) -> None:
         self.header = header
@@ -134,6 +153,14 @@ class Metrics:
         target = header.options.get("target")
         if target is not None:
             self._target = TargetReport(target["metric"], float(target["value"]), None)
+
+    def _went_back(self, to: Restored) -> None:
+        for worker in self._workers.values():
+            worker.break_off(self.seconds)
+        self._held.clear()
+        self._resuming = True
+        self.seconds = max(self.seconds, to.at)
+        self.versions, self.pushes, self.samples_used = to.version, to.pushes, to.samples_used
 
     def _pushed(self, event: Pushed) -> None:
         worker = self._workers[event.worker]
@@ -203,6 +230,8 @@ class Metrics:
                     worker.closed -= 1
                 else:
                     worker.take_back(line.at)
+            case "rolled_back":
+                self.samples_discarded += data["samples"]
             case "dropped":
                 self.bytes_up += data.get("bytes_up", 0)
             case "discarded":
@@ -217,6 +246,18 @@ class Metrics:
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "end":
                 self.ended = data["cause"]
+
+    def beyond(self, restored: Restored) -> dict[str, int]:
+        """What going back to a checkpoint makes void: the data of a `rolled_back` observation.
+
+        A killed server's last lines may be missing, so that the journal ends before the checkpoint does.
+        """
+        held = sum(event.samples for event in self._held.values())
+        return {
+            "versions": max(0, self.versions - restored.version),
+            "samples": max(0, self.samples_used - restored.samples_used + held),
+            "pushes": max(0, self.pushes - restored.pushes),
+        }
 
     def time_law(self) -> dict[int, tuple[float, float]]:
         """By worker: seconds present, and the seconds its compute, transfer, wait and lost time add up to."""

@@ -9,18 +9,21 @@ Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set
 """
 
 import inspect
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from paceline.errors import OptionError
+from paceline.fused import KERNELS, FusedAdam, FusedSgd, Gradients
 
 EXACT = ("SGD", "Adam", "AdamW")  # the mass rule in full
 SCALED = ("Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # element-wise: lr times m
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 GroupOptions = dict[str, Any]
+_SERVERS_OWN = ("fused", "foreach")  # how a step is carried out is not the script's to say
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
@@ -102,7 +105,7 @@ def _mean(values: list[Any], shares: list[float]) -> Any:
 
 
 class MassOptimizer:
-    """A torch optimizer that can take fractional steps. Gradients lie in `parameter.grad` as weighted means."""
+    """A torch optimizer that can take fractional steps on gradients that are weighted means."""
 
     def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> None:
         self.spec = spec
@@ -113,36 +116,66 @@ class MassOptimizer:
                 f"torch.optim.{spec.name}: an update of mass m scales the learning rate by m; its per-step decays are "
                 "not adjusted, so tune its rate per strategy"
             )
-        self._mass: dict[torch.Tensor, float] = {}  # Adam's own time, per parameter
+        self._parameters = list(parameters)
+        self._mass: dict[int, float] = {}  # Adam's own time, by the parameter's position
         self._fractional = False  # whole steps from the start leave torch's own counting as it is
+        self._kernels = [_kernels(spec.name, self.torch, members, self._parameters) for members in spec.members]
 
-    def step(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> None:
-        """Advance the optimizer's time by `mass` rounds; `stock` takes one whole step on the gradient times mass."""
-        if len(options) != len(self.torch.param_groups):
+    def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
+        """Whether `step` writes to the gradients it is given: what is not the server's own must be copied before."""
+        if mass == 1.0 or self.spec.name != "SGD":
+            return False
+        return stock or any(group["momentum"] for group in options)
+
+    def step(
+        self, mass: float, options: Sequence[GroupOptions], *, stock: bool, gradients: Gradients | None = None
+    ) -> None:
+        """Advance the optimizer's time by `mass` rounds; `stock` takes one whole step on the gradient times mass.
+
+        The gradients are given by the parameters' positions, or lie in `parameter.grad`.
+        """
+        groups = self.torch.param_groups
+        if len(options) != len(groups):
             raise OptionError(
-                f"the optimizer has {len(options)} parameter groups and had {len(self.torch.param_groups)} when it was "
-                "prepared: add them before prepare()"
+                f"the optimizer has {len(options)} parameter groups and had {len(groups)} when it was prepared: add "
+                "them before prepare()"
             )
-        for group, wanted in zip(self.torch.param_groups, options, strict=True):
-            for key, value in wanted.items():
-                if key in group and key not in ("fused", "foreach"):
-                    group[key] = value
-            if mass != 1.0:
-                self._scale(group, mass, stock)
-            if self.spec.name in ("Adam", "AdamW"):
-                self._set_time(group, 1.0 if stock else mass)
-        self.torch.step()
+        if gradients is None:
+            gradients = [parameter.grad for parameter in self._parameters]
+        counts_mass = self.spec.name in ("Adam", "AdamW")
+        with torch.no_grad():
+            for group, wanted, members in zip(groups, options, self.spec.members, strict=True):
+                for key, value in wanted.items():
+                    if key in group and key not in _SERVERS_OWN:
+                        group[key] = value
+                if mass != 1.0:
+                    self._scale(group, mass, stock, [gradients[i] for i in members])
+                if counts_mass:
+                    self._set_time(members, gradients, 1.0 if stock else mass)
+            self._take(gradients)
 
-    def _scale(self, group: dict[str, Any], mass: float, stock: bool) -> None:
+    def _take(self, gradients: Gradients) -> None:
+        if self.spec.name in KERNELS:
+            for group, kernels in zip(self.torch.param_groups, self._kernels, strict=True):
+                for kernel in kernels:
+                    kernel(group, gradients)
+            return
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.torch.step()
+        for parameter in self._parameters:
+            parameter.grad = None  # a push's memory is used again for the next one
+
+    def _scale(self, group: dict[str, Any], mass: float, stock: bool, gradients: Gradients) -> None:
         if stock and self.spec.name == "SGD":
-            _multiply_gradients(group, mass)
+            _multiply(gradients, mass)
             return
         if not stock and self.spec.name == "SGD":
             momentum = group["momentum"]
             gain = mass if momentum == 1 else (1 - momentum**mass) / (1 - momentum)
             group["momentum"] = momentum**mass if momentum else 0.0
             group["weight_decay"] *= gain
-            _multiply_gradients(group, gain)
+            _multiply(gradients, gain)
         elif not stock and self.spec.name in ("Adam", "AdamW"):
             group["betas"] = tuple(beta**mass for beta in group["betas"])
             if self.spec.name == "AdamW" or group.get("decoupled_weight_decay"):
@@ -150,18 +183,60 @@ class MassOptimizer:
                 group["weight_decay"] = (1 - max(0.0, 1 - lr * decay) ** mass) / (lr * mass) if lr else decay
         group["lr"] *= mass
 
-    def _set_time(self, group: dict[str, Any], mass: float) -> None:
+    def _set_time(self, members: Sequence[int], gradients: Gradients, mass: float) -> None:
         self._fractional = self._fractional or mass != 1.0
-        for parameter in group["params"]:
-            if parameter.grad is None:
+        for position in members:
+            if gradients[position] is None:
                 continue
-            total = self._mass.get(parameter, 0.0) + mass
-            self._mass[parameter] = total
-            state = self.torch.state.get(parameter)
-            if state and self._fractional:
-                state["step"].fill_(total / mass - 1)
+            total = self._mass.get(position, 0.0) + mass
+            self._mass[position] = total
+            if self._fractional:
+                state = self.torch.state.get(self._parameters[position])
+                if state:
+                    state["step"].fill_(total / mass - 1)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The state's tensors, not copied, by position and torch's name for them, and the rest as plain data."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for position, parameter in enumerate(self._parameters):
+            for name, value in self.torch.state.get(parameter, {}).items():
+                home = tensors if isinstance(value, torch.Tensor) else numbers
+                home[f"{position}.{name}"] = value
+        mass = {str(position): total for position, total in self._mass.items()}
+        return tensors, {"name": self.spec.name, "mass": mass, "fractional": self._fractional, "numbers": numbers}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of an optimizer over the same parameters; the tensors become this one's own."""
+        if data["name"] != self.spec.name:
+            raise OptionError(
+                f"the checkpoint's optimizer is torch.optim.{data['name']}, the script's torch.optim.{self.spec.name}: "
+                "resume with the optimizer the run was started with"
+            )
+        self.torch.state.clear()
+        for key, value in [*tensors.items(), *data["numbers"].items()]:
+            position, _, name = key.partition(".")
+            self.torch.state[self._parameters[int(position)]][name] = value
+        self._mass = {int(position): total for position, total in data["mass"].items()}
+        self._fractional = data["fractional"]
+        for kernel in itertools.chain(*self._kernels):
+            kernel.states.clear()
 
 
-def _multiply_gradients(group: dict[str, Any], factor: float) -> None:
-    if factor != 1.0:
-        torch._foreach_mul_([p.grad for p in group["params"] if p.grad is not None], factor)
+def _kernels(
+    name: str, optimizer: torch.optim.Optimizer, members: Sequence[int], parameters: Sequence[torch.Tensor]
+) -> list[FusedSgd | FusedAdam]:
+    """One per dtype of the group, since a kernel takes tensors of one kind."""
+    if name not in KERNELS:
+        return []
+    dtypes = dict.fromkeys(parameters[i].dtype for i in members)
+    alike = [[i for i in members if parameters[i].dtype == dtype] for dtype in dtypes]
+    return [KERNELS[name](optimizer, places, [parameters[i] for i in places]) for places in alike]
+
+
+def _multiply(gradients: Gradients, factor: float) -> None:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if factor != 1.0 and present:
+        torch._foreach_mul_(present, factor)

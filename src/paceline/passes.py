@@ -3,21 +3,29 @@
 A piece belongs to the next push if backward ran on it and no `zero_grad` followed; otherwise the script skipped it. A
 grant that is used up without a `step()` is a script that accumulates gradients: it gets further pieces on the same
 grant. If the last piece was skipped, what there is gets pushed when the next batch is asked for.
+
+The server may void a grant at any time; the worker looks for that whenever a batch is asked for and in `step()`. Where
+a scenario is emulated, the grant says how long the model is under way and how long its computation takes; the worker
+sleeps the difference, and whatever arrives meanwhile ends the sleep. A server that went away without a word voids the
+grant too: the worker waits for it, introduces itself again, and goes on with what it is granted next.
 """
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import InternalError
 from paceline.fetching import Fetcher, pieces_of
+from paceline.greeting import Greeting
 from paceline.ledger import Allotment, Indices
-from paceline.replica import Replica
-from paceline.transport.base import Closed, Endpoint
-from paceline.transport.messages import Done, Extra, More, Over, Push, Ready, Remark, Work
+from paceline.replica import News, Replica
+from paceline.transport.base import Closed, Endpoint, Lost
+from paceline.transport.messages import Cancelled, Done, Extra, More, Over, Push, Ready, Remark, State, ToWorker, Work
+from paceline.worker_state import WorkerState
 
 Piece = tuple[int, Indices]  # of which allotment of the grant
 EDITS_WATCHED = 3  # pushes of a phase whose parameters are compared with the version read; it costs a pass over them
@@ -27,21 +35,31 @@ OVER = object()  # what follows the last batch; None may be a batch
 class Passes:
     """The loop of one worker over one phase."""
 
-    def __init__(self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: Ready) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        replica: Replica,
+        fetcher: Fetcher,
+        ready: Ready,
+        greeting: Greeting,
+        state: WorkerState,
+        on_work: Callable[[float], None] | None = None,
+    ) -> None:
         self.replica = replica
         self.over: Over | None = None
         self.position = 0.0
         self._endpoint = endpoint
         self._fetcher = fetcher
         self._ready = ready
+        self._greeting = greeting
+        self._state = state
+        self._on_work = on_work  # told the position of the first grant
         self._ticket = 0
         self._allotments: list[Allotment] = []
         self._queue: deque[Piece] = deque()
         self._batches: Iterator[Any] = iter(())
         self._current: Piece | None = None
-        self._seen_backward = False
         self._thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
-        self._stray = False  # a backward ran after the batch's push had gone
         self._computed: list[Piece] = []  # backward ran, not yet stepped
         self._taken: list[Piece] = []  # part of the push
         self._losses: list[tuple[float, int]] = []
@@ -49,22 +67,26 @@ class Passes:
         self._accumulates = False
         self._nominal: int | None = None
         self._pushed = 0
+        self._began = 0.0  # when the grant's model was there, on this process's clock
+        self._target_s: float | None = None  # how long the computation is to take
         self._remarked: set[str] = set()
 
     # -- what happens in the script ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Announce this worker and wait for its first grant."""
+        self.replica.mark()
         self._endpoint.send(self._ready)
         self._await_work()
 
     def next_batch(self) -> Any:
         """The next piece as a batch; OVER at the end of the phase."""
+        if self._current is not None and not self._interrupted():
+            self._look()
         while self.over is None:
             if self._queue:
                 self._current = self._queue.popleft()
-                self._seen_backward = False
-                self.replica.mark_gradients()
+                self.replica.mark_batch()
                 return next(self._batches)
             if self._computed and not self._thrown_away:
                 self._ask_for_more()
@@ -73,22 +95,12 @@ class Passes:
                 self._push()
         return OVER
 
-    def on_backward(self, fresh: bool) -> None:
-        """Gradients of the current piece were accumulated; `fresh`: onto nothing, so what was there before is gone."""
-        if self._current is None:
-            self._stray = True
-        elif not self._seen_backward:
-            if fresh and self._computed:
-                self.on_zero_grad()
-            self._seen_backward = True
-            self._computed.append(self._current)
-
     def on_zero_grad(self) -> None:
         """Whatever was computed and not stepped is gone."""
-        self._thrown_away = self._thrown_away or bool(self._computed)
-        self._computed.clear()
-        self._seen_backward = False
-        self.replica.mark_gradients()
+        if self._computed or (self.replica.touched and self._current is not None):
+            self._thrown_away = True
+            self._computed.clear()
+        self.replica.mark()
 
     def on_loss(self, loss: float) -> None:
         """The loss of the current piece."""
@@ -97,11 +109,12 @@ class Passes:
 
     def on_step(self) -> None:
         """Add what was computed to the push; on the last piece, push."""
-        if self._stray:
-            self._stray = False
+        if self._interrupted():
+            return
+        if self._current is not None:
+            self._look()
+        elif self.replica.news(by_hand=False):
             self._remark("optimizer.step() was called again for one batch: only the first step of a batch is pushed")
-        if self._current is not None and not self._seen_backward and self.replica.has_new_gradients():
-            self._computed.append(self._current)  # put there by hand, as torch.autograd.grad leaves it to the script
         self._steps += 1
         if self._steps == 1 and self._accumulates:
             self._nominal = self._ready.batch_size * len(self._computed)
@@ -116,16 +129,27 @@ class Passes:
             with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
                 self._endpoint.send(Done(self._ready.phase))
 
-    # -- grants and pushes -------------------------------------------------------------------------------------------
+    # -- pieces and pushes -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Whether the current piece left a gradient."""
+        news = self.replica.news()
+        if news and self._current is not None:
+            if news is News.FRESH and self._computed:  # zeroed behind the optimizer's back
+                self._thrown_away = True
+                self._computed.clear()
+            self._computed.append(self._current)
 
     def _add_computed(self) -> None:
-        samples = sum(len(indices) for _, indices in self._computed)
+        samples = sum([len(indices) for _, indices in self._computed])
         if samples:
-            self.replica.add(samples)
+            self.replica.add(samples, last=not self._queue)
             self._taken += self._computed
-        self._computed = []
-        self._seen_backward = False
+            self._computed = []
         self._current = None
+        if self.replica.densified is not None:
+            name, self.replica.densified = self.replica.densified, None
+            self._remark(f"the sparse gradient of parameter {name} is sent whole: with sparse=False it is made so")
 
     def _remark(self, text: str) -> None:
         if text not in self._remarked:
@@ -139,13 +163,23 @@ class Passes:
                 "overwritten by the next version"
             )
         self._pushed += 1
-        samples = sum(len(indices) for _, indices in self._taken)
-        known = sum(count for _, count in self._losses)
-        loss = sum(value * count for value, count in self._losses) / known if known else None
+        samples = sum([len(indices) for _, indices in self._taken])
+        loss = None
+        if self._losses:
+            known = sum([count for _, count in self._losses])
+            loss = sum([value * count for value, count in self._losses]) / known if known else None
         kept = None
-        if samples < sum(allotment.samples for allotment in self._allotments):
+        if samples < sum([allotment.samples for allotment in self._allotments]):
             kept = [self._kept_of(number) for number in range(len(self._allotments))]
-        self._endpoint.send(Push(self._ticket, samples, self.replica.take(loss), kept, self._nominal))
+        gradient = self.replica.take(loss)
+        overrun_s = 0.0
+        if self._target_s is not None:
+            end = self._began + self._target_s
+            overrun_s = max(0.0, perf_counter() - end)
+            if self._interrupted(end):
+                return
+        compute_s = perf_counter() - self._began
+        self._endpoint.send(Push(self._ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         self._await_work()
 
@@ -153,46 +187,97 @@ class Passes:
         parts = [indices for owner, indices in self._taken if owner == number]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
+    # -- grants ------------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> ToWorker:
+        """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
+        try:
+            return self._endpoint.receive()
+        except Lost:
+            self._greeting.again()
+            self._endpoint.send(self._ready)
+            return Cancelled(self._ticket)
+
+    def _interruption(self, until: float = 0.0) -> ToWorker | None:
+        """What ends the grant before its time, if anything comes until then."""
+        while True:
+            remaining = until - perf_counter() if until else 0.0
+            if self._endpoint.poll(max(0.0, remaining)):
+                message = self._hear()
+                if isinstance(message, Work | Over) or message == Cancelled(self._ticket):
+                    return message
+            elif remaining <= 0.0:
+                return None
+
+    def _interrupted(self, until: float = 0.0) -> bool:
+        """Whether the grant was voided; if so, the next one is taken up."""
+        message = self._interruption(until)
+        if message is None:
+            return False
+        self._await_work(message)
+        return True
+
+    def _await_work(self, message: ToWorker | None = None) -> None:
+        """Wait for a grant, and for its model to arrive; or for the end of the phase."""
+        while self.over is None:
+            message = message or self._hear()
+            if isinstance(message, Work):
+                self._take_up(message)
+                message = self._interruption(self._began) if message.delay_s > 0.0 else None
+                if message is None:
+                    return
+                continue
+            if isinstance(message, Over):
+                self._finish(message)
+            elif not isinstance(message, Cancelled | Extra):  # those may cross a push, or an end by Lost
+                raise InternalError(f"a worker that waits for work was sent {message}")
+            message = None
+
     def _ask_for_more(self) -> None:
         self._accumulates = True
         self._endpoint.send(More(self._ticket))
-        answer = self._endpoint.receive()
-        if isinstance(answer, Over):
-            self._finish(answer)
-        elif isinstance(answer, Work):  # the grant was cancelled meanwhile
-            self._take_up(answer)
-        elif isinstance(answer, Extra) and answer.allotment is not None:
+        answer = self._hear()
+        if not isinstance(answer, Extra):  # the grant was voided meanwhile
+            self._await_work(answer)
+        elif answer.allotment is not None:
+            if answer.compute_s is not None:
+                self._target_s = (self._target_s or 0.0) + answer.compute_s
             self._enqueue(answer.allotment)
         else:  # the data ended in mid-accumulation: what there is makes the last push
             self._add_computed()
             self._push()
 
-    def _await_work(self) -> None:
-        message = self._endpoint.receive()
-        if isinstance(message, Over):
-            self._finish(message)
-        elif isinstance(message, Work):
-            self._take_up(message)
-        else:
-            raise InternalError(f"a worker that waits for work was sent {message}")
-
     def _take_up(self, work: Work) -> None:
+        self._began = perf_counter() + work.delay_s
+        self._target_s = work.compute_s
+        self._drop_grant()
+        self._state.reach(self._ready.phase, over=False)
+        if work.save is not None:
+            self._endpoint.send(State(work.save, self._state.capture(self._ready.phase, over=False)))
+        self._ticket = work.ticket
+        self.position = work.position
+        if self._on_work is not None:
+            self._on_work(work.position)
+            self._on_work = None
+        self.replica.use(work.slot, extends=work.parameters is None)
+        if work.parameters is not None:
+            self.replica.load(work.parameters)
+            if self._pushed < EDITS_WATCHED:
+                self.replica.watch_edits()
+        self._enqueue(work.allotment)
+
+    def _drop_grant(self) -> None:
         self.replica.forget()
         self._allotments, self._taken, self._computed, self._losses = [], [], [], []
         self._queue.clear()
         self._current = None
         self._thrown_away = False
-        self._ticket = work.ticket
-        self.position = work.position
-        if work.parameters is not None:
-            self.replica.load(work.parameters)
-        self._enqueue(work.allotment)
 
     def _enqueue(self, allotment: Allotment) -> None:
         number = len(self._allotments)
         self._allotments.append(allotment)
         pieces = pieces_of(allotment.indices, self._ready.batch_size, self._ready.least)
-        self._queue.extend((number, piece) for piece in pieces)
+        self._queue.extend([(number, piece) for piece in pieces])
         self._batches = self._fetcher.batches(pieces)
 
     def _finish(self, over: Over) -> None:
@@ -200,5 +285,8 @@ class Passes:
         self.position = over.position
         self._queue.clear()
         self.replica.forget()
+        self._state.reach(self._ready.phase, over=True)
+        if over.save is not None:
+            self._endpoint.send(State(over.save, self._state.capture(self._ready.phase, over=True)))
         if over.parameters is not None:
             self.replica.load(over.parameters)

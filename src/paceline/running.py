@@ -1,8 +1,8 @@
 """What a run does beside deciding: its store, evaluations, target, limits, divergence. Shared by the engines."""
 
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,19 @@ class Progress(msgspec.Struct, frozen=True):
     loss: float | None
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """What an evaluation measures."""
+
+    number: int
+    at: float
+    version: int
+    samples_used: int
+    epoch: float
+
+
+Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Conduct.measured`
+
+
 class Conduct:
     """One run, from its first evaluation to its end."""
 
@@ -60,12 +73,16 @@ class Conduct:
         self._progress = progress
         self._shown = time.monotonic()
         self._schedule = Schedule(config.evaluate_every)
-        self._evaluator: Evaluator | None = None
+        self._measure: Measure | None = None
+        self._pending: Snapshot | None = None  # being measured
+        self._due_again = False  # another evaluation fell due meanwhile
+        self._evaluations = 0
         self._evaluated = -1
         self._size = 0
         self._epochs_before = 0.0
         self._phases = 0
         self._remarks: set[str] = set()
+        self._verdict = "the run diverged and was stopped, as --on-divergence stop asks"
         self._options_checked = False
         self._stop: Callable[[], None] = lambda: None
         self._before_evaluation: Callable[[], None] = lambda: None
@@ -77,6 +94,7 @@ class Conduct:
         self.coordinator = coordinator
         coordinator.on_version = self._on_version
         coordinator.watch.on_divergence = self._on_divergence
+        coordinator.watch.on_nonfinite = self._on_nonfinite
         coordinator.on_over = stop
         self._stop = stop
         self._before_evaluation = before_evaluation or self._before_evaluation
@@ -96,7 +114,11 @@ class Conduct:
 
     @property
     def can_evaluate(self) -> bool:
-        return self._evaluator is not None
+        return self._measure is not None
+
+    def evaluate_with(self, measure: Measure) -> None:
+        """Have versions measured by that; the number it is given names the evaluation."""
+        self._measure = measure
 
     @property
     def active(self) -> bool:
@@ -105,17 +127,21 @@ class Conduct:
     def welcome(self, worker: int, hello: Hello) -> Parameters:
         """The first worker's model is everybody's."""
         if self.store_or_none is None:
-            self.store_or_none = Store(hello.spec, hello.values, hello.buffers, self.strategy.needs_applied)
-            self.coordinator.store = self.store_or_none
-            self.coordinator.model_bytes = self.store.nbytes
-            if self.store.optimizer.notice is not None:
-                self.coordinator.observe("warning", {"text": self.store.optimizer.notice})
+            self.adopt(Store(hello.spec, hello.values, hello.buffers, self.strategy.needs_applied))
         else:
             spec: ModelSpec = self.store.spec
             spec.require_same(hello.spec, worker)
-        if hello.evaluator is not None and self._evaluator is None:
-            self._evaluator = Evaluator(*hello.evaluator)
+        if hello.evaluator is not None and self._measure is None:
+            evaluator = Evaluator(*hello.evaluator)
+            self._measure = lambda _: evaluator(self.store)
         return self.store.read()
+
+    def adopt(self, store: Store) -> None:
+        """This is the model that the run trains."""
+        self.store_or_none = self.coordinator.store = store
+        self.coordinator.model_bytes = store.nbytes
+        if store.optimizer.notice is not None:
+            self.coordinator.observe("warning", {"text": store.optimizer.notice})
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +151,7 @@ class Conduct:
         self._phases += 1
         self.phase_stopped = None
         self.coordinator.open(ledger, round_samples)
-        if self.config.target is not None and self._evaluator is None:
+        if self.config.target is not None and self._measure is None:
             raise UserError(f"the target {self.config.target} needs prepare(..., evaluate=...) in the script")
         if self._evaluated < 0:
             self.evaluate(self.coordinator.now)
@@ -188,26 +214,76 @@ class Conduct:
         return Progress(c.now, c.version, c.used, total, dict(self.metrics), c.watch.loss)
 
     def evaluate(self, at: float) -> None:
-        """Measure the current version, between two events."""
-        version = self.coordinator.version
-        if self._evaluator is None or self._evaluated == version or self.cause is not None:
+        """Have the current version measured, between two events and one at a time."""
+        if self._measure is None or self._evaluated == self.coordinator.version or self.cause is not None:
             return
-        self._measure(at, version)
-        if self.watch.record(at, self.metrics):
-            self.cause = "target"
-            self._stop()
+        if self._pending is not None:
+            self._due_again = True
+            return
+        self._ask(self._measure, at)
 
-    def _measure(self, at: float, version: int) -> None:
-        if self._evaluator is None:
-            return
-        self._evaluated = version
+    def _ask(self, measure: Measure, at: float) -> None:
+        c = self.coordinator
+        self._evaluated = c.version
+        self._evaluations += 1
+        self._pending = Snapshot(self._evaluations, at, c.version, c.used, self._epochs)
         self._before_evaluation()
-        self.metrics = self._evaluator(self.store)
-        used = self.coordinator.used
-        data = {"version": version, "samples_used": used, "epoch": self._epochs, "metrics": self.metrics}
-        now, self.coordinator.now = self.coordinator.now, at
+        metrics = measure(self._evaluations)
+        if metrics is not None:
+            self.measured(self._evaluations, metrics)
+
+    def measured(self, number: int, metrics: dict[str, float]) -> None:
+        """The numbers of an evaluation; they are those of the time when its snapshot was taken."""
+        taken = self._pending
+        if taken is None or taken.number != number:
+            return  # an evaluation that a restored run knows nothing of
+        self._pending = None
+        self.metrics = metrics
+        data = {
+            "version": taken.version, "samples_used": taken.samples_used, "epoch": taken.epoch, "metrics": metrics
+        }  # fmt: skip
+        now, self.coordinator.now = self.coordinator.now, taken.at
         self.coordinator.observe("evaluation", data)
         self.coordinator.now = now
+        if self.watch.record(taken.at, metrics) and self.cause is None:
+            self.cause = "target"
+            self._stop()
+        elif self._due_again:
+            self._due_again = False
+            self.evaluate(now)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether an evaluation's numbers are still to come."""
+        return self._pending is not None
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether there are no numbers of the current version, although they could be had."""
+        stale = self._evaluated != self.coordinator.version and self.store_or_none is not None
+        return stale and self._measure is not None
+
+    def evaluate_last(self, at: float) -> None:
+        """Have the final version measured, unless that was done or nothing can do it."""
+        if self.unmeasured and self._measure is not None and self._pending is None:
+            self._ask(self._measure, at)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a resumed run must know of the evaluations before it."""
+        return {
+            "evaluated": self._evaluated, "evaluations": self._evaluations, "metrics": self.metrics,
+            "epochs_before": self._epochs_before, "epochs": self._epochs, "phases": self._phases,
+            "target": self.watch.snapshot(), "options_checked": self._options_checked,
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on after those."""
+        self._evaluated, self._evaluations = data["evaluated"], data["evaluations"]
+        self.metrics = {name: float(value) for name, value in data["metrics"].items()}
+        self._epochs_before, self._phases = data["epochs_before"], data["phases"]
+        self._options_checked = data["options_checked"]
+        self._schedule.catch_up(self.coordinator.version, data["epochs"])
+        self.watch.restore(data["target"])
 
     # -- divergence --------------------------------------------------------------------------------------------------
 
@@ -221,13 +297,19 @@ class Conduct:
             self.switch_to = text
             self._stop()
 
+    def _on_nonfinite(self) -> None:
+        if self.config.on_nonfinite == "stop" and self.cause is None:
+            self.cause, self._verdict = "divergence", "a gradient was not finite, and --on-nonfinite stop was given"
+            self._stop()
+
     def switch_strategy(self, at: float) -> None:
         """Go on under bsp, as `--on-divergence bsp` asks."""
         self.switch_to = None
         self.strategy = build("bsp", self.config.seed)
         self.coordinator.now = at
         self.coordinator.observe("warning", {"text": "going on under bsp, as --on-divergence asks"})
-        self.sink.write(msgspec.structs.replace(self.header, strategy=canonical(self.strategy)))
+        spelled = canonical(self.strategy)
+        self.sink.write(msgspec.structs.replace(self.header, strategy=spelled, snapshot=None, restored=None))
         self.coordinator.switch(self.strategy, at)
 
     def _say_what_came_to_nothing(self) -> None:
@@ -246,9 +328,7 @@ class Conduct:
     def end(self, at: float) -> None:
         """The last evaluation and the last line."""
         self.coordinator.now = at
-        if self._evaluated != self.coordinator.version and self.store_or_none is not None:
-            self._measure(at, self.coordinator.version)
-            self.watch.record(at, self.metrics)
+        self.evaluate_last(at)
         self._say_what_came_to_nothing()
         if self.watch.reached_at is not None and self.watch.target is not None:
             target = self.watch.target
@@ -256,4 +336,4 @@ class Conduct:
             self.coordinator.observe("target", data)
         self.coordinator.observe_end(self.cause or "done")
         if self.cause == "divergence":
-            raise DivergenceError("the run diverged and was stopped, as --on-divergence stop asks")
+            raise DivergenceError(self._verdict)

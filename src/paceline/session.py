@@ -1,32 +1,36 @@
 """What the user's script holds: five lines turn a plain PyTorch loop into one worker of a run."""
 
+import contextlib
 import copy
 import math
 import numbers
 import types
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from paceline import context
+from paceline import context, evaluating
 from paceline.context import WorkerContext, convert_option
 from paceline.errors import OptionError, UserError
+from paceline.evaluation import Evaluate
 from paceline.fetching import Fetcher
+from paceline.following import FollowingScheduler
+from paceline.greeting import Greeting
 from paceline.ledger import SAMPLINGS, Sampling
 from paceline.passes import OVER, Passes
-from paceline.replica import Replica, has_batch_statistics
+from paceline.replica import Replica, has_batch_statistics, spec_of
+from paceline.slots import SlotReplica
 from paceline.transport.base import Closed
-from paceline.transport.messages import Hello, Note, Over, Ready, Remark, Stop, Welcome
+from paceline.transport.messages import Asked, Note, Over, Ready, Remark, Stop
+from paceline.worker_state import WorkerState
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 EMPTY_PHASES = 1000  # loops without data that a script may make after the run is over
-Evaluate = Callable[[torch.nn.Module], Mapping[str, float]]
 
 
 def init() -> "Session":
@@ -50,18 +54,23 @@ class Session:
     def __init__(self, given: WorkerContext) -> None:
         self._context = given
         self._endpoint = given.endpoint
+        self._state = WorkerState()
         self._replica: Replica | None = None
+        self._greeting: Greeting | None = None
         self._passes: Passes | None = None
+        self._follower: FollowingScheduler | None = None
+        self._asked: set[str] = set()
+        self._worked = False
         self._phase = 0
         self._position = 0.0
         self._run_over = False
         self._empty_phases = 0
-        self.device = torch.device("cpu")
+        self.device = _device(given)
 
     @property
     def worker(self) -> int:
-        """This worker's number, from 0."""
-        return self._context.worker
+        """This worker's number, from 0; of the process that only evaluates, one past the last."""
+        return self._context.workers if self._context.evaluator else self._context.worker
 
     @property
     def workers(self) -> int:
@@ -76,6 +85,10 @@ class Session:
     def option(self, name: str, default: T) -> T:
         """What `--set name=value` gave, in the default's type; else the default."""
         self._context.shared.asked.add(name)
+        if name not in self._asked:
+            self._asked.add(name)
+            with contextlib.suppress(Closed):  # whoever asks after the run is over is answered all the same
+                self._endpoint.send(Asked(name))
         if name not in self._context.options:
             return default
         value: T = convert_option(name, self._context.options[name], default)
@@ -105,22 +118,33 @@ class Session:
             raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
         if evaluate is not None and not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the model, not {type(evaluate).__name__}")
-        replica = self._replica = Replica(model, optimizer)
-        values, buffers = replica.values()
         evaluator = None
         if evaluate is not None and self._context.evaluates:
             evaluator = (copy.deepcopy(model).eval(), evaluate)
-        self._endpoint.send(Hello(replica.spec, values, buffers, evaluator))
-        answer = self._endpoint.receive()
-        if isinstance(answer, Welcome):
-            replica.load(answer.parameters)
+        if self._context.evaluator and evaluate is None:
+            raise Closed  # there is nothing to measure, and nobody trains here
+        replica = self._replica = self._make_replica(model, optimizer)
+        greeting = self._greeting = Greeting(self._endpoint, replica, self._state, evaluator)
+        if self._context.evaluator and evaluate is not None:
+            evaluating.serve(self._endpoint, greeting, replica, evaluate)
+        greeting.greet()
         if optimizer.state:
             text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
             self._endpoint.send(Remark(text))
-        self._hook_model(model, optimizer)
+        self._hook_optimizer(optimizer)
+        replica.watch_backward()
         if scheduler is not None:
-            self._hook_scheduler(scheduler)
+            self._follower = FollowingScheduler(scheduler, self._run_position)
         return model, optimizer
+
+    def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
+        spec = spec_of(model, optimizer)
+        region = self._endpoint.adopt(spec)
+        return Replica(model, optimizer, spec) if region is None else SlotReplica(model, optimizer, spec, region)
+
+    def keep(self, name: str, obj: Any) -> None:
+        """Have an object's `state_dict` in every checkpoint; in a resumed run it is put back into the object."""
+        self._state.keep(name, obj)
 
     def batches(
         self,
@@ -175,19 +199,22 @@ class Session:
     def _run_phase(self, fetcher: Fetcher, ready: Ready) -> Iterator[Any]:
         if self._passes is not None:
             raise UserError("a batches() loop is already running in this session; finish it first")
-        if self._run_over or self._replica is None:
+        if self._run_over or self._replica is None or self._greeting is None:
             self._empty_phases += 1
             if self._empty_phases > EMPTY_PHASES:
                 raise Closed  # a script that loops until it has seen enough data would loop for ever
             return
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
-        passes = self._passes = Passes(self._endpoint, self._replica, fetcher, ready)
+        on_work = None if self._worked else self._on_first_work
+        passes = self._passes = Passes(
+            self._endpoint, self._replica, fetcher, ready, self._greeting, self._state, on_work
+        )
         try:
             passes.begin()
-            batches = self._context.shared.batches
+            batches, worker = self._context.shared.batches, self.worker
             while (batch := passes.next_batch()) is not OVER:
-                batches[self.worker] = batches.get(self.worker, 0) + 1
+                batches[worker] = batches.get(worker, 0) + 1
                 yield batch
         finally:
             self._position = passes.position
@@ -196,42 +223,37 @@ class Session:
                 self._run_over = passes.over.run_over
             passes.abandon()
 
-    def _hook_model(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        # Torch keeps hooks out of the garbage collector's sight: one that held the session would hold it for ever.
-        known = weakref.ref(self)
+    def _on_first_work(self, position: float) -> None:
+        """Newcomers and resumed workers make even their first push with the run's learning rate."""
+        self._worked = True
+        if self._follower is not None:
+            self._follower.advance_to(position)
 
-        seen: dict[int, int] = {}  # the gradient each parameter had after its last backward
+    def _run_position(self) -> float:
+        return self._passes.position if self._passes is not None else self._position
 
-        def on_backward(parameter: torch.Tensor) -> None:
-            session = known()
-            if session is None or session._passes is None:
-                return
-            place, gradient = id(parameter), id(parameter.grad)
-            session._passes.on_backward(fresh=seen.get(place) != gradient)
-            seen[place] = gradient
-
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(on_backward)
+    def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         # The module is left as it is, so that it can be copied and pickled; its own zero_grad shows in the gradients.
-        optimizer.zero_grad = self._noticing(optimizer.zero_grad)  # type: ignore[method-assign]
-        session = self
+        session, zero_in_place = self, optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            if set_to_none:
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+            else:
+                zero_in_place(set_to_none=False)
+            if session._passes is not None:
+                session._passes.on_zero_grad()
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return session._on_step(closure)
 
         # Schedulers look for this mark to tell their own wrapper from a step that was replaced behind their back.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer._opt_called = True  # type: ignore[attr-defined]
-
-    def _noticing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
-        def noticed(*args: Any, **kwargs: Any) -> None:
-            zero_grad(*args, **kwargs)
-            if self._passes is not None:
-                self._passes.on_zero_grad()
-
-        return noticed
 
     def _on_step(self, closure: Callable[[], Any] | None) -> Any:
         if self._passes is None:
@@ -243,25 +265,12 @@ class Session:
         self._passes.on_step()
         return loss
 
-    def _hook_scheduler(self, scheduler: Any) -> None:
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise OptionError(
-                "ReduceLROnPlateau decides by a metric, not by the run's position; choose a scheduler that counts "
-                "steps, or call it without handing it to prepare()"
-            )
-        if not callable(getattr(scheduler, "step", None)):
-            raise OptionError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
-        advance = scheduler.step
-        made = max(0, getattr(scheduler, "last_epoch", 0))
 
-        def step(*_: Any, **__: Any) -> None:
-            nonlocal made
-            position = self._passes.position if self._passes is not None else self._position
-            while made < math.floor(position + 1e-9):
-                made += 1
-                advance()
-
-        scheduler.step = step
+def _device(given: WorkerContext) -> torch.device:
+    if given.device is not None:
+        return torch.device(given.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", given.worker % count) if count else torch.device("cpu")
 
 
 class Batches:

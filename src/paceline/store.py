@@ -7,6 +7,7 @@ counters take the maximum.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -26,16 +27,23 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     def require_same(self, other: "ModelSpec", worker: int) -> None:
         """Workers that train different models cannot be merged."""
-        for mine, theirs in zip(self.parameters + self.buffers, other.parameters + other.buffers, strict=False):
-            if mine != theirs:
-                raise OptionError(f"worker {worker} has {_spell(theirs)} where worker 0 has {_spell(mine)}")
+        difference = self.difference(other, "worker 0", f"worker {worker}")
+        if difference is not None:
+            raise OptionError(difference)
+
+    def difference(self, other: "ModelSpec", mine: str, theirs: str) -> str | None:
+        """In what the other's model differs from this one, in words; None if it does not."""
+        for here, there in zip(self.parameters + self.buffers, other.parameters + other.buffers, strict=False):
+            if here != there:
+                return f"{theirs} has {_spell(there)} where {mine} has {_spell(here)}"
         if len(self.parameters) != len(other.parameters) or len(self.buffers) != len(other.buffers):
-            raise OptionError(
-                f"worker {worker}'s model has {len(other.parameters)} parameters and {len(other.buffers)} buffers, "
-                f"worker 0's has {len(self.parameters)} and {len(self.buffers)}"
+            return (
+                f"{theirs}'s model has {len(other.parameters)} parameters and {len(other.buffers)} buffers, "
+                f"{mine}'s has {len(self.parameters)} and {len(self.buffers)}"
             )
         if (self.optimizer.name, self.optimizer.members) != (other.optimizer.name, other.optimizer.members):
-            raise OptionError(f"worker {worker}'s optimizer ({other.optimizer.name}) differs from worker 0's")
+            return f"{theirs}'s optimizer ({other.optimizer.name}) differs from {mine}'s ({self.optimizer.name})"
+        return None
 
 
 def _spell(entry: tuple[str, tuple[int, ...], str]) -> str:
@@ -50,6 +58,9 @@ class Gradient(msgspec.Struct):
     options: Sequence[GroupOptions]
     buffer_change: list[torch.Tensor | None] = []  # since the read, None if there is none; of counters, their value
     loss: float | None = None
+    norm: float | None = None  # where the worker has measured it
+    slot: int | None = None  # of the worker's region, where the tensors lie in one
+    views: list[torch.Tensor] | None = None  # each parameter's part of `flat`, where somebody has them at hand
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -67,6 +78,9 @@ class Merged(msgspec.Struct, frozen=True):
     inner_product: float | None
 
 
+UNMEASURED = Merged(None, None)
+
+
 class Store:
     """Applies pushes and hands out versions."""
 
@@ -79,9 +93,9 @@ class Store:
         self.statistics = statistics
         # Steps smaller than a half-precision number's last digit must not vanish: masters have single precision.
         self._flat = [_master(flat) for flat in self.layout.pack(values)]
-        self._parameters = [view.requires_grad_() for view in self.layout.views(self._flat)]
-        self._sum = [torch.zeros_like(flat) for flat in self._flat]
-        self._gradients = self.layout.views(self._sum)
+        self._parameters = self.layout.views(self._flat)
+        self._sum: list[torch.Tensor] | None = None  # made when a push cannot be applied from where it lies
+        self._summed: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] | None = None
         self._buffers = [b.detach().clone() for b in buffers]
         self.optimizer = MassOptimizer(spec.optimizer, self._parameters)
@@ -96,43 +110,65 @@ class Store:
         """The current version."""
         if self._read is None:
             pairs = zip(self._flat, self.layout.dtypes, strict=True)
-            flat = [master.detach().to(dtype, copy=True) for master, dtype in pairs]
+            flat = [master.to(dtype, copy=True) for master, dtype in pairs]
             self._read = Parameters(self.version, flat, [b.clone() for b in self._buffers])
         return self._read
+
+    def write_to(self, flat: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> int:
+        """Copy the current version into memory laid out as the store's; its number."""
+        for target, master in zip(flat, self._flat, strict=True):
+            target.copy_(master)
+        for target, buffer in zip(buffers, self._buffers, strict=True):
+            target.copy_(buffer)
+        return self.version
 
     def apply(
         self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
     ) -> Merged:
-        """One version out of these pushes; the weights add up to its mass, which must be positive."""
+        """One version out of these pushes; the weights add up to its mass, which must be positive.
+
+        No push is written to. A single one is applied from where it lies, unless its dtype or the mass rule for
+        momentum asks for another form of it.
+        """
         mass = math.fsum(weights)
-        self._merge(gradients, weights, mass)
-        merged = self._measure() if self.statistics else Merged(None, None)
+        options = mean_options([g.options for g in gradients], samples)
+        first = gradients[0]
+        copied = len(gradients) > 1 or self.optimizer.multiplies_gradients(mass, options, stock=stock)
+        if copied or not all(map(_same_dtype, first.flat, self._flat)):
+            flat, views = self._merge(gradients, weights, mass)
+        else:
+            flat, views = first.flat, first.views or self.layout.views(first.flat)
+        merged = self._measure(flat) if self.statistics else UNMEASURED
         absent = frozenset.intersection(*[g.missing for g in gradients])
-        for position, parameter in enumerate(self._parameters):
-            parameter.grad = None if position in absent else self._gradients[position]
-        self.optimizer.step(mass, mean_options([g.options for g in gradients], samples), stock=stock)
+        given = [None if i in absent else view for i, view in enumerate(views)] if absent else views
+        self.optimizer.step(mass, options, stock=stock, gradients=given)
         self._merge_buffers(gradients, weights)
         self.version += 1
         self._read = None
         return merged
 
-    def _merge(self, gradients: Sequence[Gradient], weights: Sequence[float], mass: float) -> None:
+    def _merge(
+        self, gradients: Sequence[Gradient], weights: Sequence[float], mass: float
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The weighted mean, summed in the order given so that it is the same to the last bit every time."""
+        if self._sum is None:
+            self._sum = [torch.zeros_like(flat) for flat in self._flat]
+            self._summed = self.layout.views(self._sum)
         for place, total in enumerate(self._sum):
             torch.mul(gradients[0].flat[place], weights[0] / mass, out=total)
             for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
                 total.add_(gradient.flat[place], alpha=weight / mass)
+        return self._sum, self._summed
 
-    def _measure(self) -> Merged:
-        norm = flat_norm(self._sum)
-        inner = None
+    def _measure(self, flat: Sequence[torch.Tensor]) -> Merged:
+        norm = flat_norm(flat)
         if self._previous is None:
-            self._previous = [total.clone() for total in self._sum]
-        else:
-            pairs = zip(self._sum, self._previous, strict=True)
-            inner = math.fsum(float(torch.dot(total, previous)) for total, previous in pairs)
-            for total, previous in zip(self._sum, self._previous, strict=True):
-                previous.copy_(total)
+            self._previous = [total.clone() for total in flat]
+            return Merged(norm, None)
+        pairs = list(zip(flat, self._previous, strict=True))
+        inner = math.fsum(float(torch.dot(total, previous)) for total, previous in pairs)
+        for total, previous in pairs:
+            previous.copy_(total)
         return Merged(norm, inner)
 
     def _merge_buffers(self, gradients: Sequence[Gradient], weights: Sequence[float]) -> None:
@@ -150,9 +186,51 @@ class Store:
 
     def state(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Copies of parameters and buffers, in the spec's order."""
-        version = self.read()
-        values = [view.clone() for view in self.layout.views(version.flat)]
-        return values, [b.clone() for b in version.buffers]
+        dtypes = [self.layout.dtypes[place.buffer] for place in self.layout.places]
+        values = [view.to(dtype, copy=True) for view, dtype in zip(self._parameters, dtypes, strict=True)]
+        return values, [b.clone() for b in self._buffers]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether parameters are kept in a higher precision than the model's own."""
+        return any(flat.dtype != dtype for flat, dtype in zip(self._flat, self.layout.dtypes, strict=True))
+
+    def snapshot(self) -> "StoreSnapshot":
+        """The current version and all that further versions depend on. Nothing is copied: save it before an apply."""
+        names = [name for name, _, _ in self.spec.parameters]
+        tensors, optimizer = self.optimizer.snapshot()
+        previous = {str(i): flat for i, flat in enumerate(self._previous or [])}
+        parameters = dict(zip(names, self._parameters, strict=True))
+        buffers = {name: b for (name, _, _), b in zip(self.spec.buffers, self._buffers, strict=True)}
+        return StoreSnapshot(self.version, parameters, buffers, tensors, optimizer, previous)
+
+    def restore(self, snapshot: "StoreSnapshot") -> None:
+        """Go on from a snapshot of a store of the same spec; optimizer tensors become this store's own."""
+        for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
+            mine.copy_(snapshot.parameters[name])
+        for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):
+            mine.copy_(snapshot.buffers[name])
+        self.optimizer.restore(snapshot.optimizer_tensors, snapshot.optimizer)
+        self._previous = [snapshot.previous[str(i)] for i in range(len(snapshot.previous))] or None
+        self.version = snapshot.version
+        self._read = None
+
+
+class StoreSnapshot(msgspec.Struct, frozen=True):
+    """A store's tensors by name, in the precision it computes in, and its optimizer's numbers."""
+
+    version: int
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    optimizer_tensors: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    previous: dict[str, torch.Tensor]  # the gradient applied last, for stores that compare it with the next
+
+
+def _same_dtype(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype
 
 
 def _master(flat: torch.Tensor) -> torch.Tensor:
@@ -168,6 +246,8 @@ def flat_norm(flat: Sequence[torch.Tensor]) -> float:
 
 def gradient_norm(gradient: Gradient) -> float:
     """The gradient's norm; not finite if the push would bring anything into the model that is not."""
+    if gradient.norm is not None:
+        return gradient.norm
     moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
     if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
         return math.nan
@@ -175,18 +255,33 @@ def gradient_norm(gradient: Gradient) -> float:
 
 
 def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
-    """A held push with a further piece computed on the same version: means weighted by samples."""
+    """A held push with a further piece computed on the same version: means weighted by samples.
+
+    A piece that lies in a slot is summed there, so that the held push's slot is free from then on.
+    """
     total = samples + piece_samples
     if not piece_samples:
         return held
     if not samples:
         return piece
-    flat = [
-        torch.add(old * (samples / total), new, alpha=piece_samples / total)
-        for old, new in zip(held.flat, piece.flat, strict=True)
-    ]
+    pairs = zip(held.flat, piece.flat, strict=True)
+    if piece.slot is None:
+        flat = [torch.add(old * (samples / total), new, alpha=piece_samples / total) for old, new in pairs]
+    else:
+        flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
     loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
-    return Gradient(flat, held.missing & piece.missing, piece.options, piece.buffer_change, loss)
+    missing = held.missing & piece.missing
+    return Gradient(
+        flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
+        views=None if piece.slot is None else piece.views,
+    )  # fmt: skip
+
+
+def out_of_slot(gradient: Gradient) -> Gradient:
+    """The same push in memory of its own, for a worker that needs the slot for the next one."""
+    change = [None if c is None else c.clone() for c in gradient.buffer_change]
+    flat = [part.clone() for part in gradient.flat]
+    return msgspec.structs.replace(gradient, flat=flat, buffer_change=change, slot=None, views=None)
 
 
 def _mean_loss(first: float | None, samples: int, second: float | None, more: int) -> float | None:

@@ -1,6 +1,7 @@
 """What the coordinator keeps an eye on: the loss of each version and, through the guard, signs of divergence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from paceline.errors import OptionError
 from paceline.guard import Guard
@@ -17,10 +18,22 @@ class Watch:
         self.loss: float | None = None
         self.divergence: str | None = None
         self.on_divergence: Callable[[], None] | None = None  # where every push is refused no version follows
+        self.on_nonfinite: Callable[[], None] | None = None
         self._warn = warn
         self._guard = Guard()
         self._told_of_losses = False
         self._seen_loss = False
+
+    def snapshot(self) -> dict[str, Any]:
+        """What it has seen, as plain data."""
+        told, seen = self._told_of_losses, self._seen_loss
+        return {"loss": self.loss, "told_of_losses": told, "seen_loss": seen, "guard": self._guard.snapshot()}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self.loss = None if data["loss"] is None else float(data["loss"])
+        self._told_of_losses, self._seen_loss = data["told_of_losses"], data["seen_loss"]
+        self._guard.restore(data["guard"])
 
     def applied(self, held: list[Held], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
         """These pushes were applied to `version`: note their mean loss and hear the guard."""
@@ -34,9 +47,11 @@ class Watch:
         staleness = version - stalest.read_version
         self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
 
-    def refused(self, worker: int, norm: float, staleness: int) -> None:
+    def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
         """A push was not finite and went no further."""
-        self._take_note(self._guard.refused(worker, norm, staleness))
+        self._take_note(self._guard.refused(worker, step, norm, staleness))
+        if self.on_nonfinite is not None:
+            self.on_nonfinite()
 
     def _miss_loss(self, strategy: Strategy) -> None:
         if not self._told_of_losses and not self._seen_loss:

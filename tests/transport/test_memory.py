@@ -1,8 +1,11 @@
 """The memory transport keeps the contract of all transports."""
 
+import torch
+
+from paceline.store import Gradient
 from paceline.transport.memory import MemoryLink
-from paceline.transport.messages import Extra
-from transport.contract import TransportContract
+from paceline.transport.messages import Extra, Push
+from transport.contract import SPEC, TransportContract
 
 
 class TestMemory(TransportContract):
@@ -19,3 +22,11 @@ def test_on_wait_is_told_only_when_there_is_nothing_to_receive():
     assert told == []
     link.receive()
     assert told == [1]
+
+
+def test_tensors_go_by_reference():
+    link = MemoryLink()
+    assert link.adopt(SPEC) is None
+    gradient = Gradient([torch.ones(2)], frozenset(), [])
+    link.send(Push(1, 1, gradient))
+    assert link.collect().gradient is gradient

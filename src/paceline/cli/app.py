@@ -7,7 +7,6 @@ error, 130 Ctrl-C. Bad input is answered by one line on standard error; only an 
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,8 @@ from paceline.cli.scenario_command import scenario
 from paceline.cli.strategies import strategies
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.cli.tasks import tasks
-from paceline.errors import DivergenceError, PacelineError, ScriptError, UserError
+from paceline.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
+from paceline.scripts import script_traceback
 
 INTERRUPTED = 130
 # The public name of a usage error differs between versions of typer; the parent of BadParameter is it in all of them.
@@ -62,9 +62,9 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         return _refuse(error.format_message())  # type: ignore[attr-defined]
     except ScriptError as error:
-        print(script_traceback(error), file=sys.stderr, end="")
+        print(_traceback(error), file=sys.stderr, end="")
         return _refuse(str(error), error.exit_code)
-    except (UserError, DivergenceError) as error:
+    except (UserError, DivergenceError, PeerError) as error:
         return _refuse(str(error), error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -73,20 +73,11 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     return ended if isinstance(ended, int) else 0
 
 
-def script_traceback(error: ScriptError) -> str:
-    """The traceback of what the script raised, from the script's own first frame on."""
-    cause = error.__cause__
-    if cause is None:
-        return ""
-    frames = cause.__traceback__
-    while frames is not None and _is_ours(Path(frames.tb_frame.f_code.co_filename)):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(cause), cause, frames or cause.__traceback__))
-
-
-def _is_ours(file: Path) -> bool:
-    package = Path(__file__).parents[1]
-    return file.is_relative_to(package) and not file.is_relative_to(package / "tasks")  # a task is a script
+def _traceback(error: ScriptError) -> str:
+    """What the script raised: the exception itself, or what another process said of it."""
+    if error.__cause__ is not None:
+        return script_traceback(error.__cause__)
+    return "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
 
 
 def _refuse(message: str, code: int = UserError.exit_code) -> int:

@@ -35,9 +35,15 @@ def run(
     target: options.TargetText = None,
     evaluate_every: options.EvaluateEvery = None,
     on_divergence: options.OnDivergence = None,
+    on_nonfinite: options.OnNonFinite = None,
     set_options: options.Set = None,
     data_dir: options.DataDir = None,
     threads: options.Threads = None,
+    transport: options.TransportName = None,
+    respawn: options.Respawn = False,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_keep: options.CheckpointKeep = None,
+    resume: options.Resume = None,
     journal: options.JournalFile = None,
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
@@ -50,13 +56,15 @@ def run(
         "batch_size": batch_size, "epochs": epochs, "max_versions": max_versions, "max_seconds": max_seconds,
         "target": target, "evaluate_every": evaluate_every, "on_divergence": on_divergence, "set": set_options,
         "data_dir": data_dir, "threads": threads, "journal": journal, "runs_dir": runs_dir,
+        "on_nonfinite": on_nonfinite, "transport": transport, "respawn": respawn or None,
+        "checkpoint_every": checkpoint_every, "checkpoint_keep": checkpoint_keep, "resume": resume,
     }  # fmt: skip
     with logging_shown(configuration.chosen_log_level(log_level, os.environ)):
         settings = settle(given, os.environ)
         train = _workload(script, arguments or [], task)
         _make_places(settings)
         if not quiet:
-            _say_what_was_assumed(settings, given, no_workload=script is None and task is None)
+            _say_what_was_assumed(settings, given, os.environ, no_workload=script is None and task is None)
         finished = _train(train, settings, json=json, quiet=quiet)
     _print_report(finished, json=json)
     _say_how_it_ended(finished, quiet=quiet)
@@ -68,21 +76,40 @@ def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configur
     from paceline import scenario as scenarios
     from paceline import strategies
 
-    asked = configuration.chosen_scenario(given, environment)
-    name = asked or configuration.DEFAULT_SCENARIO
-    cluster = scenarios.load(name)
-    settings = configuration.resolve(given, environment, cluster.run)
-    workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=asked is None)
-    strategies.build(settings.strategy, settings.seed).check(workers)
+    name = configuration.chosen_scenario(given, environment)
+    cluster = scenarios.load(name) if name is not None else None
+    settings = configuration.resolve(given, environment, cluster.run if cluster is not None else {})
+    by_default = cluster is None and settings.engine == "sim"
+    if by_default:
+        name = configuration.DEFAULT_SCENARIO
+        cluster = scenarios.load(name)
+        settings = configuration.resolve(given, environment, cluster.run)
+    configuration.require_possible(settings)
+    strategy = strategies.build(settings.strategy, settings.seed)
+    workers = settings.workers or 0
+    if cluster is not None and name is not None:
+        workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
+    workers = workers or configuration.usual_workers(_cuda_devices())
+    strategy.check(workers)
     return msgspec.structs.replace(
         settings, scenario=name, workers=workers, runs_dir=settings.runs_dir or configuration.DEFAULT_RUNS_DIR
     )
 
 
-def _say_what_was_assumed(settings: configuration.RunConfig, given: Mapping[str, Any], *, no_workload: bool) -> None:
-    if configuration.chosen_scenario(given, os.environ) is None:
-        name = settings.scenario
-        say(f"no --scenario given: simulating {name}, {settings.workers} workers (`paceline scenario {name}`)")
+def _cuda_devices() -> int:
+    import torch  # asked only of a run, which loads it anyway
+
+    return torch.cuda.device_count()
+
+
+def _say_what_was_assumed(
+    settings: configuration.RunConfig, given: Mapping[str, Any], environment: Mapping[str, str], *, no_workload: bool
+) -> None:
+    name, workers = settings.scenario, settings.workers
+    if name is None and configuration.chosen_workers(given, environment) is None:
+        say(f"no --workers given: training on {workers} worker processes of this machine")
+    elif name is not None and configuration.chosen_scenario(given, environment) is None:
+        say(f"no --scenario given: simulating {name}, {workers} workers (`paceline scenario {name}`)")
     if no_workload:
         say(f"no script and no --task given: training the built-in task {DEFAULT_TASK}")
 
@@ -109,7 +136,7 @@ def _workload(script: str | None, arguments: list[str], task: str | None) -> Cal
     if script is not None:
         if not Path(script).is_file():
             raise OptionError(f"script {script!r} does not exist; give the path of a Python file, or --task NAME")
-        from paceline.launching import load_script
+        from paceline.scripts import load_script
 
         return load_script(Path(script), arguments)
     from paceline import tasks

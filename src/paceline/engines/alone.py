@@ -15,8 +15,10 @@ from paceline.errors import InternalError
 from paceline.journal import Header
 from paceline.logs import Log
 from paceline.phases import Phases
+from paceline.regions import Region
 from paceline.running import Conduct
 from paceline.seats import Arrival, Order
+from paceline.store import ModelSpec
 from paceline.strategies import build
 from paceline.transport.messages import (
     Done,
@@ -78,6 +80,15 @@ class Alone:
             raise InternalError("the only worker waits for an answer that nobody can give")
         return self._answers.popleft()
 
+    def poll(self, seconds: float = 0.0) -> bool:  # noqa: ARG002 - nobody else could answer meanwhile
+        return bool(self._answers)
+
+    def adopt(self, spec: ModelSpec) -> Region | None:  # noqa: ARG002 - tensors are passed by reference
+        return None
+
+    def reconnect(self) -> None:
+        raise InternalError("the only worker lost itself")
+
     # -- the engine's end --------------------------------------------------------------------------------------------
 
     def order(self, order: Order) -> None:
@@ -131,4 +142,4 @@ def _go_on() -> None:
 def start() -> WorkerContext:
     """The context of a script that runs by itself."""
     alone = Alone(RunConfig())
-    return WorkerContext(worker=WORKER, workers=1, endpoint=alone, shared=Shared(), evaluates=True)
+    return WorkerContext(worker=WORKER, workers=1, endpoint=alone, shared=Shared(), evaluates=True, device="cpu")

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from paceline.regions import Region
+from paceline.store import ModelSpec
 from paceline.transport.base import Closed
 from paceline.transport.messages import ToServer, ToWorker
 
@@ -39,6 +41,16 @@ class MemoryLink:
         if message is None:
             raise Closed
         return message
+
+    def poll(self, seconds: float = 0.0) -> bool:  # noqa: ARG002 - whoever runs virtual workers decides when they wait
+        return self._closed or not self._to_worker.empty()
+
+    def adopt(self, spec: ModelSpec) -> Region | None:  # noqa: ARG002 - tensors are passed by reference
+        return None
+
+    def reconnect(self) -> None:
+        """Nothing inside one process is lost by accident."""
+        raise Closed
 
     def _refuse(self) -> None:
         """Say that the link is down; to whoever will not hear it, never answer again."""

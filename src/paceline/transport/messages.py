@@ -1,7 +1,7 @@
 """What a worker and its server say to each other. Typed values; nothing on a wire is ever unpickled."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,8 @@ class Push(msgspec.Struct):
     gradient: Gradient | None
     kept: list[Indices] | None = None
     nominal: int | None = None
+    compute_s: float = 0.0  # by the worker's own clock, an emulated wait included; engines of virtual time know better
+    overrun_s: float = 0.0  # by which the computation took longer than the scenario has it
 
 
 class More(msgspec.Struct, frozen=True):
@@ -70,13 +72,47 @@ class Remark(msgspec.Struct, frozen=True):
     text: str
 
 
-ToServer = Hello | Ready | Push | More | Done | Stop | Note | Remark
+class Asked(msgspec.Struct, frozen=True):
+    """The script asked for the option of this name."""
+
+    name: str
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a worker needs to go on as if never interrupted, as of the Work or Over that asked for it by number."""
+
+    number: int
+    data: bytes
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """The evaluator's answer."""
+
+    number: int
+    metrics: dict[str, float]
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The script raised; `blame` is whose fault it is: the input's, the script's, ours."""
+
+    blame: Literal["user", "script", "internal"]
+    text: str
+    traceback: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The script came to its end."""
+
+
+ToServer = Hello | Ready | Push | More | Done | Stop | Note | Remark | Asked | State | Evaluated | Failed | Ended
 
 
 class Welcome(msgspec.Struct, frozen=True):
     """The answer to Hello: the model everybody starts from."""
 
     parameters: Parameters
+    state: bytes | None = None  # of this worker, where the run goes on from a checkpoint
+    phase: int = 0  # the one it goes on in
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -86,12 +122,17 @@ class Work(msgspec.Struct, frozen=True):
     allotment: Allotment
     parameters: Parameters | None  # None: go on with what you have
     position: float
+    slot: int = 0  # where the push is to lie, of the worker's region
+    delay_s: float = 0.0  # emulation: the model is still on its way for so long
+    compute_s: float | None = None  # emulation: the computation is to take so long; None: as long as it takes
+    save: int | None = None  # send your State under this number before you compute
 
 
 class Extra(msgspec.Struct, frozen=True):
     """The answer to More; None if there is nothing left to be had."""
 
     allotment: Allotment | None
+    compute_s: float | None = None
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -101,6 +142,24 @@ class Over(msgspec.Struct, frozen=True):
     parameters: Parameters | None
     position: float
     run_over: bool = False
+    save: int | None = None
 
 
-ToWorker = Welcome | Work | Extra | Over
+class Cancelled(msgspec.Struct, frozen=True):
+    """The grant is void: drop what was computed for it and wait for the next."""
+
+    ticket: int
+
+
+class Evaluate(msgspec.Struct, frozen=True):
+    """To the evaluator: measure this version."""
+
+    number: int
+    parameters: Parameters
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """Nothing more will come: the link closes, and not by accident."""
+
+
+ToWorker = Welcome | Work | Extra | Over | Cancelled | Evaluate | Bye

@@ -75,7 +75,8 @@ class ScriptCluster(VirtualCluster):
             batch_size=config.batch_size,
             epochs=config.epochs,
             data_dir=config.data_dir,
-            evaluates=not self.conduct.can_evaluate,
+            device="cpu",
+            evaluates=config.evaluate_every is not None and not self.conduct.can_evaluate,
         )
         thread.start(given)
         self._listen(worker)
@@ -280,7 +281,7 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
     evaluations = Streams(worker_key(conduct.config.seed, -1) >> 1)
     conduct.take_charge(coordinator, kernel.stop, lambda: cluster.turns.take(evaluations))
     every = conduct.config.evaluate_every
-    ticks = _Ticks(kernel, conduct, every.amount if every.unit == "s" else None)
+    ticks = _Ticks(kernel, conduct, every.amount if every is not None and every.unit == "s" else None)
     try:
         with deferred(kernel.stop) as interrupts:
             cluster.begin()

@@ -1,0 +1,148 @@
+"""A child process of the launcher: the server, a worker or the evaluator, whichever it is told to be.
+
+Its name and the number of its control socket come on the command line, everything else over that socket. The socket's
+end means that the launcher died: then this process ends at once, with all that it started. Ctrl-C is the launcher's
+business alone.
+"""
+
+import contextlib
+import logging
+import random
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+from paceline import context
+from paceline.context import Shared, WorkerContext
+from paceline.engines.local import scratch
+from paceline.engines.local.control import Failure, Finished, Role, encode, for_child
+from paceline.engines.local.links import LAST_WORDS_S, Links
+from paceline.engines.local.processes import end_own_group
+from paceline.engines.local.quick_start import leave_compiler_out
+from paceline.engines.local.workload import unpacked
+from paceline.errors import InternalError, ScriptError, UserError
+from paceline.jitter import worker_key
+from paceline.scripts import script_traceback
+from paceline.transport.base import Closed, Lost
+from paceline.transport.frames import Channel
+from paceline.transport.messages import Ended, Failed
+
+EVALUATIONS = -1  # the random streams of evaluations are nobody's, as in the simulator
+NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers, the simulator's
+
+
+def main() -> NoReturn:
+    """Be what the command line says, and exit."""
+    name, descriptor = sys.argv[1:]
+    sys.argv[1:] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_compiler_out()
+    channel = Channel(socket.socket(fileno=int(descriptor)))
+    try:
+        code = serve(channel) if name == "server" else work(channel)
+    except Lost:
+        end_own_group()
+    sys.exit(code)
+
+
+def serve(channel: Channel) -> int:
+    """The server."""
+    from paceline.engines.local import server  # workers need nothing of it
+
+    try:
+        server.main(channel)
+    except Exception as error:  # noqa: BLE001 - an error of ours, and not a death after which a restart would help
+        text = f"the server failed: {type(error).__name__}: {error}"
+        channel.send(encode(Finished("error", b"", Failure("internal", text, traceback.format_exc()))))
+        channel.finish(LAST_WORDS_S)
+        return 1
+    return 0
+
+
+def work(channel: Channel) -> int:
+    """A worker or the evaluator."""
+    frame = channel.receive()
+    role = for_child(frame.data) if frame is not None else None
+    if frame is None or not isinstance(role, Role):
+        raise InternalError(f"the first message of a worker must be its role, not {role!r}")
+    links = Links(channel)
+    endpoint = links.endpoint(role, frame.descriptors)
+    _settle_in(role)
+    given = WorkerContext(
+        worker=role.worker,
+        workers=role.workers,
+        endpoint=endpoint,
+        shared=Shared(),
+        options=role.options,
+        batch_size=role.batch_size,
+        epochs=role.epochs,
+        data_dir=Path(role.data_dir) if role.data_dir is not None else None,
+        evaluator=role.evaluator,
+    )
+    failure = _run(role, given)
+    if failure is not None:
+        links.report(failure)
+        if failure.blame != "peer":
+            _say(given, Failed(failure.blame, failure.text, failure.traceback))
+    endpoint.close()
+    return 0 if failure is None else 1
+
+
+def _settle_in(role: Role) -> None:
+    """What a process has one of: threads, random generators, a folder for sockets, logging."""
+    scratch.claim()
+    torch.set_num_threads(role.threads)
+    seed = worker_key(role.seed + role.incarnation * NEXT_PROCESS, EVALUATIONS if role.evaluator else role.worker) >> 1
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    if role.log_level:
+        logging.getLogger("paceline").setLevel(role.log_level)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("paceline: %(levelname)s: %(message)s"))
+        logging.getLogger("paceline").addHandler(handler)
+
+
+def _run(role: Role, given: WorkerContext) -> Failure | None:
+    """Run the script; what went wrong, if something did."""
+    try:
+        train = unpacked(role)
+        with context.running():
+            context.bind(given)
+            train()
+    except Closed:
+        return None
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return Failure("script", f"the script of {_who(role)} exited with {error.code}")
+    except BaseException as error:  # noqa: BLE001 - whatever ended the script is the server's to report
+        return _blame(role, given, error)
+    _say(given, Ended())
+    return None
+
+
+def _blame(role: Role, given: WorkerContext, error: BaseException) -> Failure:
+    if isinstance(error, UserError):
+        return Failure("user", str(error), script_traceback(error))
+    if isinstance(error, ScriptError):
+        return Failure("script", str(error), script_traceback(error.__cause__ or error))
+    if isinstance(error, Lost):
+        return Failure("peer", f"{_who(role)} lost its server and could not go on", script_traceback(error))
+    batch = given.shared.batches.get(role.worker, 0)
+    text = f"the script raised {type(error).__name__} in {_who(role)}, batch {batch}: {error}"
+    return Failure("script", text, script_traceback(error))
+
+
+def _who(role: Role) -> str:
+    return "the evaluator" if role.evaluator else f"worker {role.worker}"
+
+
+def _say(given: WorkerContext, message: Ended | Failed) -> None:
+    with contextlib.suppress(Closed, Lost):
+        given.endpoint.send(message)

@@ -1,0 +1,388 @@
+"""Real workers as an engine's outbox: grants go out over their links, pushes come in, and the wall's clock stamps both.
+
+The counterpart of the simulator's script workers: the same session speaks to it with the same messages, and the same
+coordinator decides. A process that dies is noticed by its handle; what it had delivered by then counts.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from paceline.available_memory import require_server
+from paceline.coordinator import Coordinator
+from paceline.engines.local.alarms import Alarms
+from paceline.engines.local.crew import Member, initial_values, region_of
+from paceline.engines.local.emulation import Emulation
+from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
+from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
+from paceline.events import Cause
+from paceline.phases import Phases, as_data
+from paceline.restoring import RunSnapshot
+from paceline.running import Conduct
+from paceline.seats import Arrival, Order
+from paceline.store import Parameters
+from paceline.transport.messages import (
+    Asked,
+    Cancelled,
+    Done,
+    Ended,
+    Evaluate,
+    Evaluated,
+    Extra,
+    Failed,
+    Hello,
+    More,
+    Note,
+    Over,
+    Push,
+    Ready,
+    Remark,
+    State,
+    Stop,
+    ToServer,
+    Welcome,
+    Work,
+)
+
+
+class LocalCluster:
+    """Carries orders, cancellations and timers out on real processes."""
+
+    coordinator: Coordinator
+
+    def __init__(self, conduct: Conduct, alarms: Alarms, emulation: Emulation | None, expected: set[int]) -> None:
+        self.conduct = conduct
+        self.alarms = alarms
+        self.emulation = emulation
+        self.clock = Clock()
+        self.effort = Effort()
+        self.phases = Phases()
+        self.phases.alive |= expected  # nobody begins before all of these are there
+        self.members: dict[int, Member] = {}
+        self.evaluator: Member | None = None
+        self.awaits_evaluator = conduct.config.evaluate_every is not None
+        self.asked: set[str] = set()
+        self.starting: set[int] = set()  # asked of the launcher and not yet heard of
+        self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
+        self.on_phase: Callable[[], None] = _nothing
+        self.on_phase_end: Callable[[], None] = _nothing  # all are told, and no other has begun
+        self.on_removed: Callable[[int], None] = lambda _: None
+        self._before_first_phase = True
+        self.save_number: Callable[[Member], int | None] = lambda _: None
+        self.on_state: Callable[[int, State], None] = lambda _worker, _state: None
+        self.restored_states: dict[int, bytes] = {}
+        self.restored_phase = 0
+        self.restored_ledger: RunSnapshot | None = None  # of the phase that a restored run was in
+
+    # -- processes come and go ---------------------------------------------------------------------------------------
+
+    def link(self, member: Member) -> None:
+        """A process has a link from here on."""
+        if member.evaluator:
+            self.evaluator = member
+            return
+        self.starting.discard(member.worker)
+        self.members[member.worker] = member
+        self.coordinator.seat(member.worker, member.incarnation)
+
+    def exited(self, member: Member, code: int) -> None:
+        """The process is no more; all that it had sent has been heard."""
+        if member.evaluator:
+            self._evaluator_gone(member, code)
+            return
+        if self.members.get(member.worker) is not member or member.gone:
+            return
+        if not member.ended and code > 0 and self.conduct.active:
+            raise ScriptError(f"the script of worker {member.worker} exited with {code}")
+        self.remove(member, "done" if member.ended or code == 0 else "crash")
+
+    def remove(self, member: Member, cause: Cause) -> None:
+        """The worker takes no more part."""
+        member.gone, member.order = True, None
+        self.on_removed(member.worker)
+        if self.conduct.active:
+            self.coordinator.leave(member.worker, cause, self.clock.now())
+        self.phases.gone(member.worker)
+        self.greet_waiting()
+        self._notice_empty_phase()
+        self.begin_phase_if_ready()
+
+    def _evaluator_gone(self, member: Member, code: int) -> None:
+        if self.evaluator is member and code != 0 and self.conduct.active:
+            raise PeerError(f"the evaluator's process ended with {code} before its work was done")
+        member.gone = True
+        self.awaits_evaluator = False
+        self.begin_phase_if_ready()
+
+    # -- what scripts say --------------------------------------------------------------------------------------------
+
+    def hear(self, member: Member, message: ToServer) -> None:
+        """Deal with one message; the most frequent kinds come first."""
+        match message:
+            case Push():
+                self._on_push(member, message)
+            case More():
+                self._on_more(member, message)
+            case Note():
+                self._observe_now("report", {"name": message.name, "value": message.value}, member.worker)
+            case Evaluated():
+                self.conduct.measured(message.number, message.metrics)
+            case State():
+                self.on_state(member.worker, message)
+            case Ready():
+                self._on_ready(member, message)
+            case Hello():
+                self._on_hello(member, message)
+            case Asked():
+                self.asked.add(message.name)
+            case Remark():
+                self.coordinator.now = self.clock.now()
+                self.conduct.remark(message.text)
+            case _:
+                self._on_end(member, message)
+
+    def _on_end(self, member: Member, message: ToServer) -> None:
+        match message:
+            case Done():
+                self._out_of_loop(member)
+            case Stop():
+                self.coordinator.now = self.clock.now()
+                self.conduct.stop_phase(message.reason)
+            case Ended():
+                self._on_ended(member)
+            case Failed():
+                raise _as_error(message)
+            case _:
+                raise InternalError(f"{member.name} sent {message}, which has no meaning here")
+
+    def _observe_now(self, what: str, data: dict[str, object], worker: int) -> None:
+        self.coordinator.now = self.clock.now()
+        self.coordinator.observe(what, data, worker)
+
+    def _on_ended(self, member: Member) -> None:
+        member.ended = True
+        if member.evaluator:
+            self.awaits_evaluator = False
+            self.begin_phase_if_ready()
+            return
+        self.phases.gone(member.worker)
+        self.greet_waiting()
+        self._out_of_loop(member)
+        self.begin_phase_if_ready()
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, member: Member, hello: Hello) -> None:
+        member.hello = hello
+        if self.conduct.store_or_none is None and not any(m.hello for m in self.members.values() if m is not member):
+            require_server(hello.spec, regions=len(self.phases.alive) - 1)  # all but the first are about to take theirs
+        if not member.evaluator:
+            self.phases.alive.add(member.worker)
+        self.greet_waiting()
+
+    def greet_waiting(self) -> None:
+        """Answer those who have prepared a model; the first answers wait until the lowest-numbered worker has."""
+        waiting = [m for m in self.members.values() if m.hello is not None and not m.gone]
+        if self.conduct.store_or_none is None:
+            here = {m.worker for m in waiting}
+            if not waiting or not self.phases.alive <= here:
+                return
+        for member in sorted(waiting, key=lambda m: m.worker):
+            self._greet(member)
+        evaluator = self.evaluator
+        if evaluator is not None and evaluator.hello is not None and self.conduct.store_or_none is not None:
+            self.conduct.store.spec.require_same(evaluator.hello.spec, evaluator.worker)
+            evaluator.hello, evaluator.greeted = None, True
+            self.awaits_evaluator = False
+            self.conduct.evaluate_with(self._measure)
+            self.begin_phase_if_ready()
+
+    def _greet(self, member: Member) -> None:
+        hello = member.hello
+        if hello is None:
+            return
+        if self.conduct.store_or_none is None:
+            values, buffers = initial_values(hello)
+            statistics = self.conduct.strategy.needs_applied
+            self.conduct.adopt(TimedStore(hello.spec, values, buffers, statistics, self.effort))
+        self.conduct.store.spec.require_same(hello.spec, member.worker)
+        member.hello, member.greeted = None, True
+        state = self.restored_states.pop(member.worker, None)
+        member.link.deliver(Welcome(self._version_for(member), state, self.restored_phase))
+
+    def _version_for(self, member: Member) -> Parameters:
+        """The current version, copied into the process's memory."""
+        began = time.process_time()
+        store, region = self.conduct.store, region_of(member)
+        store.write_to(region.flat, region.buffers)
+        self.effort.copy_s += time.process_time() - began
+        return Parameters(store.version, region.flat, region.buffers)
+
+    def _measure(self, number: int) -> None:
+        member = self.evaluator
+        if member is None or member.gone:
+            raise PeerError("the evaluator's process is gone: the model cannot be evaluated")
+        member.link.deliver(Evaluate(number, self._version_for(member)))
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, member: Member, message: Ready) -> None:
+        answer = "over" if not self.conduct.active else self.phases.ready(member.worker, message)
+        if answer == "over":
+            self._tell_over(member)
+        elif answer == "join":
+            self.coordinator.join(member.worker, message.batch_size, self.clock.now())
+        else:
+            self.begin_phase_if_ready()
+
+    def begin_phase_if_ready(self) -> None:
+        """Start the phase once everybody waits for it."""
+        if not self.phases.can_begin or not self.conduct.active or self.awaits_evaluator:
+            return
+        if self._before_first_phase:
+            self._before_first_phase = False
+            if self.clock.zero is None:
+                self.clock.start()
+            self.effort.since = time.process_time()
+            self.on_first_phase()
+        ledger = self.phases.begin(self.conduct.config.seed, self.conduct.header.workers)
+        current = self.phases.current
+        if current is None:
+            raise InternalError("a phase began without anybody")
+        members = sorted(self.phases.members)
+        round_samples = current.batch_size * len(members)
+        if self.restored_ledger is not None and self.restored_ledger.ledger is not None:
+            ledger.restore(self.restored_ledger.ledger)
+            round_samples = self.restored_ledger.round_samples
+            self.restored_ledger = None
+        self.coordinator.now = self.clock.now()
+        self.coordinator.observe("phase", as_data(current, math.ceil(ledger.total / round_samples)))
+        self.conduct.phase_begins(ledger, current.size, round_samples)
+        self.on_phase()
+        for worker in members:
+            self.coordinator.join(worker, current.batch_size, self.clock.now())
+
+    def end_phase(self) -> None:
+        """Let everybody out of the loop; what their scripts do next may be another phase."""
+        self.coordinator.close(self.clock.now())
+        for member in self.members.values():
+            member.order = None
+        for worker in sorted(self.phases.end()):
+            self._tell_over(self.members[worker])
+        self.on_phase_end()
+        self.begin_phase_if_ready()
+
+    def finish(self) -> None:
+        """The run is over: scripts run to their end without further work."""
+        leaving = self.phases.end() | set(self.phases.waiting)
+        self.phases.waiting.clear()
+        for worker in sorted(leaving):
+            self._tell_over(self.members[worker])
+
+    def _tell_over(self, member: Member) -> None:
+        member.order = None
+        if member.gone:
+            return
+        final = self._version_for(member) if self.conduct.store_or_none is not None else None
+        run_over = not self.conduct.active
+        save = None if run_over else self.save_number(member)
+        member.link.deliver(Over(self.phases.number, final, self.coordinator.position, run_over, save))
+
+    def _out_of_loop(self, member: Member) -> None:
+        """The script wants no more of this phase; whatever the worker computed is not delivered."""
+        self.phases.members.discard(member.worker)
+        member.order = None
+        if self.conduct.active:
+            self.coordinator.leave(member.worker, "done", self.clock.now())
+        self._notice_empty_phase()
+
+    def _notice_empty_phase(self) -> None:
+        if self.phases.running and not self.phases.members and not self.starting and self.phases.alive:
+            self.conduct.nobody_left()
+
+    # -- grants and pushes -------------------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Put the version into the worker's memory and tell it to compute."""
+        member = self.members[order.worker]
+        parameters = self._version_for(member) if order.fresh else None
+        member.order = order
+        member.bytes_down = self.conduct.model_bytes if order.fresh else 0
+        delay_s, compute_s = 0.0, None
+        if self.emulation is not None:
+            member.attempt = self.emulation.attempt(order.worker)
+            delay_s, compute_s = self.emulation.order(
+                order.worker, member.attempt, order.allotment.samples, member.bytes_down, self.clock.now()
+            )
+        slot = member.free_slot(self.coordinator.held)
+        save = self.save_number(member)
+        member.link.deliver(
+            Work(order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save)
+        )
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """The grant is void; a push that already set out crosses the cancellation and is refused on arrival."""
+        member = self.members[worker]
+        member.order = None
+        if not member.gone:
+            member.link.deliver(Cancelled(ticket))
+
+    def timer(self, name: str, at: float | None, generation: int) -> None:
+        """Wake the strategy at that time."""
+        if at is not None and at < math.inf:
+            self.alarms.at(at, self._ring, (name, generation))
+
+    def _ring(self, timer: tuple[str, int]) -> None:
+        if self.conduct.active:
+            self.coordinator.fire(*timer, self.clock.now())
+
+    def _on_push(self, member: Member, message: Push) -> None:
+        now = self.clock.now()
+        arrival = Arrival(
+            member.worker, member.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
+            bytes_up=self.conduct.model_bytes, bytes_down=member.bytes_down,
+            gradient=message.gradient, kept=message.kept, nominal=message.nominal,
+        )  # fmt: skip
+        if self.emulation is None:
+            self._arrived(arrival)
+            return
+        self.emulation.computed(message.overrun_s)
+        moments = self.emulation.arrivals(member.worker, member.attempt, arrival.bytes_up, now)
+        for moment in moments:
+            if moment <= now:
+                self._arrived(arrival)
+            else:
+                self.alarms.at(moment, self._arrived, arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        """The push is there; one whose process died on the way is not, nor is one that comes after the end."""
+        member = self.members[arrival.worker]
+        if member.incarnation != arrival.incarnation or member.gone or not self.conduct.active:
+            return
+        now, order = self.clock.now(), member.order
+        if order is not None and order.ticket == arrival.ticket:
+            member.order = None
+            arrival.transfer_s = max(0.0, now - order.at - arrival.compute_s)
+        self.coordinator.arrive(now, arrival)
+
+    def _on_more(self, member: Member, message: More) -> None:
+        if member.order is None or member.order.ticket != message.ticket:
+            return  # it crosses a cancellation or the phase's end, which is the answer
+        current = self.phases.current
+        work = current.batch_size if current is not None else 1
+        extra = self.coordinator.more(member.worker, member.incarnation, message.ticket, work)
+        seconds = None
+        if extra is not None and self.emulation is not None:
+            seconds = self.emulation.more(member.worker, extra.samples, self.clock.now())
+        member.link.deliver(Extra(extra, seconds))
+
+
+def _as_error(message: Failed) -> Exception:
+    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
+    error = kinds[message.blame](message.text)
+    error.add_note(message.traceback)
+    return error
+
+
+def _nothing() -> None:
+    """Nobody need be told."""

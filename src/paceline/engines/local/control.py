@@ -1,0 +1,211 @@
+"""What the launcher and its children say to each other over their private sockets.
+
+The launcher starts and signals processes and knows how each ended; the server decides. So the launcher reports births
+and deaths, and the server asks for both. A link's descriptor travels with the message that announces it.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.config import RunConfig, Transport
+from paceline.errors import PeerError
+from paceline.journal import Header
+from paceline.running import Cause, Progress
+from paceline.scenario import Scenario
+
+Blame = Literal["user", "script", "peer", "internal"]
+
+
+# -- launcher to server ------------------------------------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first message: what to run."""
+
+    config: RunConfig
+    scenario: Scenario | None  # None: nothing is emulated
+    header: Header
+    journal: str | None
+    folder: str | None  # the run's own
+    workers: int
+    began: float | None = None  # by time.monotonic, which all processes of a machine share; None: not yet
+    relay: bool  # every line of the journal is wanted, not only what a log shows
+    restore: str | None = None  # the folder of the checkpoint to go on from
+    append: bool = False  # a server before this one wrote the journal; this one goes on with it
+    transport: Transport = "shm"
+
+
+class Linked(msgspec.Struct, frozen=True, tag=True):
+    """A process was started, or is to be known to a restarted server; with it comes its link's descriptor (shm)."""
+
+    worker: int
+    incarnation: int
+    evaluator: bool
+    pid: int  # and the number of its process group
+    token: str
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """A process is gone; a negative code is the signal that ended it.
+
+    What it said before may still be unread. A restarted server is told so of workers that it was never linked to.
+    """
+
+    worker: int
+    incarnation: int
+    evaluator: bool
+    code: int
+
+
+class Interrupt(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants the run to end: cleanly, with its report."""
+
+    cause: Cause = "interrupted"
+
+
+ToServer = Setup | Linked | Exited | Interrupt
+
+
+# -- server to launcher ------------------------------------------------------------------------------------------------
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """Where workers find the server (zeromq); none of them begins before this is known."""
+
+    address: str
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """The run's clock stood at zero at this moment of time.monotonic; a restarted server is to know."""
+
+    zero: float
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """A worker joins, rejoins or is respawned."""
+
+    worker: int
+    incarnation: int
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Send this signal to the worker's process group."""
+
+    worker: int
+    number: int
+
+
+class Progressed(msgspec.Struct, frozen=True, tag=True):
+    """How far the run has come."""
+
+    progress: Progress
+
+
+class Lines(msgspec.Struct, frozen=True, tag=True):
+    """Lines of the journal, as `relay` packs them."""
+
+    data: bytes
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """What went wrong, and whose fault it is. A worker says the same of its own script, in case no server hears it."""
+
+    blame: Blame
+    text: str
+    traceback: str = ""
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The last message. With it comes a descriptor of the model's state as safetensors bytes, if there is a model."""
+
+    cause: Cause
+    report: bytes  # as JSON; empty if there is none
+    error: Failure | None = None
+
+
+ToLauncher = Listening | Began | Start | Signal | Progressed | Lines | Failure | Finished
+
+
+# -- launcher to workers and evaluator ---------------------------------------------------------------------------------
+
+
+class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first message: who you are and what to run. With it comes the link's descriptor (shm)."""
+
+    worker: int  # the evaluator's is the number of workers
+    incarnation: int
+    workers: int
+    evaluator: bool
+    seed: int
+    options: dict[str, str]
+    batch_size: int | None
+    epochs: float | int | None
+    data_dir: str | None
+    threads: int
+    checkpoints: bool  # States will be asked for
+    script: str | None  # a file, run as `__main__` with these arguments,
+    arguments: list[str]
+    function: bytes | None  # or a pickled function; only ever from the launcher to its own children
+    sys_path: list[str]
+    transport: Transport
+    address: str
+    token: str
+    log_level: int = 0  # of the logger `paceline`; 0: nobody set one
+
+
+class Relinked(msgspec.Struct, frozen=True, tag=True):
+    """There is a server again; with it comes the fresh link's descriptor (shm)."""
+
+    address: str
+
+
+class Unlinked(msgspec.Struct, frozen=True, tag=True):
+    """There will be no server any more."""
+
+
+ToChild = Role | Relinked | Unlinked
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # paths
+
+
+def _from_text(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"{kind} has no plain form")
+
+
+_to_server = msgspec.msgpack.Decoder(ToServer, dec_hook=_from_text)
+_to_launcher = msgspec.msgpack.Decoder(ToLauncher, dec_hook=_from_text)
+_to_child = msgspec.msgpack.Decoder(ToChild, dec_hook=_from_text)
+
+
+def encode(message: ToServer | ToLauncher | ToChild) -> bytes:
+    """A message as bytes."""
+    return _encoder.encode(message)
+
+
+def for_server(data: bytes | bytearray) -> ToServer:
+    """A message that the launcher sent to the server."""
+    message: ToServer = _decode(_to_server, data, "server")
+    return message
+
+
+def for_launcher(data: bytes | bytearray) -> ToLauncher:
+    """A message that a child sent to the launcher."""
+    message: ToLauncher = _decode(_to_launcher, data, "launcher")
+    return message
+
+
+def for_child(data: bytes | bytearray) -> ToChild:
+    """A message that the launcher sent to a worker or the evaluator."""
+    message: ToChild = _decode(_to_child, data, "worker")
+    return message
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes | bytearray, whose: str) -> Any:
+    try:
+        return decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"a control message for the {whose} cannot be read: {error}") from error

@@ -1,0 +1,132 @@
+"""The workers and the evaluator of a run as processes: born with a role and a link, linked again, buried.
+
+Which of them are to exist is the server's decision and when all of them end the launcher's; this is how.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlinked, encode
+from paceline.engines.local.output import Stage, Transcript
+from paceline.engines.local.processes import Process, import_path
+from paceline.engines.local.workload import Workload
+from paceline.plan import Plan
+
+Tell = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Whose process it is."""
+
+    worker: int
+    incarnation: int
+    evaluator: bool = False
+
+    @property
+    def name(self) -> str:
+        return "evaluator" if self.evaluator else f"worker {self.worker}"
+
+
+class Crowd:
+    """All processes that run the script."""
+
+    def __init__(self, plan: Plan, workload: Workload, stage: Stage, tell: Tell) -> None:
+        self._plan = plan
+        self._workload = workload
+        self._stage = stage
+        self._tell = tell
+        self._shares_memory = plan.config.transport == "shm"
+        self._address: str | None = None  # of a server that listens
+        self._roleless: set[Place] = set()  # they wait for that address
+        self._tokens: dict[Place, str] = {}
+        self._codes: dict[Place, int] = {}  # of those that are gone
+        self.alive: dict[Place, Process] = {}
+
+    def start(self, place: Place) -> Process:
+        """A fresh process for this place."""
+        process = Process(place.name, self._stage, Transcript(self._plan.folder, place.name))
+        self.alive[place] = process
+        self._tokens[place] = secrets.token_hex(16)
+        if self._shares_memory:
+            self._link(place, self._role(place))
+            return process
+        self._tell(self._linked(place), ())
+        if self._address is None:
+            self._roleless.add(place)
+        else:
+            process.send(encode(self._role(place)))
+        return process
+
+    def listening(self, address: str) -> None:
+        """Processes that waited for a server's address can begin, those of a server before it can go on."""
+        self._address = address
+        for place, process in self.alive.items():
+            process.send(encode(self._role(place) if place in self._roleless else Relinked(address)))
+        self._roleless.clear()
+
+    def relink(self) -> None:
+        """There is another server: it learns who lives and who does not, and the living learn of it."""
+        self._address = None
+        for place in sorted(self.alive, key=lambda place: (place.worker, place.incarnation)):
+            if self._shares_memory:
+                self._link(place, Relinked(""))
+            else:
+                self._tell(self._linked(place), ())
+        latest = {place.worker: place for place in self._codes}  # they stand in the order of their ends
+        for worker in latest.keys() - {place.worker for place in self.alive}:
+            self._tell(self._exited(latest[worker]), ())
+
+    def bury(self, place: Place) -> int:
+        """The process has ended, or does so here: nothing is left of it, and the server is told."""
+        process = self.alive.pop(place)
+        self._roleless.discard(place)
+        code = self._codes[place] = process.bury()
+        self._tell(self._exited(place), ())
+        return code
+
+    def unlink(self) -> None:
+        """No server will come any more."""
+        for process in self.alive.values():
+            process.send(encode(Unlinked()))
+
+    def _link(self, place: Place, message: Role | Relinked) -> None:
+        """One end for the process, one for the server; neither outlives its owner."""
+        theirs, servers = socket.socketpair()
+        with theirs, servers:
+            self._tell(self._linked(place), (servers.fileno(),))
+            self.alive[place].send(encode(message), (theirs.fileno(),))
+
+    def _linked(self, place: Place) -> Linked:
+        return Linked(place.worker, place.incarnation, place.evaluator, self.alive[place].pid, self._tokens[place])
+
+    def _exited(self, place: Place) -> Exited:
+        return Exited(place.worker, place.incarnation, place.evaluator, self._codes[place])
+
+    def _role(self, place: Place) -> Role:
+        config, workload = self._plan.config, self._workload
+        return Role(
+            worker=place.worker,
+            incarnation=place.incarnation,
+            workers=self._plan.workers,
+            evaluator=place.evaluator,
+            seed=config.seed,
+            options=config.options,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            data_dir=None if config.data_dir is None else os.fspath(config.data_dir),
+            threads=config.threads or 1,
+            checkpoints=config.checkpoint_every is not None or config.resume is not None,
+            script=workload.script,
+            arguments=workload.arguments,
+            function=workload.function,
+            sys_path=import_path(),
+            transport=config.transport,
+            address=self._address or "",
+            token=self._tokens[place],
+            log_level=logging.getLogger("paceline").level,
+        )

@@ -1,0 +1,70 @@
+"""A scenario on real processes: how long each computation and each transfer is to take.
+
+The times are those of the simulator, drawn by the same keys, so that both engines see the same cluster. A worker sleeps
+what its computation lacks; the model's way down is slept before it computes, and the push's way up is waited for by the
+server before the push counts as arrived.
+"""
+
+from paceline.costs import Times
+from paceline.engines.sim.mishaps import Mishaps
+from paceline.engines.sim.network import Direction
+from paceline.scenario import Scenario
+
+OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario
+
+
+class Emulation:
+    """The scenario's durations, asked for in the order in which things set out."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.times = Times(scenario)
+        self.overruns = 0
+        self.computations = 0
+        self._mishaps = Mishaps(scenario)
+        self._down = Direction(self.times, upward=False)
+        self._up = Direction(self.times, upward=True)
+        self._attempts: dict[int, int] = {}
+
+    def attempt(self, worker: int) -> int:
+        """The number of the worker's next computation, counted over all its processes."""
+        count = self._attempts.get(worker, 0)
+        self._attempts[worker] = count + 1
+        return count
+
+    def order(self, worker: int, attempt: int, samples: int, bytes_down: int, now: float) -> tuple[float, float]:
+        """Seconds that the model is under way, and seconds that the computation then takes."""
+        begin = self._down.arrival(worker, attempt, bytes_down, now)
+        return begin - now, self.times.compute_s(worker, attempt, samples, begin)
+
+    def more(self, worker: int, samples: int, now: float) -> float:
+        """Seconds of further samples on the same grant."""
+        return self.times.compute_s(worker, self.attempt(worker), samples, now)
+
+    def arrivals(self, worker: int, attempt: int, bytes_up: int, now: float) -> list[float]:
+        """When a push that sets out at `now` arrives: once, unless a mishap strikes it."""
+        at = self._up.arrival(worker, attempt, bytes_up, now)
+        return self._mishaps.deliveries(worker, attempt, now, at)
+
+    def computed(self, overrun_s: float) -> None:
+        """Count a computation, and whether it took longer than the scenario has it."""
+        self.computations += 1
+        self.overruns += overrun_s > 0
+
+    def resume(self, attempts: dict[int, int]) -> None:
+        """Go on with these counts."""
+        self._attempts = dict(attempts)
+
+    @property
+    def attempts(self) -> dict[int, int]:
+        """How many computations each worker has begun."""
+        return dict(self._attempts)
+
+    def complaint(self) -> str | None:
+        """What to say if the machine was too slow for the scenario."""
+        if self.overruns <= OVERRUN_SHARE * self.computations:
+            return None
+        return (
+            f"{self.overruns} of {self.computations} computations took longer than the scenario has them: its times "
+            "were not kept; raise seconds_per_sample, use fewer workers or a machine with more cores"
+        )

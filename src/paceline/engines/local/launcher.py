@@ -1,0 +1,292 @@
+"""The launcher: starts a run's processes, hears them all in one loop, and leaves when nothing of them is left.
+
+It decides nothing about training. The server says who is to be started or signalled and when the run is over; the
+launcher says who has died, which a process handle tells at once. What ends a run early ends every process group: asked
+politely, then killed. A script that still runs when training is over may be saving its model, so it is waited for.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+from paceline import checkpoint
+from paceline.engines.local import relay
+from paceline.engines.local.control import (
+    Began,
+    Failure,
+    Finished,
+    Interrupt,
+    Lines,
+    Listening,
+    Progressed,
+    Setup,
+    Signal,
+    Start,
+    ToServer,
+    encode,
+    for_launcher,
+)
+from paceline.engines.local.crowd import Crowd, Place
+from paceline.engines.local.interrupting import interrupts
+from paceline.engines.local.loop import Loop
+from paceline.engines.local.outcome import Outcome
+from paceline.engines.local.output import Stage, Transcript
+from paceline.engines.local.processes import Process, how_it_ended
+from paceline.engines.local.workload import Workload
+from paceline.journal import Line, Sink
+from paceline.plan import Plan
+from paceline.running import Cause, Progress
+from paceline.transport.frames import Frame
+
+GRACE_S = 2.0  # between asking a process to end and killing it
+LAST_STEPS_S = 10.0  # for a server that has said its last word
+RESTARTS = 3  # of the server in a row from one and the same checkpoint
+
+logger = logging.getLogger("paceline")
+
+
+class Launcher:
+    """One run's processes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workload: Workload,
+        log: Sink,
+        sink: Sink | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._log = log
+        self._sink = sink  # wants every line
+        self._progress = progress
+        self._began: float | None = None  # when the run's clock stood at zero
+        self._loop = Loop()
+        self._stage = Stage()
+        self._crowd = Crowd(plan, workload, self._stage, self._tell_server)
+        self._server: Process | None = None
+        self._finished: Finished | None = None
+        self._failure: Failure | None = None  # that the server did not tell of
+        self._script_failure: Failure | None = None
+        self._model: int | None = None
+        self._kill_at: dict[Process, float] = {}
+        self._interrupts = 0
+        self._restored_from = plan.restore
+        self._restarts = 0
+
+    def run(self) -> Outcome:
+        """Run to the end. Raises KeyboardInterrupt if somebody did not want to wait for it."""
+        with interrupts() as descriptor:
+            try:
+                self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
+                self._start_server(self._plan.restore, append=False)
+                self._start_crowd()
+                while self._processes():
+                    self._loop.turn(self._seconds_left())
+                    self._kill_the_late()
+                return self._outcome()
+            finally:
+                self._leave_nothing()
+
+    # -- births ------------------------------------------------------------------------------------------------------
+
+    def _start_server(self, restore: Path | None, *, append: bool) -> None:
+        plan = self._plan
+        server = self._server = Process("server", self._stage, Transcript(plan.folder, "server"))
+        self._loop.watch(server, self._on_server_word, lambda: self._on_server_exit(server))
+        setup = Setup(
+            config=plan.config,
+            scenario=plan.scenario,
+            header=plan.header,
+            journal=None if plan.journal is None else os.fspath(plan.journal),
+            folder=None if plan.folder is None else os.fspath(plan.folder),
+            workers=plan.workers,
+            began=self._began,
+            relay=self._sink is not None or logger.isEnabledFor(logging.DEBUG),
+            restore=None if restore is None else os.fspath(restore),
+            append=append,
+            transport=plan.config.transport,
+        )
+        self._tell_server(setup)
+
+    def _start_crowd(self) -> None:
+        for worker in range(self._plan.workers):
+            self._start(Place(worker, 0))
+        if self._plan.config.evaluate_every is not None:
+            self._start(Place(self._plan.workers, 0, evaluator=True))
+
+    def _start(self, place: Place) -> None:
+        process = self._crowd.start(place)
+        self._loop.watch(process, self._on_child_word, lambda: self._on_exit(place))
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def _tell_server(self, message: ToServer, descriptors: tuple[int, ...] = ()) -> None:
+        if self._server is not None and self._server.alive:
+            self._server.send(encode(message), descriptors)
+
+    def _on_server_word(self, frame: Frame) -> None:
+        message = for_launcher(frame.data)
+        match message:
+            case Lines():
+                for line in relay.unpacked(message):
+                    self._write(line)
+            case Progressed():
+                if self._progress is not None:
+                    self._progress(message.progress)
+            case Start():
+                if self._finished is None and not self._interrupts:
+                    self._start(Place(message.worker, message.incarnation))
+            case Signal():
+                self._signal(message.worker, message.number)
+            case Listening():
+                self._crowd.listening(message.address)
+            case Began():
+                self._began = message.zero
+            case Finished():
+                self._on_finished(message, frame.descriptors)
+            case Failure():
+                self._fail(message)
+            case _:
+                assert_never(message)
+
+    def _write(self, line: Line) -> None:
+        self._log.write(line)
+        if self._sink is not None:
+            self._sink.write(line)
+
+    def _on_child_word(self, frame: Frame) -> None:
+        """A script that fails tells the server too; only where there is none is it for the launcher to act."""
+        message = for_launcher(frame.data)
+        if isinstance(message, Failure):
+            self._script_failure = message
+            if self._finished is not None and self._outcome_is_good:
+                self._fail(message)
+
+    def _signal(self, worker: int, number: int) -> None:
+        for place, process in self._crowd.alive.items():
+            if place.worker == worker and not place.evaluator:
+                process.signal(number)
+
+    def _on_interrupt(self, descriptor: int) -> None:
+        self._interrupts += len(os.read(descriptor, 64))
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        if self._finished is not None:
+            self._end_all()
+        else:
+            self._tell_server(Interrupt())
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _outcome_is_good(self) -> bool:
+        told = self._finished
+        broken = told is not None and (told.error is not None or told.cause in ("error", "interrupted"))
+        return self._failure is None and not broken
+
+    def _on_finished(self, message: Finished, descriptors: list[int]) -> None:
+        self._finished = message
+        self._model = descriptors[0] if descriptors else None
+        self._crowd.unlink()
+        if self._server is not None:
+            self._kill_at[self._server] = time.monotonic() + LAST_STEPS_S
+        if not self._outcome_is_good:
+            self._end_all()
+            return
+        for place, process in self._crowd.alive.items():
+            process.signal(signal.SIGCONT)  # nobody is left who would wake a worker that the scenario paused
+            if place.evaluator:
+                self._ask_to_end(process)
+
+    def _on_server_exit(self, server: Process) -> None:
+        code = server.bury()
+        self._kill_at.pop(server, None)
+        self._server = None
+        if self._finished is None and self._failure is None and not self._restart(code):
+            self._end_all()
+
+    def _restart(self, code: int) -> bool:
+        """Whether a server that died has a successor."""
+        how = f"the server process {how_it_ended(code)}"
+        folder = self._plan.folder
+        newest = checkpoint.newest(folder) if folder is not None else None
+        newest = newest or self._plan.restore
+        self._restarts = self._restarts + 1 if newest == self._restored_from else 1
+        if self._script_failure is not None:
+            self._failure = self._script_failure  # a server that died before it could tell
+        elif self._interrupts:
+            self._failure = Failure("peer", f"{how} while the run was being interrupted")
+        elif newest is None:
+            self._failure = Failure("peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}")
+        elif self._restarts > RESTARTS:
+            self._failure = Failure("peer", f"{how}, {RESTARTS} restarts from {newest} came no further")
+        else:
+            logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
+            self._restored_from = newest
+            self._start_server(newest, append=True)
+            self._crowd.relink()
+            return True
+        return False
+
+    def _on_exit(self, place: Place) -> None:
+        process = self._crowd.alive[place]
+        asked = self._kill_at.pop(process, None) is not None
+        code = self._crowd.bury(place)
+        if self._finished is not None and self._outcome_is_good and code < 0 and not asked:
+            logger.warning("%s %s after the run was over", place.name, how_it_ended(code))
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for process in self._processes():
+            for voice in process.voices:
+                voice.read()
+            self._ask_to_end(process)
+        # What anybody says about being ended would only hide the cause; it is in the logs.
+        self._stage.muted = self._why() is not None
+
+    def _ask_to_end(self, process: Process) -> None:
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGCONT)  # a stopped process hears nothing else
+        self._kill_at[process] = time.monotonic() + GRACE_S
+
+    def _processes(self) -> list[Process]:
+        return [*([self._server] if self._server is not None else []), *self._crowd.alive.values()]
+
+    def _seconds_left(self) -> float | None:
+        return max(0.0, min(self._kill_at.values()) - time.monotonic()) if self._kill_at else None
+
+    def _kill_the_late(self) -> None:
+        for process in [process for process, at in self._kill_at.items() if at <= time.monotonic()]:
+            del self._kill_at[process]
+            process.signal(signal.SIGKILL)
+
+    def _why(self) -> Failure | None:
+        return self._failure or (self._finished.error if self._finished is not None else None)
+
+    def _outcome(self) -> Outcome:
+        finished, failure = self._finished, self._why()
+        cause: Cause = "error" if failure is not None or finished is None else finished.cause
+        report = finished.report if finished is not None else b""
+        model, self._model = self._model, None
+        return Outcome(cause=cause, encoded_report=report, failure=failure, model=model)
+
+    def _leave_nothing(self) -> None:
+        """Whatever happened, no process and no descriptor is left."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                process.bury()
+        self._loop.close()
+        if self._model is not None:
+            os.close(self._model)
+
+
+_CHECKPOINT_HINT = "--checkpoint-every 100v would make some (in the run's folder, see --runs-dir)"

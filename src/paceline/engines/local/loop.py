@@ -1,0 +1,97 @@
+"""One loop for all that a launcher waits for: words, output and ends of processes, and descriptors of its own."""
+
+import contextlib
+import selectors
+from collections.abc import Callable
+
+from paceline.engines.local.output import Voice
+from paceline.engines.local.processes import Process
+from paceline.transport.base import Lost
+from paceline.transport.frames import Frame
+
+LOOK_S = 0.05  # between two looks at processes where the system has no handles for them
+
+_READ = selectors.EVENT_READ
+_BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class Loop:
+    """Calls back, one thing at a time."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._ends: dict[Process, Callable[[], None]] = {}
+        self._ears: dict[Process, Callable[[], None]] = {}
+
+    def watch(self, process: Process, on_frame: Callable[[Frame], None], on_exit: Callable[[], None]) -> None:
+        """Hear of everything that this process says, and of its end after that."""
+
+        def end() -> None:
+            self._hear(process, on_frame)
+            self._forget(process)
+            on_exit()
+
+        def hear() -> None:
+            if not self._hear(process, on_frame):
+                self._deafen(process)
+
+        for voice in process.voices:
+            self._selector.register(voice.descriptor, _READ, _listener(self._selector, voice))
+        self._ends[process] = end
+        self._ears[process] = hear
+        self._selector.register(process.channel, _READ, hear)
+        if process.handle is not None:
+            self._selector.register(process.handle, _READ, end)
+
+    def watch_descriptor(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call whenever there is something to be read from it."""
+        self._selector.register(descriptor, _READ, call)
+
+    def turn(self, seconds: float | None) -> None:
+        """Wait, at most so long, and deal with what happened."""
+        for process, hear in self._ears.items():
+            self._selector.modify(process.channel, _BOTH if process.channel.wants_write else _READ, hear)
+        blind = [process for process in self._ends if process.handle is None]
+        if blind:
+            seconds = LOOK_S if seconds is None else min(seconds, LOOK_S)
+        for key, _ in self._selector.select(seconds):
+            found = self._selector.get_map().get(key.fd)
+            if found is not None and found.data is key.data:  # not closed by what was dealt with before it
+                key.data()
+        for process in blind:
+            if process in self._ends and process.exited:
+                self._ends[process]()
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def _hear(self, process: Process, on_frame: Callable[[Frame], None]) -> bool:
+        """False once it will say no more."""
+        with contextlib.suppress(Lost):
+            process.channel.flush()
+        try:
+            while (frame := process.channel.collect()) is not None:
+                on_frame(frame)
+        except Lost:
+            return False
+        return True
+
+    def _deafen(self, process: Process) -> None:
+        if self._ears.pop(process, None) is not None:
+            self._selector.unregister(process.channel)
+
+    def _forget(self, process: Process) -> None:
+        self._deafen(process)
+        del self._ends[process]
+        for descriptor in (*(voice.descriptor for voice in process.voices), process.handle):
+            if descriptor is not None:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(descriptor)
+
+
+def _listener(selector: selectors.BaseSelector, voice: Voice) -> Callable[[], None]:
+    def listen() -> None:
+        if not voice.read():
+            selector.unregister(voice.descriptor)
+
+    return listen

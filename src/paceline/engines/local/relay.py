@@ -1,0 +1,46 @@
+"""The journal's lines on their way from the server to the launcher, where listeners and the user's log are.
+
+A log shows few lines and wants them at once; a listener wants all, and gets them in parcels, because a message for each
+decision would cost the server more than the decision.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from paceline.engines.local.control import Lines
+from paceline.journal import Line, Observation
+from paceline.logs import LEVELS
+
+PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Line])
+
+
+class Relay:
+    """The server's end: a sink for the journal's lines. Whoever has it calls `flush` before anything that ends a run,
+    and whenever there is nothing else to do."""
+
+    def __init__(self, send: Callable[[Lines], None], *, everything: bool) -> None:
+        self._send = send
+        self._everything = everything
+        self._waiting: list[Line] = []
+
+    def write(self, line: Line) -> None:
+        shown = isinstance(line, Observation) and line.what in LEVELS
+        if shown or self._everything:
+            self._waiting.append(line)
+        if shown or len(self._waiting) >= PARCEL:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._waiting:
+            self._send(Lines(_encoder.encode(self._waiting)))
+            self._waiting.clear()
+
+
+def unpacked(message: Lines) -> list[Line]:
+    """The launcher's end: the lines of a parcel."""
+    return _decoder.decode(message.data)

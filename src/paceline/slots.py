@@ -1,0 +1,301 @@
+"""A worker's copy of the model in memory that it has in common with the server.
+
+The user's parameters *are* the region's: the server writes a version there before it grants work, so taking it in moves
+no byte. Gradients end up in the slot that the grant names, and `parameter.grad` becomes the slot's view: then further
+backward passes, in-place zeroing and clipping work on the slot itself, and a push moves no byte either.
+
+A large gradient is copied by a hook the moment it is complete, while it is still in the processor's cache; its own
+memory is free again before the next one comes. A hook costs some microseconds, so small ones are copied all at once
+when somebody looks. What came since the last look shows without any hook: a gradient that is not the slot's view came
+onto nothing, and one that is counts the writes to it.
+
+Only the slot that was named last is ever written to. A parameter without a gradient has zeros there; which areas are
+known to hold zeros is remembered, so that frozen layers cost nothing.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from paceline.buffer_changes import Changes, write_changes
+from paceline.errors import OptionError
+from paceline.regions import SLOTS, Region, Slot
+from paceline.replica import News, Replica
+from paceline.store import Gradient, ModelSpec, Parameters
+
+HOOKED = 1 << 15  # elements from which on a copy while the gradient is in the cache saves more than the hook costs
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Stage:
+    """Where the tensors that a worker computes with lie: in the region itself.
+
+    A device with memory of its own is a subclass: `parameters`, `flat` and `gradients` are tensors of the device,
+    `fetch` brings the region's version there and `deliver` the gradient into the region's slot.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.flat = region.flat
+        self.parameters = region.parameters
+
+    def gradients(self, slot: int) -> Slot:
+        """Where the gradients of that slot's push are gathered."""
+        return self.region.slots[slot]
+
+    def fetch(self) -> None:
+        """A version was written into the region."""
+
+    def deliver(self, slot: int) -> None:
+        """The gradient is complete; the server reads the region's slot next."""
+
+
+def stage_for(region: Region, spec: ModelSpec, parameters: Sequence[torch.Tensor]) -> Stage:
+    """The stage on which these parameters are computed with."""
+    for (name, _, _), parameter in zip(spec.parameters, parameters, strict=True):
+        if parameter.device.type != "cpu":
+            raise OptionError(
+                f"parameter {name} is on {parameter.device}; only parameters in main memory can be shared: leave the "
+                "model on the CPU"
+            )
+    return Stage(region)
+
+
+class SlotReplica(Replica):
+    """The user's module on a region."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        spec: ModelSpec,
+        region: Region,
+        stage: Stage | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, spec)
+        self.region = region
+        self._stage = stage or stage_for(region, spec, self.parameters)
+        self._slot = 0
+        self._gathered = self._stage.gradients(0)
+        self._views = self._gathered.views
+        self._zeros: list[set[int]] = [set() for _ in range(SLOTS)]  # parameters whose area is known to hold zeros
+        self._extends = False
+        self._absent: list[int] = []  # parameters without gradient at the last look
+        self._sum: list[torch.Tensor] | None = None  # of the pieces before the last, each times its samples
+        self._summed = 0  # samples in that
+        self._checksum: int | None = None
+        for home, value in zip(self._stage.parameters, self._values, strict=True):
+            home.copy_(value)
+        for home, buffer in zip(region.buffers, self.buffers, strict=True):
+            home.copy_(buffer)
+        self._values = self._stage.parameters
+        self._addresses = [value.data_ptr() for value in self._values]
+        self._move_in()
+
+    def _move_in(self) -> None:
+        for parameter, home in zip(self.parameters, self._values, strict=True):
+            parameter.data = home
+
+    def _at_home(self) -> bool:
+        return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
+
+    # -- gradients that come -----------------------------------------------------------------------------------------
+
+    def _watches(self, parameter: torch.Tensor) -> bool:
+        return parameter.numel() >= HOOKED
+
+    def _on_backward(self, place: int, parameter: torch.Tensor) -> None:
+        self.touched = True
+        gradient, view = parameter.grad, self._views[place]
+        # One that is part of a graph may be differentiated yet; it is copied when somebody looks.
+        if gradient is None or gradient is view or gradient.requires_grad:
+            return
+        if self._marks[place] is not None:
+            self._fresh = True
+        view.copy_(self._plain_gradient(place, parameter))
+        parameter.grad = view
+        self._zeros[self._slot].discard(place)
+
+    def mark(self) -> None:
+        pairs = zip(self.parameters, self._views, strict=True)
+        self._marks = [view._version if parameter.grad is view else None for parameter, view in pairs]
+        self.touched = self._fresh = False
+
+    def mark_batch(self) -> None:
+        """The writes to a gradient are counted from the last look on."""
+        self.touched = False
+
+    def news(self, *, by_hand: bool = True) -> News:  # noqa: ARG002 - a write shows, whoever made it
+        marks, views = self._marks, self._views
+        absent: list[int] = []
+        strays: list[int] = []
+        came, fresh = False, self._fresh
+        for place, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                absent.append(place)
+                marks[place] = None
+            elif gradient is not views[place]:
+                strays.append(place)
+            elif views[place]._version != marks[place]:
+                marks[place] = views[place]._version
+                came = True
+        if strays:
+            came, fresh = True, self._land(strays) or fresh
+        self._absent = absent
+        self.touched = self._fresh = False
+        if not came:
+            return News.NONE
+        return News.FRESH if fresh else News.ADDED
+
+    def _land(self, strays: list[int]) -> bool:
+        """Bring gradients that lie elsewhere into the slot; True if one of them replaces another."""
+        views, marks, parameters = self._views, self._marks, self.parameters
+        homes = [views[place] for place in strays]
+        torch._foreach_copy_(homes, [self._plain_gradient(place, parameters[place]) for place in strays])
+        replaced = False
+        for place, home in zip(strays, homes, strict=True):
+            parameters[place].grad = home
+            if marks[place] is not None:
+                replaced = True
+            marks[place] = home._version
+        if self._zeros[self._slot]:
+            self._zeros[self._slot].difference_update(strays)
+        return replaced
+
+    def _plain_gradient(self, place: int, parameter: torch.Tensor) -> torch.Tensor:
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return self._dense(place)
+        return gradient.detach() if gradient.requires_grad else gradient
+
+    # -- versions in -------------------------------------------------------------------------------------------------
+
+    def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The region's own: the server sees them without being sent anything."""
+        return self.region.parameters, self.region.buffers
+
+    def load(self, version: Parameters) -> None:
+        region = self.region
+        if version.flat is not region.flat:
+            _bring(region.flat, version.flat)
+        if version.buffers is not region.buffers:
+            _bring(region.buffers, version.buffers)
+        self._stage.fetch()
+        if not self._at_home():
+            self._move_in()
+        if self._buffer_homes:
+            with torch.no_grad():
+                torch._foreach_copy_(self.buffers, region.buffers)
+        self._checksum = None
+
+    def use(self, slot: int, *, extends: bool) -> None:
+        self._extends = extends
+        if slot == self._slot:
+            return
+        before, gathered = self._views, self._stage.gradients(slot)
+        self._slot, self._gathered, self._views = slot, gathered, gathered.views
+        if gathered.views is before:
+            return
+        # A script may look at its gradients after step(), add to them, or zero them in place.
+        for place, parameter in enumerate(self.parameters):
+            if parameter.grad is before[place]:
+                gathered.views[place].copy_(before[place])
+                parameter.grad = gathered.views[place]
+                self._zeros[slot].discard(place)
+        self.mark()
+
+    def watch_edits(self) -> None:
+        self._checksum = self._parameters_checksum()
+
+    def edited(self) -> bool:
+        if self._checksum is None:
+            return False
+        return not self._at_home() or self._checksum != self._parameters_checksum()
+
+    def _parameters_checksum(self) -> int:
+        # Whole numbers add up to the same sum in any order; flat buffers are padded to multiples of these.
+        return sum(int(flat.view(torch.int64).sum()) for flat in self._stage.flat)
+
+    # -- pushes out --------------------------------------------------------------------------------------------------
+
+    def add(self, samples: int, *, last: bool) -> None:
+        """The gradients as of the last look belong to the push."""
+        if self._absent:
+            zeros = self._zeros[self._slot]
+            unknown = [place for place in self._absent if place not in zeros]
+            if unknown:
+                torch._foreach_zero_([self._views[place] for place in unknown])
+                zeros.update(unknown)
+        absent = frozenset(self._absent)
+        self._missing = self._missing & absent if self._samples else absent
+        self._samples += samples
+        if not last or self._summed:
+            self._add_to_sum(samples)
+        if last and self._summed:
+            self._fold()
+
+    def _add_to_sum(self, samples: int) -> None:
+        gathered = self._gathered.flat
+        if self._sum is None:
+            self._sum = [torch.empty_like(flat, dtype=_summing_dtype(flat.dtype)) for flat in gathered]
+        for total, flat in zip(self._sum, gathered, strict=True):
+            if self._summed:
+                total.add_(flat, alpha=samples)
+            else:
+                total.copy_(flat).mul_(samples)
+        self._summed += samples
+
+    def _fold(self) -> None:
+        """The mean over all pieces takes the last one's place in the slot."""
+        if self._sum is None:
+            return
+        for total, flat in zip(self._sum, self._gathered.flat, strict=True):
+            torch.div(total, self._summed, out=flat)
+        self._summed = 0
+        self._zeros[self._slot] = set(self._missing)
+        self.mark()
+
+    def forget(self) -> None:
+        self._missing, self._samples, self._summed = frozenset(), 0, 0
+
+    def take(self, loss: float | None) -> Gradient | None:
+        if not self._samples:
+            return None
+        if self._summed:  # the pieces that were to follow were skipped
+            self._fold()
+        missing = self._missing
+        self.forget()
+        if self._extends:  # the server adds the held push to this one, in this slot
+            self._zeros[self._slot].clear()
+        slot = self.region.slots[self._slot]
+        change: Changes = []
+        finite = True
+        if self._buffer_homes:
+            change, finite = write_changes(self.buffers, self.region.buffers, slot.changes)
+        norm = _norm(self._gathered.flat) if finite else math.nan
+        self._stage.deliver(self._slot)
+        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
+
+
+def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy what is not there already."""
+    for home, value in zip(homes, values, strict=True):
+        if home is not value:
+            home.copy_(value)
+
+
+def _summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def _norm(flat: Sequence[torch.Tensor]) -> float:
+    norms = [_single_norm(part) for part in flat]
+    return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+
+def _single_norm(flat: torch.Tensor) -> float:
+    half = flat.dtype in HALVES  # whose norm may lie beyond their range
+    norm = torch.linalg.vector_norm(flat, dtype=torch.float32) if half else torch.linalg.vector_norm(flat)
+    return float(norm.item())

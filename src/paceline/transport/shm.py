@@ -1,0 +1,221 @@
+"""Links of one host: small messages over a private socket, tensors in memory that worker and server both map.
+
+The worker makes its region as an anonymous file: nothing has a name that could be left behind. It cannot be made
+smaller, or whoever still maps it would die. The server gets the descriptor with the worker's Hello and maps the same
+pages, so a push moves no byte. Tensors that lie elsewhere travel in the frame behind their message.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+
+from paceline.available_memory import available_bytes, region_shortage, require_region
+from paceline.errors import InternalError, PeerError
+from paceline.regions import Region, RegionLayout
+from paceline.store import ModelSpec
+from paceline.transport.base import Closed, Lost, ServerEnd
+from paceline.transport.frames import Channel, Frame
+from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
+from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
+
+_LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
+_LENGTH = struct.Struct("<I")
+_SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
+CLOSING_S = 1.0  # for the last words to a peer that reads slowly; a longer wait would hold up the end of the run
+LEAVING_S = 5.0  # for a worker's last words: the server reads in passes, and may be applying
+
+
+class ShmEndpoint:
+    """A worker's end. `relink` waits for a fresh channel when the server went away."""
+
+    def __init__(self, channel: Channel, relink: Callable[[], Channel] | None = None) -> None:
+        self._channel = channel
+        self._relink = relink
+        self._codec = Codec()
+        self._descriptor: int | None = None
+        self._closed = False
+
+    def send(self, message: ToServer) -> None:
+        if self._closed:
+            raise Closed
+        descriptors: tuple[int, ...] = ()
+        if isinstance(message, Hello) and self._descriptor is not None and self._codec.region is not None:
+            descriptors = (self._descriptor,)
+            self._codec.region.take_in(message.values, message.buffers)
+        with suppress(Lost):
+            _send(self._channel, self._codec, message, descriptors)
+
+    def receive(self) -> ToWorker:
+        if self._closed:
+            raise Closed
+        frame = self._channel.receive()
+        if frame is None:
+            raise InternalError("a wait without a limit came to nothing")
+        data, tensors = _split(frame)
+        message, loose = self._codec.at_worker(data)
+        if loose or tensors is not None:
+            _fill(message, tensors)
+        if isinstance(message, Bye):
+            self._closed = True
+            raise Closed
+        return message
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        return self._closed or self._channel.poll(seconds)
+
+    def adopt(self, spec: ModelSpec) -> Region:
+        """A region in memory that the next Hello shares with the server."""
+        require_region(spec)
+        layout = RegionLayout(spec)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = _anonymous_file(layout.nbytes)
+        self._codec.region = Region(layout, mmap.mmap(self._descriptor, layout.nbytes))
+        return self._codec.region
+
+    def reconnect(self) -> None:
+        if self._closed or self._relink is None:
+            self._closed = True
+            raise Closed
+        self._channel.close()
+        self._channel = self._relink()
+
+    def close(self) -> None:
+        """Say what is still to be said, then let go. The region lives as long as its tensors."""
+        self._channel.finish(LEAVING_S)
+        self._channel.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._codec.region = None
+        self._closed = True
+
+
+class ShmServerEnd:
+    """The server's end of one worker's link."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._codec = Codec(self._map)
+        self._shared: int | None = None  # the descriptor that came with the frame being read
+
+    @property
+    def region(self) -> Region | None:
+        """The worker's memory, once it has said Hello."""
+        return self._codec.region
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def pump(self) -> list[ServerEnd]:
+        """Who may have messages to collect when this end's descriptor can be read."""
+        return [self]
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits for the worker to read; `flush` when the descriptor can be written."""
+        return self._channel.wants_write
+
+    def flush(self) -> None:
+        with suppress(Lost):
+            self._channel.flush()
+
+    def deliver(self, message: ToWorker) -> None:
+        with suppress(Lost):  # whoever went away is found when it is listened to
+            _send(self._channel, self._codec, message)
+
+    def collect(self) -> ToServer | None:
+        frame = self._channel.collect()
+        if frame is None:
+            return None
+        data, tensors = _split(frame)
+        if frame.descriptors:
+            self._shared = frame.descriptors[0]
+        try:
+            message, loose = self._codec.at_server(data)
+        finally:
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+            self._shared = None
+        if loose or tensors is not None:
+            _fill(message, tensors)
+        return message
+
+    def close(self) -> None:
+        """Tell the worker that nothing more will come, and hang up. Its region lives as long as its tensors."""
+        self.deliver(Bye())
+        self._channel.finish(CLOSING_S)
+        self._channel.close()
+
+    def _map(self, spec: ModelSpec) -> Region:
+        if self._shared is None:
+            raise PeerError("a worker said Hello to a region without passing its descriptor")
+        layout = RegionLayout(spec)
+        size = os.fstat(self._shared).st_size
+        if size != layout.nbytes:
+            raise PeerError(f"a worker's region has {size} bytes, its model takes {layout.nbytes}")
+        if _SEALS and hasattr(os, "memfd_create") and fcntl.fcntl(self._shared, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise PeerError("a worker's region is not sealed: it could shrink under the server")
+        return Region(layout, mmap.mmap(self._shared, size))
+
+
+def _send(channel: Channel, codec: Codec, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    data, loose = codec.encode(message)
+    if not loose:
+        channel.send(data, descriptors)
+        return
+    tensors = [bytes_of(tensor) for tensor in tensors_of(message)]
+    channel.send([bytes([_LOOSE]), _LENGTH.pack(len(data)), data, *tensors], descriptors)
+
+
+def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None]:
+    """The message and the bytes of its tensors, if any came with it."""
+    data = frame.data
+    if not data or data[0] != _LOOSE:
+        return data, None
+    begin = 1 + _LENGTH.size
+    if len(data) < begin:
+        raise PeerError(f"a message ends after {len(data)} bytes, in the middle of its length")
+    (length,) = _LENGTH.unpack_from(data, 1)
+    view = memoryview(data)
+    return view[begin : begin + length], view[begin + length :]
+
+
+def _fill(message: Message, data: memoryview | None) -> None:
+    """Put bytes into the tensors that the message announced."""
+    targets = [bytes_of(tensor) for tensor in tensors_of(message)]
+    announced = sum(len(target) for target in targets)
+    arrived = 0 if data is None else len(data)
+    if data is None or announced != arrived:
+        raise PeerError(f"a message announced {announced} bytes of tensors and brought {arrived}")
+    place = 0
+    for target in targets:
+        target[:] = data[place : place + len(target)]
+        place += len(target)
+
+
+def _anonymous_file(nbytes: int) -> int:
+    """The descriptor of memory with no name, all of it really there."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile(prefix="paceline-", buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, nbytes)
+        else:
+            os.ftruncate(descriptor, nbytes)
+        if hasattr(os, "memfd_create"):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise region_shortage(nbytes, available_bytes()) from error
+        raise
+    return descriptor

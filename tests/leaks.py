@@ -1,0 +1,87 @@
+"""What a run may leave behind, and how to see it: processes, descriptors, threads, shared memory, temporary files.
+
+Children inherit the environment, so a tag in it names every process that a test started, however far removed and
+whoever adopted it.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+
+TAG = "PYTEST_LEAK_TAG"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def tagged_processes(tag):
+    """Every living process (zombies of other parents excluded) whose environment has the tag, this one not included."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if f"{TAG}={tag}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def descriptors():
+    """What this process has open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return sorted(_without_number(name) for name in found)
+
+
+def _without_number(name):
+    return name.split(":")[0] if name.startswith(("socket:", "pipe:")) else name
+
+
+def stale_blocks():
+    """Named shared memory of torch or paceline whose process is gone."""
+    if not SHARED_MEMORY.is_dir():
+        return []
+    left = []
+    for block in SHARED_MEMORY.iterdir():
+        kind, _, rest = block.name.partition("_")
+        owner = rest.partition("_")[0]
+        orphaned = kind == "torch" and owner.isdigit() and not Path(f"/proc/{owner}").exists()
+        if orphaned or "paceline" in block.name:
+            left.append(block.name)
+    return left
+
+
+class Watch:
+    """From here to `check`: whatever appears must be gone again."""
+
+    def __init__(self, temporary):
+        self.tag = uuid.uuid4().hex
+        self.temporary = temporary
+        self.threads = set(threading.enumerate())
+        self.descriptors = descriptors()
+        self.blocks = set(stale_blocks())
+
+    def left(self, patience_s=5.0):
+        """All that is left, in words; ending takes a moment, so nothing is complained about before that."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            complaints = self._complaints()
+            if not complaints or time.monotonic() > deadline:
+                return complaints
+            time.sleep(0.05)
+
+    def _complaints(self):
+        complaints = [f"process {pid}: {command}" for pid, command in tagged_processes(self.tag).items()]
+        alive = [t.name for t in threading.enumerate() if t not in self.threads and t.is_alive()]
+        complaints += [f"thread {name}" for name in alive]
+        mine = descriptors()
+        for name in sorted(set(mine)):
+            extra = mine.count(name) - self.descriptors.count(name)
+            if extra > 0:
+                complaints.append(f"{extra} open {name}")
+        complaints += [f"shared memory {name}" for name in set(stale_blocks()) - self.blocks]
+        complaints += [f"temporary {path.name}" for path in self.temporary.iterdir()]
+        return complaints
