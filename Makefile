@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 .PHONY: help setup demo test check bench soak
 
 help:
-	@echo "make demo    train digits on a virtual uneven cluster under five strategies and compare them"
+	@echo "make demo    train on four real processes, one 4x slower, beside what the simulator predicts"
 	@echo "make test    the whole test suite"
 	@echo "make check   lint, format, types and the fast tests"
 	@echo "make bench   every benchmark; results go to benchmarks/results/"

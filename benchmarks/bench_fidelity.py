@@ -23,20 +23,21 @@ COMMAND = "python benchmarks/bench_fidelity.py"
 NOMINAL_S = (0.05, 0.2)  # of one batch at full speed
 SEEDS = (0, 1, 2)
 SPEEDS = {4: (1.0, 1.0, 0.5, 0.25), 8: (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25)}
+NEED_OPTIONS = {"fastest_k": "fastest_k:k=2", "k_async": "k_async:k=2"}
 EIGHT = ("bsp", "ssp", "dasp", "balanced")  # on 8 workers; all strategies run on 4
 BATCH, ROWS, FEATURES, HIDDEN = 32, 2048, 32, 256
-TARGET = "loss<=0.02"
+TARGET = "loss<=0.1"
 ALIKE = 0.10  # relative
 NEGLIGIBLE = 0.01  # of a wait fraction or a staleness: below that a ratio says nothing
 QUANTITIES = ("s_per_version", "wait", "staleness", "to_target_s")
 
 
 def problem() -> tuple[torch.Tensor, torch.Tensor]:
-    """A smooth function of 32 numbers."""
+    """A direction among 32, to be found."""
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(ROWS + 512, FEATURES, generator=generator)
-    direction = torch.randn(FEATURES, 4, generator=generator) / FEATURES**0.5
-    return x, torch.sin(x @ direction).sum(1, keepdim=True) / 2
+    direction = torch.randn(FEATURES, 1, generator=generator) / FEATURES**0.5
+    return x, x @ direction
 
 
 def train() -> None:
@@ -45,7 +46,7 @@ def train() -> None:
     session = paceline.init()
     x, y = problem()
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=session.option("lr", 0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=session.option("lr", 0.01))
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         return {"loss": float(torch.nn.functional.mse_loss(model(x[ROWS:]), y[ROWS:]))}
@@ -108,11 +109,15 @@ def compare(virtual: list[dict[str, float]], real: list[dict[str, float]]) -> di
     return found
 
 
+def _spelled(name: str) -> str:
+    return NEED_OPTIONS.get(name, name)
+
+
 def cases(quick: bool) -> list[tuple[str, int, float]]:
     """Strategy, workers, nominal seconds."""
     if quick:
         return [("bsp", 4, 0.05), ("asp", 4, 0.05)]
-    found = [(name, 4, nominal) for nominal in NOMINAL_S for name in strategies.names()]
+    found = [(name, 4, nominal) for nominal in NOMINAL_S for name in map(_spelled, strategies.names())]
     return found + [(name, 8, 0.2) for name in EIGHT]
 
 
@@ -120,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two strategies, one seed; writes no result")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rounds", type=int, default=110, help="a run's limit, in rounds of its slowest worker")
+    parser.add_argument("--rounds", type=int, default=60, help="a run's limit, in rounds of its slowest worker")
     given = parser.parse_args()
     seeds = SEEDS[:1] if given.quick else SEEDS
     rows, verdicts = [], []

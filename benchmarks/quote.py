@@ -16,7 +16,7 @@ import results
 from paceline import strategies as registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/simulator.md", "docs/strategies.md")
+PAGES = ("README.md", "docs/local.md", "docs/simulator.md", "docs/strategies.md")
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
     "bsp": "everybody waits for the slowest, as with DDP",
@@ -31,6 +31,7 @@ RULES = {
     "adaptive_k_load": "the fastest k, k and load adapt",
     "balanced": "work in proportion to speed",
 }
+NAMES = {"ddp": "DDP over Gloo", "hivemind": "hivemind"}
 
 
 def uneven8() -> str:
@@ -80,20 +81,53 @@ def strategies() -> str:
     return "\n\n".join(parts)
 
 
-def simulator() -> str:
-    """Every bar of the simulator's benchmark and how it stands."""
+def bars(question: str) -> str:
+    """Every bar of a benchmark and how it stands."""
+    if not _path(question).exists():
+        return f"*No result yet: `python benchmarks/bench_{question}.py` writes it.*"
     rows = [
         {
             "bar": f"{verdict['name']} {verdict['bar']}",
             "measured": verdict["value"],
             "": "met" if verdict["passed"] else "missed",
         }
-        for verdict in _result("simulator")["verdicts"]
+        for verdict in _result(question)["verdicts"]
     ]
     return results.table(rows)
 
 
-QUOTES: dict[str, Callable[[], str]] = {"simulator": simulator, "strategies": strategies, "uneven8": uneven8}
+def uneven_real() -> str:
+    """Every side of the race on real processes, the soonest first, against DDP."""
+    if not _path("uneven_real").exists():
+        return "*No result yet: `python benchmarks/bench_uneven_real.py` writes it.*"
+    sides = [row for row in _result("uneven_real")["rows"] if "to_target_s" in row]
+    ddp = next(row["to_target_s"] for row in sides if row["side"] == "ddp")
+    rows = []
+    for row in sorted(sides, key=lambda row: row["to_target_s"] or float("inf")):
+        seconds = row["to_target_s"]
+        rows.append(
+            {
+                "side": f"`{row['side']}`" if row["side"] in RULES else NAMES[row["side"]],
+                "seconds to 93 %": "missed" if seconds is None else f"{seconds:.1f}",
+                "against DDP": "" if None in (seconds, ddp) else f"{ddp / seconds:.2f} x",
+                "samples per second": f"{row['samples_per_s']:,.0f}",
+            }
+        )
+    return (
+        f"{results.table(rows)}\n\n([The result](benchmarks/results/uneven_real.md), with every run and its settings.)"
+    )
+
+
+QUOTES: dict[str, Callable[[], str]] = {
+    "cuda": lambda: bars("cuda"),
+    "datapath": lambda: bars("datapath"),
+    "fidelity": lambda: bars("fidelity"),
+    "overhead": lambda: bars("overhead"),
+    "simulator": lambda: bars("simulator"),
+    "strategies": strategies,
+    "uneven8": uneven8,
+    "uneven_real": uneven_real,
+}
 
 
 def quoted(text: str) -> str:
@@ -101,8 +135,12 @@ def quoted(text: str) -> str:
     return BLOCK.sub(lambda match: f"{match[1]}{QUOTES[match[2]]()}\n{match[3]}", text)
 
 
+def _path(question: str) -> Path:
+    return results.FOLDER / f"{question}.json"
+
+
 def _result(question: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((results.FOLDER / f"{question}.json").read_text())
+    data: dict[str, Any] = json.loads(_path(question).read_text())
     return data
 
 

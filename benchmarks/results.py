@@ -36,13 +36,17 @@ def write(
     notes: str,
     folder: Path = FOLDER,
     packages: Sequence[str] = (),
+    commit: str | None = None,
 ) -> Path:
-    """Write the result of one run; the rows become its table. `packages` are those it compares, beside the usual."""
+    """Write the result of one run; the rows become its table.
+
+    `packages` are those it compares, beside the usual; `commit` says which one was measured where git cannot.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "question": question,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "machine": machine(),
         "versions": {"python": platform.python_version(), **_versions(*PACKAGES, *packages)},
         "command": command,

@@ -1,7 +1,7 @@
 """A plain PyTorch script with paceline's five lines: alone it is ordinary training, under `paceline run` one worker.
 
 python examples/train.py
-paceline run --scenario uneven8 --strategy balanced examples/train.py
+paceline run --workers 4 --strategy balanced examples/train.py
 """
 
 import torch

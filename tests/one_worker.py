@@ -15,6 +15,7 @@ from clusters import network
 from paceline import context
 from paceline.config import RunConfig
 from paceline.context import Shared, WorkerContext
+from paceline.device_slots import DeviceStage
 from paceline.engines.alone import Alone
 from paceline.ledger import Allotment
 from paceline.regions import SLOTS, Region, RegionLayout
@@ -22,7 +23,7 @@ from paceline.store import Parameters
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Hello, Push, Welcome, Work
 
-KINDS = ["memory", "slots", "hooked", "alternating"]  # see `server`
+KINDS = ["memory", "slots", "hooked", "alternating", "staged", "staged late"]  # see `server`
 
 
 def region_of(spec):
@@ -64,13 +65,47 @@ class RegionServer(Alone):
         self._answers.append(Work(work.ticket, work.allotment, parameters, work.position, self._slot))
 
 
+class StandInCopies:
+    """Copies to a device that is this machine: at once, or as late as is allowed."""
+
+    def __init__(self, late=False):
+        self.downloads = []  # elements of each
+        self._late = late
+        self._waiting = []
+
+    def lock(self, tensors):
+        """Nothing here needs it."""
+
+    def upload(self, home, value):
+        home.copy_(value)
+
+    def finish_uploads(self):
+        """They are."""
+
+    def download(self, home, value):
+        self.downloads.append(value.numel())
+        self._waiting.append((home, value))
+        if not self._late:
+            self.finish_downloads()
+
+    def finish_downloads(self):
+        for home, value in self._waiting:
+            home.copy_(value)
+        self._waiting.clear()
+
+
 def server(kind, monkeypatch):
-    """`memory`: by reference; `slots`: in a region; `hooked`: there, every gradient by hook; `alternating` slots."""
+    """`memory`: by reference; `slots`: in a region; `hooked`: there, every gradient by hook; `alternating` slots;
+    `staged`: as on a device with memory of its own, where every gradient is sent early."""
     if kind == "memory":
         return Alone(RunConfig())
     if kind != "slots":
         monkeypatch.setattr("paceline.slots.HOOKED", 1)
-    return RegionServer(alternate=kind == "alternating")
+    if kind.startswith("staged"):
+        monkeypatch.setattr("paceline.device_slots.EARLY", 1)
+        copies = StandInCopies(late=kind.endswith("late"))
+        monkeypatch.setattr("paceline.session.stage_on", lambda device, region: DeviceStage(region, device, copies))
+    return RegionServer(alternate=kind in ("alternating", "staged"))
 
 
 @contextlib.contextmanager

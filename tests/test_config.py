@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.config import (
@@ -125,7 +126,9 @@ def test_every_setting_can_be_given_as_text() -> None:
         journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2, transport="zeromq", respawn=True,
         checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"),
     )  # fmt: skip
-    assert resolve(given, {}, {}) == expected
+    settled = resolve(given, {}, {})
+    assert settled.given == tuple(sorted({"options" if name == "set" else name for name in given}))
+    assert msgspec.structs.replace(settled, given=()) == expected
     variables = {"PACELINE_" + name.upper(): value for name, value in given.items() if isinstance(value, str)}
     assert resolve({"set": ["a=b=c"]}, variables, {}) == expected
 

@@ -125,6 +125,22 @@ def test_gradient_scaling_skips_steps(link, bad):
     assert_same(*trained(script, link), rtol=1e-5, atol=1e-6)
 
 
+def test_fused_optimizers_leave_unscaling_to_the_scaler(link):
+    def script(prepare, batches):
+        model = network(dtype=torch.float32)
+        model, optimizer = prepare(model, sgd(model, fused=True))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number, (x, y, _) in enumerate(batches(ROWS, batch_size=10, epochs=2)):
+            optimizer.zero_grad()
+            loss = mean_square(model, x.float(), y.float())
+            scaler.scale(loss * (math.inf if number == 2 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model
+
+    assert_same(*trained(script, link), rtol=1e-5, atol=1e-6)
+
+
 def test_autocast(link):
     def script(prepare, batches):
         model = network(dtype=torch.float32)

@@ -135,7 +135,7 @@ def test_a_muted_stage_shows_nothing(capsys):
 def role(workload):
     return control.Role(
         worker=0, incarnation=0, workers=1, evaluator=False, seed=0, options={}, batch_size=None, epochs=None,
-        data_dir=None, threads=1, checkpoints=False, script=workload.script, arguments=workload.arguments,
+        data_dir=None, threads=1, script=workload.script, arguments=workload.arguments,
         function=workload.function, sys_path=list(sys.path), transport="shm", address="", token="",
     )  # fmt: skip
 

@@ -227,7 +227,10 @@ def test_memory_for_sums_is_made_when_something_is_summed():
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.bfloat16, torch.float32)])
-def test_a_version_is_written_into_given_memory(dtypes):
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
+    monkeypatch.setattr("paceline.store.LARGE_BYTES", large)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)], dtypes=dtypes)
     push = gradient(store, -1.00390625, 2.0, buffers=[torch.tensor([2.0]), torch.tensor(9)])
     store.apply([push], [1.0], [1], stock=False)

@@ -5,9 +5,8 @@ import torch
 
 import paceline
 from clusters import EVEN, UNEVEN, Rows, cluster, mean_square, network
-from paceline.actions import Apply
-from paceline.events import Pushed
-from paceline.journal import Decision, Lines
+from local_jobs import unions
+from paceline.journal import Lines
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -44,27 +43,6 @@ def train_on(scenario, strategy, optimizer_name, epochs, batch_size, seed=0, siz
     lines = Lines()
     run = paceline.launch(train, engine="sim", scenario=scenario, strategy=strategy, seed=seed, sink=lines)
     return run, rows, unions(lines, pushed), lines
-
-
-def unions(lines, pushed):
-    """Which samples each version is made of, from the journal and the scripts' own notes."""
-    progress = dict.fromkeys(pushed, 0)
-    pieces: dict[int, list[int]] = {}
-    found = []
-    for line in lines:
-        if not isinstance(line, Decision):
-            continue
-        if isinstance(line.event, Pushed):
-            worker = line.event.worker
-            have = pieces.setdefault(line.event.push, [])
-            while len(have) < line.event.samples:
-                have += pushed[worker][progress[worker]]
-                progress[worker] += 1
-            assert len(have) == line.event.samples
-        found += [
-            [i for push in action.pushes for i in pieces[push]] for action in line.actions if isinstance(action, Apply)
-        ]
-    return found
 
 
 def one_process(rows, versions, optimizer_name, round_samples):

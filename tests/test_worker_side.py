@@ -19,6 +19,7 @@ from paceline.transport.messages import (
     Over,
     Push,
     Ready,
+    Remark,
 )
 
 ROWS = Rows()
@@ -211,6 +212,40 @@ def test_the_model_is_the_granted_version(talk):
             mean_square(model, x, y).backward()
             optimizer.step()
     assert values == [{0.25}, {0.5}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "remarked"),
+    [(work(2, 5, start=5), True), (Cancelled(1), False), (LAST, False), (Lost, False)],
+    ids=["a grant", "void", "over", "lost"],
+)
+def test_a_version_written_while_the_worker_computes_is_no_edit_of_the_script(answer, remarked):
+    """Whoever voids a grant may have written the next version before the worker hears of it."""
+    rest = [] if answer is LAST else [LAST] if remarked else [work(2, 5, start=5), LAST]
+    first = lambda link: work(1, 5, parameters=link.version(1, 0.25))
+    link = Conversation(first, answer, *rest, region=True)
+
+    def during(number, _):
+        if number == 0:
+            link.region.flat[0][:3] = 0.5
+
+    run(link, during)
+    remarks = [message.text for message in link.sent_of(Remark)]
+    assert any("beside the optimizer" in text for text in remarks) == remarked
+
+
+def test_the_end_of_a_phase_that_the_script_had_left_is_not_that_of_the_next(talk):
+    link = talk(work(1, 5), Over(0, None, 1.0), work(2, 5), Over(1, None, 2.0), LAST)
+    seen = []
+    with worker(link) as session:
+        model = network()
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        for _ in session.batches(ROWS, batch_size=5):
+            break
+        for _, _, index in session.batches(ROWS, batch_size=5):
+            seen.append(len(index))
+    assert seen == [5]
+    assert pushes(link) == [(2, 0)]
 
 
 # -- a server that goes away -----------------------------------------------------------------------------------------

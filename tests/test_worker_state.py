@@ -81,8 +81,7 @@ def test_a_resumed_worker_goes_on_as_if_never_interrupted(talk, at, early):
     assert before.count(Push) == {"first": 0, "second": 1, "over": 2, "next phase": 2}[at]
 
     left = {"first": [work(1, 5), work(2, 5)], "second": [work(2, 5)], "over": [], "next phase": []}[at]
-    phase = 0 if at in ("first", "second") else 1
-    again = talk(*left, Over(0, None, 1.0), work(3, 5), LAST, welcomes=[{"state": state.data, "phase": phase}])
+    again = talk(*left, Over(0, None, 1.0), work(3, 5), LAST, welcomes=[{"state": state.data}])
     resumed = drawing(again, early)
     tail = {"first": 5, "second": 4, "over": 3, "next phase": 2}[at]
     assert resumed[-tail:] == whole[-tail:]
@@ -98,6 +97,15 @@ def test_the_state_that_is_sent(talk):
     (state,) = link.sent_of(State)
     plain = unpack(state.data)
     assert (plain["phase"], plain["over"], plain["kept"]) == (0, False, {"counter": {"count": 0}})
+
+
+@pytest.mark.parametrize("run_over", [False, True])
+def test_a_run_that_ends_in_mid_phase_is_resumed_in_it(talk, run_over):
+    link = talk(work(1, 5), Over(0, None, 1.0, run_over=run_over, save=4), LAST)
+    drawing(link)
+    (state,) = link.sent_of(State)
+    plain = unpack(state.data)
+    assert (plain["phase"], plain["over"]) == (0, not run_over)
 
 
 @pytest.mark.parametrize(

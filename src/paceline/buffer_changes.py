@@ -28,7 +28,7 @@ def write_changes(
             if real and 0 < home.numel() < LARGE:
                 small.append(place)
             elif not torch.equal(buffer, read):
-                changes[place] = home.copy_(_difference(buffer, read) if real else buffer)
+                changes[place] = home.copy_(difference(buffer, read) if real else buffer)
                 finite = finite and (not real or is_finite(home))
         if small:
             chosen = [[tensors[place] for place in small] for tensors in (buffers, reads, homes)]
@@ -51,11 +51,11 @@ def _subtract(
         elif torch.equal(buffer, read):
             yield None, True
         else:
-            home.copy_(_difference(buffer, read))
+            home.copy_(difference(buffer, read))
             yield home, is_finite(home)
 
 
-def _difference(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+def difference(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
     """Masks hold infinities, whose difference would be no number."""
     return torch.where(buffer == read, torch.zeros_like(buffer), buffer - read)
 

@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from paceline import tensor_files
 from paceline._version import __version__
 from paceline.errors import CheckpointError
 from paceline.journal import spelled_out
-from paceline.optimizers import OptimizerSpec
+from paceline.regions import dtype_of
 from paceline.restoring import RunSnapshot
 from paceline.store import ModelSpec, Store, StoreSnapshot
 
@@ -39,6 +39,9 @@ HEAD, MODEL, OPTIMIZER, SERVER = "checkpoint.json", "model.safetensors", "optimi
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
 UNFINISHED, DISCARDED = ".writing-", ".removing-"  # beginnings of names that no reader looks at
 READ_BYTES = 1 << 20
+
+
+MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], Store]
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -203,7 +206,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         if difference is not None:
             raise CheckpointError(f"{self.path} is of another model: {difference}")
 
-    def store(self, statistics: bool) -> Store:
+    def store(self, statistics: bool, make: MakeStore = Store) -> Store:
         """The store as it was."""
         spec = self.head.spec
         model = tensor_files.read(self.path / MODEL)
@@ -214,7 +217,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
         for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
             values.append(model[keys[place]] if place in keys else beside[f"model.{name}"])
         count = len(spec.parameters)
-        store = Store(spec, values[:count], values[count:], statistics)
+        store = make(spec, values[:count], values[count:], statistics)
         store.restore(
             StoreSnapshot(
                 self.run.version,
@@ -268,14 +271,8 @@ def _read_head(path: Path) -> Head:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; remove its folder to go on from the one before") from error
-    groups = tuple({key: _tuples(value) for key, value in group.items()} for group in head.spec.optimizer.groups)
-    optimizer = OptimizerSpec(head.spec.optimizer.name, groups, head.spec.optimizer.members)
-    return msgspec.structs.replace(head, spec=msgspec.structs.replace(head.spec, optimizer=optimizer))
-
-
-def _tuples(value: Any) -> Any:
-    """Options such as betas are tuples, which JSON has not."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    spec = msgspec.structs.replace(head.spec, optimizer=head.spec.optimizer.with_tuples())
+    return msgspec.structs.replace(head, spec=spec)
 
 
 def _check(path: Path, expected: FileSum) -> None:
@@ -302,7 +299,7 @@ def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.
         master = taken.parameters[name]
         if str(master.dtype) != dtype:
             beside[f"master.{name}"] = master
-        tensors.append(master.to(getattr(torch, dtype.removeprefix("torch."))))
+        tensors.append(master.to(dtype_of(dtype)))
     tensors += [taken.buffers[name] for name, _, _ in spec.buffers]
     named = {place for _, place in spec.keys}
     for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):

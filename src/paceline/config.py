@@ -110,6 +110,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Every | None = None  # in versions or seconds
     checkpoint_keep: int = 3  # the newest ones; two could both be of a run that had already gone wrong
     resume: Path | None = None  # the folder of a run, or of one of its checkpoints
+    given: tuple[str, ...] = ()  # the settings that somebody chose
 
 
 def resolve(
@@ -137,7 +138,7 @@ def resolve(
                 settings["options"] = merged
             else:
                 settings[name] = _read(_READERS[name], value, origin(name))
-    return RunConfig(**settings)
+    return RunConfig(**settings, given=tuple(sorted(settings)))
 
 
 def chosen_scenario(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:

@@ -88,6 +88,17 @@ class Lines(list[Line]):
         self.append(line)
 
 
+class Tee:
+    """Every line goes to each of these: a file, a fold, a log."""
+
+    def __init__(self, *sinks: Sink | None) -> None:
+        self._sinks = [sink for sink in sinks if sink is not None]
+
+    def write(self, line: Line) -> None:
+        for sink in self._sinks:
+            sink.write(line)
+
+
 class Writer:
     """Streams lines to a file; compressed if its name ends in `.gz`.
 

@@ -23,7 +23,7 @@ from paceline.config import (
     usual_workers,
 )
 from paceline.errors import DivergenceError, InternalError, OptionError, UserError
-from paceline.journal import Header, Line, Sink, Writer, refuse_other_files
+from paceline.journal import Header, Sink, Tee, Writer, refuse_other_files
 from paceline.logs import Log
 from paceline.metrics import Metrics, Report, to_json
 from paceline.plan import Plan
@@ -36,7 +36,18 @@ from paceline.strategies import build, canonical
 __all__ = ["Run", "launch", "load_script"]
 
 # Of the machine, or with a place of its own in the header.
-_NOT_OPTIONS = ("data_dir", "journal", "runs_dir", "resume", "scenario", "strategy", "engine", "seed", "workers")
+_NOT_OPTIONS = (
+    "data_dir",
+    "journal",
+    "runs_dir",
+    "resume",
+    "given",
+    "scenario",
+    "strategy",
+    "engine",
+    "seed",
+    "workers",
+)
 _OF_PROCESSES = ("transport", "respawn", "checkpoint_every", "checkpoint_keep")
 
 
@@ -63,17 +74,6 @@ class Run:
         return {"divergence": 3, "interrupted": 130, "error": 4}.get(self.ended, 0)
 
 
-class Tee:
-    """Every line goes to each of these: a file, a fold, a log."""
-
-    def __init__(self, *sinks: Sink | None) -> None:
-        self._sinks = [sink for sink in sinks if sink is not None]
-
-    def write(self, line: Line) -> None:
-        for sink in self._sinks:
-            sink.write(line)
-
-
 def launch(
     train: Callable[[], None],
     *,
@@ -93,9 +93,16 @@ def launch(
     config, cluster = _settled(config, scenario, settings)
     workers = cluster.count if cluster is not None else config.workers or usual_workers(torch.cuda.device_count())
     config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers))
+    restore = None
+    if config.resume is not None:
+        from paceline import resuming  # checkpoints are loaded when they are used
+
+        found = resuming.checkpoint_at(config.resume)
+        config, restore = resuming.settings_of(found, config, workers), found.path
     strategy = build(config.strategy, config.seed)
     strategy.check(workers)
-    restore = None if config.resume is None else _checkpoint(config.resume)
+    if config.checkpoint_every is not None and config.runs_dir is None:
+        raise OptionError("checkpoint_every needs a folder to write to: give runs_dir, too")
     folder = _folder(config)
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
     if journal is not None:
@@ -197,19 +204,6 @@ def _run(train: Callable[[], None], plan: Plan, conduct: Conduct) -> None:
 def _write_report(report: Report, folder: Path | None) -> None:
     if folder is not None:
         (folder / "report.json").write_text(to_json(report) + "\n")
-
-
-def _checkpoint(given: Path) -> Path:
-    """The checkpoint that a run's folder, or its own, stands for."""
-    from paceline import checkpoint
-
-    found = checkpoint.newest(given)
-    if found is None:
-        raise OptionError(
-            f"--resume: {given} holds no checkpoint; give the folder of a run that had --checkpoint-every, or of one "
-            "of its checkpoints"
-        )
-    return found
 
 
 def _folder(config: RunConfig) -> Path | None:

@@ -33,6 +33,15 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     groups: tuple[GroupOptions, ...]
     members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
 
+    def with_tuples(self) -> "OptimizerSpec":
+        """As it was before it was written down: options such as betas are tuples, which JSON and msgpack have not."""
+        groups = tuple({key: _tuples(value) for key, value in group.items()} for group in self.groups)
+        return OptimizerSpec(self.name, groups, self.members)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
 
 def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> OptimizerSpec:
     """The spec of a user's optimizer; `positions` maps a parameter's id to its place in the model."""

@@ -53,7 +53,7 @@ class Passes:
         self._ready = ready
         self._greeting = greeting
         self._state = state
-        self._on_work = on_work  # told the position of the first grant
+        self._on_work = on_work  # told the position of every grant, which falls when a server goes back
         self._ticket = 0
         self._allotments: list[Allotment] = []
         self._queue: deque[Piece] = deque()
@@ -76,6 +76,7 @@ class Passes:
     def begin(self) -> None:
         """Announce this worker and wait for its first grant."""
         self.replica.mark()
+        self.replica.settle()
         self._endpoint.send(self._ready)
         self._await_work()
 
@@ -157,11 +158,7 @@ class Passes:
             self._endpoint.send(Remark(text))
 
     def _push(self) -> None:
-        if self._pushed < EDITS_WATCHED and self.replica.edited():
-            self._remark(
-                "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
-                "overwritten by the next version"
-            )
+        edited = self._pushed < EDITS_WATCHED and self.replica.edited()
         self._pushed += 1
         samples = sum([len(indices) for _, indices in self._taken])
         loss = None
@@ -181,7 +178,14 @@ class Passes:
         compute_s = perf_counter() - self._began
         self._endpoint.send(Push(self._ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
-        self._await_work()
+        answer = self._hear()
+        # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
+        if edited and isinstance(answer, Work):
+            self._remark(
+                "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
+                "overwritten by the next version"
+            )
+        self._await_work(answer)
 
     def _kept_of(self, number: int) -> Indices:
         parts = [indices for owner, indices in self._taken if owner == number]
@@ -228,7 +232,9 @@ class Passes:
                     return
                 continue
             if isinstance(message, Over):
-                self._finish(message)
+                # The end of an earlier phase may have crossed the word that this script had left it.
+                if message.run_over or message.phase >= self._ready.phase:
+                    self._finish(message)
             elif not isinstance(message, Cancelled | Extra):  # those may cross a push, or an end by Lost
                 raise InternalError(f"a worker that waits for work was sent {message}")
             message = None
@@ -258,7 +264,6 @@ class Passes:
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
-            self._on_work = None
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
@@ -287,6 +292,7 @@ class Passes:
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)
         if over.save is not None:
-            self._endpoint.send(State(over.save, self._state.capture(self._ready.phase, over=True)))
+            # A run that ended in mid-phase is resumed in that phase.
+            self._endpoint.send(State(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
         if over.parameters is not None:
             self.replica.load(over.parameters)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from paceline.buffer_changes import difference
 from paceline.errors import InternalError, OptionError
 from paceline.flat import Layout
 from paceline.optimizers import GroupOptions, describe, group_options
@@ -145,6 +146,9 @@ class Replica:
     def use(self, slot: int, *, extends: bool) -> None:
         """Where the next push is to lie; `extends`: it goes on from a push that is held."""
 
+    def settle(self) -> None:
+        """Be done with the version that was taken in: the server may write the next one."""
+
     def watch_edits(self) -> None:
         """Be ready to tell whether the parameters were changed since the version was taken in."""
 
@@ -152,7 +156,8 @@ class Replica:
         """Whether the parameters are no longer those of the version that was read."""
         if self._read is None:
             return False
-        return not all(map(torch.equal, self._values, self.layout.views(self._read.flat)))
+        pairs = zip(self._values, self.layout.views(self._read.flat), strict=True)
+        return not all(torch.equal(value.to(read.device), read) for value, read in pairs)
 
     # -- pushes out --------------------------------------------------------------------------------------------------
 
@@ -212,12 +217,12 @@ def _same_group(group: GroupOptions, known: GroupOptions) -> bool:
 
 
 def _change(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor | None:
-    """How a buffer moved; None if it did not. Masks hold infinities, whose difference would be no number."""
+    """How a buffer moved; None if it did not."""
     if torch.equal(buffer, read):
         return None
     if not (buffer.is_floating_point() or buffer.is_complex()):
         return buffer.clone()
-    return torch.where(buffer == read, torch.zeros_like(buffer), buffer - read)
+    return difference(buffer, read)
 
 
 def _homes(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:

@@ -77,7 +77,7 @@ class Conduct:
         self._pending: Snapshot | None = None  # being measured
         self._due_again = False  # another evaluation fell due meanwhile
         self._evaluations = 0
-        self._evaluated = -1
+        self._evaluated = self._evaluated_before = -1  # versions
         self._size = 0
         self._epochs_before = 0.0
         self._phases = 0
@@ -224,7 +224,7 @@ class Conduct:
 
     def _ask(self, measure: Measure, at: float) -> None:
         c = self.coordinator
-        self._evaluated = c.version
+        self._evaluated_before, self._evaluated = self._evaluated, c.version
         self._evaluations += 1
         self._pending = Snapshot(self._evaluations, at, c.version, c.used, self._epochs)
         self._before_evaluation()
@@ -257,6 +257,10 @@ class Conduct:
         """Whether an evaluation's numbers are still to come."""
         return self._pending is not None
 
+    def give_up_measuring(self) -> None:
+        """Nobody is left who could."""
+        self._measure = self._pending = None
+
     @property
     def unmeasured(self) -> bool:
         """Whether there are no numbers of the current version, although they could be had."""
@@ -270,8 +274,9 @@ class Conduct:
 
     def snapshot(self) -> dict[str, Any]:
         """What a resumed run must know of the evaluations before it."""
+        measured = self._evaluated if self._pending is None else self._evaluated_before
         return {
-            "evaluated": self._evaluated, "evaluations": self._evaluations, "metrics": self.metrics,
+            "evaluated": measured, "evaluations": self._evaluations, "metrics": self.metrics,
             "epochs_before": self._epochs_before, "epochs": self._epochs, "phases": self._phases,
             "target": self.watch.snapshot(), "options_checked": self._options_checked,
         }  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 
 from paceline import context, evaluating
 from paceline.context import WorkerContext, convert_option
+from paceline.device_slots import device_of, stage_on
 from paceline.errors import OptionError, UserError
 from paceline.evaluation import Evaluate
 from paceline.fetching import Fetcher
@@ -60,7 +61,6 @@ class Session:
         self._passes: Passes | None = None
         self._follower: FollowingScheduler | None = None
         self._asked: set[str] = set()
-        self._worked = False
         self._phase = 0
         self._position = 0.0
         self._run_over = False
@@ -124,6 +124,7 @@ class Session:
         if self._context.evaluator and evaluate is None:
             raise Closed  # there is nothing to measure, and nobody trains here
         replica = self._replica = self._make_replica(model, optimizer)
+        self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
         greeting = self._greeting = Greeting(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and evaluate is not None:
             evaluating.serve(self._endpoint, greeting, replica, evaluate)
@@ -134,16 +135,23 @@ class Session:
         self._hook_optimizer(optimizer)
         replica.watch_backward()
         if scheduler is not None:
-            self._follower = FollowingScheduler(scheduler, self._run_position)
+            self._follower = FollowingScheduler(scheduler, optimizer, self._run_position)
         return model, optimizer
 
     def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
         spec = spec_of(model, optimizer)
+        device = device_of(list(model.parameters()))
         region = self._endpoint.adopt(spec)
-        return Replica(model, optimizer, spec) if region is None else SlotReplica(model, optimizer, spec, region)
+        if region is None:
+            return Replica(model, optimizer, spec)
+        return SlotReplica(model, optimizer, spec, region, stage_on(device, region))
 
     def keep(self, name: str, obj: Any) -> None:
-        """Have an object's `state_dict` in every checkpoint; in a resumed run it is put back into the object."""
+        """Have an object's `state_dict` in every checkpoint; in a resumed run it is put back into the object.
+
+        The model given to `prepare`, a scheduler and the learning rates that it sets are the run's to restore; keeping
+        them changes nothing.
+        """
         self._state.keep(name, obj)
 
     def batches(
@@ -206,10 +214,11 @@ class Session:
             return
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
-        on_work = None if self._worked else self._on_first_work
+        on_work = self._follower.on_work if self._follower is not None else None
         passes = self._passes = Passes(
             self._endpoint, self._replica, fetcher, ready, self._greeting, self._state, on_work
         )
+        passes.position = self._position
         try:
             passes.begin()
             batches, worker = self._context.shared.batches, self.worker
@@ -222,12 +231,6 @@ class Session:
             if isinstance(passes.over, Over):
                 self._run_over = passes.over.run_over
             passes.abandon()
-
-    def _on_first_work(self, position: float) -> None:
-        """Newcomers and resumed workers make even their first push with the run's learning rate."""
-        self._worked = True
-        if self._follower is not None:
-            self._follower.advance_to(position)
 
     def _run_position(self) -> float:
         return self._passes.position if self._passes is not None else self._position
@@ -254,6 +257,8 @@ class Session:
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer._opt_called = True  # type: ignore[attr-defined]
+        # A fused optimizer offers to unscale gradients in its step; a GradScaler must do that before the push.
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
     def _on_step(self, closure: Callable[[], Any] | None) -> Any:
         if self._passes is None:

@@ -11,10 +11,15 @@ onto nothing, and one that is counts the writes to it.
 
 Only the slot that was named last is ever written to. A parameter without a gradient has zeros there; which areas are
 known to hold zeros is remembered, so that frozen layers cost nothing.
+
+The server writes a version before it tells of it. A worker that waits sees it whole. One that computes meanwhile may
+read a mix of two versions, but only for a grant that is void, whose push is refused: before the grant that follows a
+cancellation, and at the end of a phase. A script that left its loop is written to no more once the server has heard so;
+until then, for the time of a message, an end of the phase may still replace the model under its hands.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -31,8 +36,8 @@ HALVES = (torch.bfloat16, torch.float16)
 class Stage:
     """Where the tensors that a worker computes with lie: in the region itself.
 
-    A device with memory of its own is a subclass: `parameters`, `flat` and `gradients` are tensors of the device,
-    `fetch` brings the region's version there and `deliver` the gradient into the region's slot.
+    A device with memory of its own is a subclass (`device_slots`): `parameters`, `flat` and `gradients` are tensors of
+    the device, `fetch` brings the region's version there and `deliver` the gradient into the region's slot.
     """
 
     def __init__(self, region: Region) -> None:
@@ -44,11 +49,32 @@ class Stage:
         """Where the gradients of that slot's push are gathered."""
         return self.region.slots[slot]
 
+    def publish(self) -> None:
+        """The server is to find in the region the parameters that are here."""
+
     def fetch(self) -> None:
         """A version was written into the region."""
 
-    def deliver(self, slot: int) -> None:
-        """The gradient is complete; the server reads the region's slot next."""
+    def settle(self) -> None:
+        """The server may write into the region next."""
+
+    def landed(self, slot: int, place: int) -> None:
+        """Backward has completed the gradient of one parameter; the script may change it yet."""
+
+    def deliver(self, slot: int, missing: Set[int], *, extends: bool) -> None:
+        """The gradient is complete, with zeros for what is missing; the server reads the region's slot next.
+
+        `extends`: it then adds a held push to it, in place.
+        """
+
+    def read_buffers(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The module's buffers where the region's can be subtracted from them."""
+        return buffers
+
+    def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Give the module's buffers the values of the region's."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(buffers), self.region.buffers)
 
 
 def stage_for(region: Region, spec: ModelSpec, parameters: Sequence[torch.Tensor]) -> Stage:
@@ -79,7 +105,8 @@ class SlotReplica(Replica):
         self._slot = 0
         self._gathered = self._stage.gradients(0)
         self._views = self._gathered.views
-        self._zeros: list[set[int]] = [set() for _ in range(SLOTS)]  # parameters whose area is known to hold zeros
+        slots = [self._stage.gradients(slot) for slot in range(SLOTS)]
+        self._zeros: dict[Slot, set[int]] = {slot: set() for slot in slots}  # parameters known to have zeros there
         self._extends = False
         self._absent: list[int] = []  # parameters without gradient at the last look
         self._sum: list[torch.Tensor] | None = None  # of the pieces before the last, each times its samples
@@ -91,6 +118,7 @@ class SlotReplica(Replica):
             home.copy_(buffer)
         self._values = self._stage.parameters
         self._addresses = [value.data_ptr() for value in self._values]
+        self._stage.publish()
         self._move_in()
 
     def _move_in(self) -> None:
@@ -109,13 +137,15 @@ class SlotReplica(Replica):
         self.touched = True
         gradient, view = parameter.grad, self._views[place]
         # One that is part of a graph may be differentiated yet; it is copied when somebody looks.
-        if gradient is None or gradient is view or gradient.requires_grad:
+        if gradient is None or gradient.requires_grad:
             return
-        if self._marks[place] is not None:
-            self._fresh = True
-        view.copy_(self._plain_gradient(place, parameter))
-        parameter.grad = view
-        self._zeros[self._slot].discard(place)
+        if gradient is not view:
+            if self._marks[place] is not None:
+                self._fresh = True
+            view.copy_(self._plain_gradient(place, parameter))
+            parameter.grad = view
+            self._zeros[self._gathered].discard(place)
+        self._stage.landed(self._slot, place)
 
     def mark(self) -> None:
         pairs = zip(self.parameters, self._views, strict=True)
@@ -160,8 +190,8 @@ class SlotReplica(Replica):
             if marks[place] is not None:
                 replaced = True
             marks[place] = home._version
-        if self._zeros[self._slot]:
-            self._zeros[self._slot].difference_update(strays)
+        if self._zeros[self._gathered]:
+            self._zeros[self._gathered].difference_update(strays)
         return replaced
 
     def _plain_gradient(self, place: int, parameter: torch.Tensor) -> torch.Tensor:
@@ -182,12 +212,11 @@ class SlotReplica(Replica):
             _bring(region.flat, version.flat)
         if version.buffers is not region.buffers:
             _bring(region.buffers, version.buffers)
+        if self._buffer_homes:
+            self._stage.write_buffers(self.buffers)
         self._stage.fetch()
         if not self._at_home():
             self._move_in()
-        if self._buffer_homes:
-            with torch.no_grad():
-                torch._foreach_copy_(self.buffers, region.buffers)
         self._checksum = None
 
     def use(self, slot: int, *, extends: bool) -> None:
@@ -203,8 +232,11 @@ class SlotReplica(Replica):
             if parameter.grad is before[place]:
                 gathered.views[place].copy_(before[place])
                 parameter.grad = gathered.views[place]
-                self._zeros[slot].discard(place)
+                self._zeros[gathered].discard(place)
         self.mark()
+
+    def settle(self) -> None:
+        self._stage.settle()
 
     def watch_edits(self) -> None:
         self._checksum = self._parameters_checksum()
@@ -223,7 +255,7 @@ class SlotReplica(Replica):
     def add(self, samples: int, *, last: bool) -> None:
         """The gradients as of the last look belong to the push."""
         if self._absent:
-            zeros = self._zeros[self._slot]
+            zeros = self._zeros[self._gathered]
             unknown = [place for place in self._absent if place not in zeros]
             if unknown:
                 torch._foreach_zero_([self._views[place] for place in unknown])
@@ -254,7 +286,7 @@ class SlotReplica(Replica):
         for total, flat in zip(self._sum, self._gathered.flat, strict=True):
             torch.div(total, self._summed, out=flat)
         self._summed = 0
-        self._zeros[self._slot] = set(self._missing)
+        self._zeros[self._gathered] = set(self._missing)
         self.mark()
 
     def forget(self) -> None:
@@ -268,14 +300,14 @@ class SlotReplica(Replica):
         missing = self._missing
         self.forget()
         if self._extends:  # the server adds the held push to this one, in this slot
-            self._zeros[self._slot].clear()
+            self._zeros[self._gathered].clear()
         slot = self.region.slots[self._slot]
         change: Changes = []
         finite = True
         if self._buffer_homes:
-            change, finite = write_changes(self.buffers, self.region.buffers, slot.changes)
+            change, finite = write_changes(self._stage.read_buffers(self.buffers), self.region.buffers, slot.changes)
         norm = _norm(self._gathered.flat) if finite else math.nan
-        self._stage.deliver(self._slot)
+        self._stage.deliver(self._slot, missing, extends=self._extends)
         return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
 
 

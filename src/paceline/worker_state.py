@@ -30,6 +30,7 @@ class WorkerState:
 
     def __init__(self) -> None:
         self._kept: dict[str, Keepable] = {}
+        self._left_out: list[Any] = []  # what the run restores by itself: loading it twice would make it wrong
         self._data: bytes | None = None  # from the checkpoint
         self._pending: tuple[int, bool] | None = None  # the moment at which that is to be put back
 
@@ -47,6 +48,10 @@ class WorkerState:
         self._kept[name] = thing
         if self._data is not None:
             self._restore({name: thing}, unpack(self._data)["kept"])
+
+    def leave_out(self, *things: Any) -> None:
+        """The run brings these to where they belong, whether or not the script keeps them."""
+        self._left_out += things
 
     def welcome(self, data: bytes | None) -> None:
         """What the server knows of this worker's state."""
@@ -68,7 +73,7 @@ class WorkerState:
                 "numpy": np.random.get_state(legacy=False),
                 "python": random.getstate(),
                 "cuda": cuda,
-                "kept": {name: thing.state_dict() for name, thing in self._kept.items()},
+                "kept": {name: thing.state_dict() for name, thing in self._kept.items() if self._is_own(thing)},
             }
         )
 
@@ -87,5 +92,9 @@ class WorkerState:
 
     def _restore(self, things: dict[str, Keepable], states: dict[str, Any]) -> None:
         for name, thing in things.items():
-            if name in states:
+            if name in states and self._is_own(thing):
                 thing.load_state_dict(states[name])
+
+    def _is_own(self, thing: Keepable) -> bool:
+        """Whether nobody but the script looks after it."""
+        return not any(thing is other for other in self._left_out)

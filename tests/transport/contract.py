@@ -162,16 +162,16 @@ class TransportContract:
         assert same(got.values, values)
         assert same(got.buffers, buffers)
         parameters = Parameters(5, values, buffers)
-        for message in (Welcome(parameters, b"state", 2), Evaluate(3, parameters), Over(1, parameters, 0.5, True)):
+        for message in (Welcome(parameters, b"state"), Evaluate(3, parameters), Over(1, parameters, 0.5, True)):
             server.deliver(message)
             back = worker.receive()
             assert type(back) is type(message)
             assert back.parameters.version == 5
             assert same(back.parameters.flat, values)
             assert same(back.parameters.buffers, buffers)
-        server.deliver(Welcome(parameters, b"state", 2))
+        server.deliver(Welcome(parameters, b"state"))
         back = worker.receive()
-        assert (back.state, back.phase) == (b"state", 2)
+        assert back.state == b"state"
 
     def test_tensors_larger_than_a_socket_takes_cross_each_other(self):
         worker, server = self.make()

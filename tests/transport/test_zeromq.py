@@ -13,7 +13,7 @@ from paceline.errors import PeerError
 from paceline.store import Gradient
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Cancelled, Hello, More, Push
-from paceline.transport.zeromq import ZeromqEndpoint, ZeromqHub
+from paceline.transport.zeromq import LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub
 from paceline.transport.zeromq_parts import CHUNK, GATHERED, chunks_of
 from transport.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from transport.leaks import Census
@@ -137,6 +137,32 @@ class TestZeromq(ProcessContract):
         with pytest.raises(Lost):
             self.take(server)
         server.deliver(Cancelled(1))  # goes nowhere
+
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_all_that_a_process_had_sent_is_heard_before_its_end(self, killed):
+        (worker, server), (other, at_other) = self.make(), self.make()
+        count = TURN * 5
+        for number in range(count):
+            worker.send(More(number))
+        other.send(More(count))
+        if killed:  # the kernel hangs up, and nobody says a last word
+            worker._hang_up(LEAVING_MS)
+            worker._context.term()
+        else:
+            worker.close()
+        ready = self.hub.drain(server)
+        assert [server.collect() for _ in range(count)] == [More(number) for number in range(count)]
+        with pytest.raises(Lost):
+            server.collect()
+        assert server in ready
+        assert self.take(at_other) == More(count)
+        other.send(More(0))
+        poller = select.poll()
+        poller.register(self.hub, select.POLLIN)
+        assert poller.poll(PATIENCE_S * 1000)
+
+    def test_a_process_that_never_came_has_said_nothing(self):
+        assert self.hub.drain(self.hub.expect("nobody")) == []
 
     def test_what_comes_after_the_end_of_a_link_is_dropped_without_a_word(self, caplog):
         worker, server = self.make()

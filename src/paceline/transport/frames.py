@@ -28,7 +28,9 @@ MOST_DESCRIPTORS = 8  # of one frame
 _BUFFER = 1 << 16  # a longer frame is read straight into memory of its own
 _GATHERED = 512  # pieces per system call; Linux takes 1,024
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
-_READ_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS has none
+# Plain numbers: joining two of the socket module's named ones costs as much as a system call.
+_READ_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has none
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 _TICK_S = 0.001  # the finest wait that `poll` knows; it would round up, and emulated times with it
 _NONE: list[int] = []
 
@@ -128,10 +130,10 @@ class Channel:
         """How many bytes the socket took; None if it is full."""
         try:
             if len(pieces) == 1 and not descriptors:
-                return self._sock.send(pieces[0], socket.MSG_DONTWAIT)
+                return self._sock.send(pieces[0], _AT_ONCE)
             # Not `socket.send_fds`, which forgets its flags and would wait.
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
-            return self._sock.sendmsg(pieces, rights, socket.MSG_DONTWAIT)
+            return self._sock.sendmsg(pieces, rights, _AT_ONCE)
         except BlockingIOError:
             return None
         except OSError as error:  # closed here, or there
@@ -176,17 +178,12 @@ class Channel:
         """The next frame; waits for it, at most so long. None: it did not come. Raises `Lost` if none will."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
-            if self._seen is not None:
-                frame, self._seen = self._seen, None
-                return frame
-            found = self._take()
+            found = self._known()
             if found is not None:
                 return found
-            if self._ended:
-                raise Lost
             if until is None and not self._leftovers:
                 self._read(0)
-            elif not self._read(socket.MSG_DONTWAIT):
+            elif not self._read(_AT_ONCE):
                 remaining = None if until is None else until - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     return None
@@ -197,15 +194,10 @@ class Channel:
     def collect(self) -> Frame | None:
         """The next frame if it is there. Raises `Lost` if none will be."""
         while True:
-            if self._seen is not None:
-                frame, self._seen = self._seen, None
-                return frame
-            found = self._take()
+            found = self._known()
             if found is not None:
                 return found
-            if self._ended:
-                raise Lost
-            if not self._read(socket.MSG_DONTWAIT):
+            if not self._read(_AT_ONCE):
                 return None
 
     def poll(self, seconds: float = 0.0) -> bool:
@@ -227,6 +219,16 @@ class Channel:
         poller = select.poll()
         poller.register(self._sock, events)
         poller.poll(None if seconds is None else int(seconds * 1000))
+
+    def _known(self) -> Frame | None:
+        """The next frame, if it was read. Raises `Lost` if no more can be."""
+        if self._seen is not None:
+            frame, self._seen = self._seen, None
+            return frame
+        found = self._take()
+        if found is None and self._ended:
+            raise Lost
+        return found
 
     def _take(self) -> Frame | None:
         """The next frame, if all of it was read."""

@@ -112,7 +112,6 @@ class Welcome(msgspec.Struct, frozen=True):
 
     parameters: Parameters
     state: bytes | None = None  # of this worker, where the run goes on from a checkpoint
-    phase: int = 0  # the one it goes on in
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ class Codec:
             return w.Over(message.phase, parameters, message.position, message.run_over, message.save), loose
         assert parameters is not None  # only the end of a phase may come without a model
         if isinstance(message, m.Welcome):
-            return w.Welcome(parameters, message.state, message.phase), loose
+            return w.Welcome(parameters, message.state), loose
         return w.Evaluate(message.number, parameters), loose
 
     def _write_parameters(self, parameters: Parameters | None) -> w.Parameters | None:
@@ -124,7 +124,7 @@ class Codec:
                     message = m.Over(wire.phase, model, wire.position, wire.run_over, wire.save)
                 case w.Welcome():
                     parameters = wire.parameters
-                    message = m.Welcome(self._read_model(parameters), wire.state, wire.phase)
+                    message = m.Welcome(self._read_model(parameters), wire.state)
                 case w.Evaluate():
                     parameters = wire.parameters
                     message = m.Evaluate(wire.number, self._read_model(parameters))
@@ -143,9 +143,7 @@ class Codec:
         return Parameters(wire.version, flat, [buffer for buffer in buffers if buffer is not None])
 
     def _read_hello(self, wire: w.Hello) -> m.Hello:
-        optimizer = wire.spec.optimizer
-        groups = tuple({key: _tuples(value) for key, value in group.items()} for group in optimizer.groups)
-        spec = msgspec.structs.replace(wire.spec, optimizer=msgspec.structs.replace(optimizer, groups=groups))
+        spec = msgspec.structs.replace(wire.spec, optimizer=wire.spec.optimizer.with_tuples())
         if wire.tensors is not None:
             values, buffers = _empty(wire.tensors)
             return m.Hello(spec, values, [buffer for buffer in buffers if buffer is not None])
@@ -305,7 +303,3 @@ def _empty(wire: w.Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor | Non
 def _allocate(form: w.Form) -> torch.Tensor:
     dtype, shape = form
     return torch.empty(shape, dtype=dtype_of(dtype))
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

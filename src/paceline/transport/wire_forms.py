@@ -65,7 +65,6 @@ class Allotment(Wire):
 class Welcome(Wire):
     parameters: Parameters
     state: bytes | None
-    phase: int
 
 
 class Work(Wire):

@@ -33,6 +33,7 @@ TURN = 256  # messages per pump, so that one worker's push does not keep the ser
 STREAM_S = 0.005  # in which a pump waits for the next chunk: going round the loop for each costs more than the chunk
 PATIENCE_S = 5.0  # a token unknown for so long is not one that the server is about to hear of
 LEAVING_MS = 5_000  # for last words
+LAST_WORDS_S = 5.0  # of a process that is gone; they lie in this machine's memory
 WATCH_MS = 100  # in which a waiting worker looks whether its server is still there
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would throw away what is not yet read
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
@@ -184,6 +185,7 @@ class ZeromqServerEnd:
         self._intake = Intake(self._codec.at_server)
         self._early: list[ToWorker] = []
         self.linked = False  # the worker has greeted
+        self.parted = False  # it has said its last word
         self._gone = False
         self._fault: PacelineError | None = None
 
@@ -234,6 +236,13 @@ class ZeromqServerEnd:
         for message in early:
             self.deliver(message)
 
+    @property
+    def reachable(self) -> bool:
+        """Whether something sent to the worker would set out."""
+        if not self._gone:
+            self._gone = not self._hub.post(self._address, None, GREETING)
+        return not self._gone
+
     def take(self, socket: "zmq.Socket[bytes]") -> bool:
         """Take a part in; whether there is something to collect."""
         try:
@@ -244,7 +253,7 @@ class ZeromqServerEnd:
         if word == GREETING:
             self.greet()
         elif word == PARTING:
-            self._gone = True
+            self._gone = self.parted = True
         return word == PARTING or bool(self._intake.whole)
 
 
@@ -306,6 +315,24 @@ class ZeromqHub:
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._socket.recv()
         else:
+            self._bell.ring()
+        return list(ready.values())
+
+    def drain(self, end: ZeromqServerEnd) -> list[ServerEnd]:
+        """The worker's process is gone: take in all that it had sent; who has something to collect.
+
+        Its last word is the last. Without one, ZeroMQ has all that came from a worker once it cannot reach it any more.
+        A worker that was never let in has said nothing.
+        """
+        ready: dict[int, ServerEnd] = {}
+        until = time.monotonic() + LAST_WORDS_S
+        while True:
+            arrived_all = not (end.linked and end.reachable)
+            ready |= {id(one): one for one in self.pump()}
+            something = bool(self._socket.poll(0 if arrived_all else 1))
+            if end.parted or (arrived_all and not something) or time.monotonic() > until:
+                break
+        if something:  # looking may have swallowed the socket's own signal
             self._bell.ring()
         return list(ready.values())
 

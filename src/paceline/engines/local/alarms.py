@@ -12,12 +12,17 @@ class Alarms:
     """A heap of calls; whoever made one that no longer matters lets it run into nothing."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Call, Any]] = []
+        self._heap: list[tuple[float, int, Call, Any, bool]] = []
+        self.moving = 0  # calls that a run may be waiting for
         self._count = itertools.count()
 
-    def at(self, moment: float, call: Call, argument: Any = None) -> None:
-        """Make the call once that moment has come; calls of one moment keep their order."""
-        heapq.heappush(self._heap, (moment, next(self._count), call, argument))
+    def at(self, moment: float, call: Call, argument: Any = None, *, moves: bool = True) -> None:
+        """Make the call once that moment has come; calls of one moment keep their order.
+
+        `moves`: a run in which nothing else happens may go on because of it.
+        """
+        self.moving += moves
+        heapq.heappush(self._heap, (moment, next(self._count), call, argument, moves))
 
     def seconds_left(self, now: float) -> float | None:
         """Until the next call; None if there is none."""
@@ -28,5 +33,6 @@ class Alarms:
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap))
-        for _, _, call, argument in due:
+        for _, _, call, argument, moves in due:
+            self.moving -= moves
             call(argument)

@@ -6,21 +6,25 @@ coordinator decides. A process that dies is noticed by its handle; what it had d
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from paceline.available_memory import require_server
+from paceline.checkpoint import Checkpoint
 from paceline.coordinator import Coordinator
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.crew import Member, initial_values, region_of
 from paceline.engines.local.emulation import Emulation
+from paceline.engines.local.parting import as_error
 from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
-from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
+from paceline.errors import InternalError, PeerError, ScriptError
 from paceline.events import Cause
+from paceline.ledger import Ledger
 from paceline.phases import Phases, as_data
-from paceline.restoring import RunSnapshot
 from paceline.running import Conduct
 from paceline.seats import Arrival, Order
-from paceline.store import Parameters
+from paceline.store import ModelSpec, Parameters, Store
 from paceline.transport.messages import (
     Asked,
     Cancelled,
@@ -62,7 +66,7 @@ class LocalCluster:
         self.evaluator: Member | None = None
         self.awaits_evaluator = conduct.config.evaluate_every is not None
         self.asked: set[str] = set()
-        self.starting: set[int] = set()  # asked of the launcher and not yet heard of
+        self.starting: dict[int, int] = {}  # incarnations asked of the launcher that have not yet said Hello
         self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
         self.on_phase: Callable[[], None] = _nothing
         self.on_phase_end: Callable[[], None] = _nothing  # all are told, and no other has begun
@@ -71,8 +75,8 @@ class LocalCluster:
         self.save_number: Callable[[Member], int | None] = lambda _: None
         self.on_state: Callable[[int, State], None] = lambda _worker, _state: None
         self.restored_states: dict[int, bytes] = {}
-        self.restored_phase = 0
-        self.restored_ledger: RunSnapshot | None = None  # of the phase that a restored run was in
+        self.restored: Checkpoint | None = None  # that the run goes on from
+        self.unfinished_phase: int | None = None  # that it was in, and whose data is not yet taken up again
 
     # -- processes come and go ---------------------------------------------------------------------------------------
 
@@ -81,7 +85,6 @@ class LocalCluster:
         if member.evaluator:
             self.evaluator = member
             return
-        self.starting.discard(member.worker)
         self.members[member.worker] = member
         self.coordinator.seat(member.worker, member.incarnation)
 
@@ -98,7 +101,8 @@ class LocalCluster:
 
     def remove(self, member: Member, cause: Cause) -> None:
         """The worker takes no more part."""
-        member.gone, member.order = True, None
+        member.gone, member.order, member.left = True, None, cause in ("leave", "done")
+        self._has_started(member)
         self.on_removed(member.worker)
         if self.conduct.active:
             self.coordinator.leave(member.worker, cause, self.clock.now())
@@ -107,10 +111,24 @@ class LocalCluster:
         self._notice_empty_phase()
         self.begin_phase_if_ready()
 
+    def _has_started(self, member: Member) -> None:
+        """Or never will."""
+        if self.starting.get(member.worker) == member.incarnation:
+            del self.starting[member.worker]
+
     def _evaluator_gone(self, member: Member, code: int) -> None:
-        if self.evaluator is member and code != 0 and self.conduct.active:
-            raise PeerError(f"the evaluator's process ended with {code} before its work was done")
         member.gone = True
+        if self.evaluator is member and code != 0 and (self.conduct.active or self.conduct.measuring):
+            text = f"the evaluator's process ended with {code}: the model is not evaluated any more"
+            if self.conduct.config.target is not None and self.conduct.active:
+                raise PeerError(f"{text}, and the target {self.conduct.config.target} cannot be seen")
+            self.coordinator.now = self.clock.now()
+            self.conduct.remark(text)
+        self.no_evaluator()
+
+    def no_evaluator(self) -> None:
+        """Nobody measures versions any more, or ever did."""
+        self.conduct.give_up_measuring()
         self.awaits_evaluator = False
         self.begin_phase_if_ready()
 
@@ -151,7 +169,7 @@ class LocalCluster:
             case Ended():
                 self._on_ended(member)
             case Failed():
-                raise _as_error(message)
+                raise as_error(message)
             case _:
                 raise InternalError(f"{member.name} sent {message}, which has no meaning here")
 
@@ -177,11 +195,12 @@ class LocalCluster:
         if self.conduct.store_or_none is None and not any(m.hello for m in self.members.values() if m is not member):
             require_server(hello.spec, regions=len(self.phases.alive) - 1)  # all but the first are about to take theirs
         if not member.evaluator:
+            self._has_started(member)
             self.phases.alive.add(member.worker)
         self.greet_waiting()
 
     def greet_waiting(self) -> None:
-        """Answer those who have prepared a model; the first answers wait until the lowest-numbered worker has."""
+        """Answer those who have prepared a model; at first that waits until all have, since worker 0's is taken."""
         waiting = [m for m in self.members.values() if m.hello is not None and not m.gone]
         if self.conduct.store_or_none is None:
             here = {m.worker for m in waiting}
@@ -192,7 +211,7 @@ class LocalCluster:
         evaluator = self.evaluator
         if evaluator is not None and evaluator.hello is not None and self.conduct.store_or_none is not None:
             self.conduct.store.spec.require_same(evaluator.hello.spec, evaluator.worker)
-            evaluator.hello, evaluator.greeted = None, True
+            evaluator.hello = None
             self.awaits_evaluator = False
             self.conduct.evaluate_with(self._measure)
             self.begin_phase_if_ready()
@@ -201,14 +220,21 @@ class LocalCluster:
         hello = member.hello
         if hello is None:
             return
+        if self.restored is not None:
+            self.restored.require_spec(hello.spec)
         if self.conduct.store_or_none is None:
             values, buffers = initial_values(hello)
-            statistics = self.conduct.strategy.needs_applied
-            self.conduct.adopt(TimedStore(hello.spec, values, buffers, statistics, self.effort))
+            self.conduct.adopt(self.timed_store(hello.spec, values, buffers, self.conduct.strategy.needs_applied))
         self.conduct.store.spec.require_same(hello.spec, member.worker)
-        member.hello, member.greeted = None, True
+        member.hello = None
         state = self.restored_states.pop(member.worker, None)
-        member.link.deliver(Welcome(self._version_for(member), state, self.restored_phase))
+        member.link.deliver(Welcome(self._version_for(member), state))
+
+    def timed_store(
+        self, spec: ModelSpec, values: Sequence[Tensor], buffers: Sequence[Tensor], statistics: bool
+    ) -> Store:
+        """A store whose effort is counted."""
+        return TimedStore(spec, values, buffers, statistics, self.effort)
 
     def _version_for(self, member: Member) -> Parameters:
         """The current version, copied into the process's memory."""
@@ -239,22 +265,20 @@ class LocalCluster:
         """Start the phase once everybody waits for it."""
         if not self.phases.can_begin or not self.conduct.active or self.awaits_evaluator:
             return
+        ledger = self.phases.begin(self.conduct.config.seed, self.conduct.header.workers)
         if self._before_first_phase:
             self._before_first_phase = False
             if self.clock.zero is None:
-                self.clock.start()
-            self.effort.since = time.process_time()
+                self.clock.start(self.restored.run.at if self.restored is not None else 0.0)
+            self.effort.begin()
             self.on_first_phase()
-        ledger = self.phases.begin(self.conduct.config.seed, self.conduct.header.workers)
         current = self.phases.current
         if current is None:
             raise InternalError("a phase began without anybody")
         members = sorted(self.phases.members)
         round_samples = current.batch_size * len(members)
-        if self.restored_ledger is not None and self.restored_ledger.ledger is not None:
-            ledger.restore(self.restored_ledger.ledger)
-            round_samples = self.restored_ledger.round_samples
-            self.restored_ledger = None
+        if self.unfinished_phase is not None:
+            round_samples = self._take_up_again(ledger)
         self.coordinator.now = self.clock.now()
         self.coordinator.observe("phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.conduct.phase_begins(ledger, current.size, round_samples)
@@ -262,14 +286,27 @@ class LocalCluster:
         for worker in members:
             self.coordinator.join(worker, current.batch_size, self.clock.now())
 
+    def _take_up_again(self, ledger: Ledger) -> int:
+        """Bring a phase's data to where the checkpoint left it; its nominal round."""
+        restored, number = self.restored, self.unfinished_phase
+        if restored is None or restored.run.ledger is None or self.phases.number != number:
+            raise PeerError(
+                f"the run was restored in its phase {number}, but its workers are in phase {self.phases.number}: start "
+                "it again with --resume"
+            )
+        ledger.restore(restored.run.ledger)
+        self.unfinished_phase = None
+        return restored.run.round_samples
+
     def end_phase(self) -> None:
         """Let everybody out of the loop; what their scripts do next may be another phase."""
         self.coordinator.close(self.clock.now())
         for member in self.members.values():
             member.order = None
-        for worker in sorted(self.phases.end()):
+        members = sorted(self.phases.end())
+        self.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase that all have left
+        for worker in members:
             self._tell_over(self.members[worker])
-        self.on_phase_end()
         self.begin_phase_if_ready()
 
     def finish(self) -> None:
@@ -285,7 +322,7 @@ class LocalCluster:
             return
         final = self._version_for(member) if self.conduct.store_or_none is not None else None
         run_over = not self.conduct.active
-        save = None if run_over else self.save_number(member)
+        save = self.save_number(member)
         member.link.deliver(Over(self.phases.number, final, self.coordinator.position, run_over, save))
 
     def _out_of_loop(self, member: Member) -> None:
@@ -307,7 +344,7 @@ class LocalCluster:
         member = self.members[order.worker]
         parameters = self._version_for(member) if order.fresh else None
         member.order = order
-        member.bytes_down = self.conduct.model_bytes if order.fresh else 0
+        member.bytes_down = self.coordinator.model_bytes if order.fresh else 0
         delay_s, compute_s = 0.0, None
         if self.emulation is not None:
             member.attempt = self.emulation.attempt(order.worker)
@@ -338,13 +375,14 @@ class LocalCluster:
 
     def _on_push(self, member: Member, message: Push) -> None:
         now = self.clock.now()
+        member.pushed = True
         arrival = Arrival(
             member.worker, member.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
-            bytes_up=self.conduct.model_bytes, bytes_down=member.bytes_down,
+            bytes_up=self.coordinator.model_bytes, bytes_down=member.bytes_down,
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip
-        if self.emulation is None:
-            self._arrived(arrival)
+        if self.emulation is None or member.order is None or member.order.ticket != message.ticket:
+            self._arrived(arrival)  # one that crossed a cancellation takes no part in the emulated traffic
             return
         self.emulation.computed(message.overrun_s)
         moments = self.emulation.arrivals(member.worker, member.attempt, arrival.bytes_up, now)
@@ -375,13 +413,6 @@ class LocalCluster:
         if extra is not None and self.emulation is not None:
             seconds = self.emulation.more(member.worker, extra.samples, self.clock.now())
         member.link.deliver(Extra(extra, seconds))
-
-
-def _as_error(message: Failed) -> Exception:
-    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
-    error = kinds[message.blame](message.text)
-    error.add_note(message.traceback)
-    return error
 
 
 def _nothing() -> None:

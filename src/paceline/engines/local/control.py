@@ -62,8 +62,6 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 class Interrupt(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants the run to end: cleanly, with its report."""
 
-    cause: Cause = "interrupted"
-
 
 ToServer = Setup | Linked | Exited | Interrupt
 
@@ -144,7 +142,6 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     epochs: float | int | None
     data_dir: str | None
     threads: int
-    checkpoints: bool  # States will be asked for
     script: str | None  # a file, run as `__main__` with these arguments,
     arguments: list[str]
     function: bytes | None  # or a pickled function; only ever from the launcher to its own children

@@ -19,7 +19,7 @@ class Link(Protocol):
     @property
     def wants_write(self) -> bool: ...
 
-    def flush(self) -> bool: ...
+    def flush(self) -> None: ...
 
     def deliver(self, message: ToWorker) -> None: ...
 
@@ -38,19 +38,26 @@ class Member:
         self.link = link
         self.evaluator = evaluator
         self.hello: Hello | None = None  # said, and not yet answered
-        self.greeted = False
         self.ended = False  # its script came to its end
         self.gone = False  # its process is no more, or it was told to leave
+        self.left = False  # without a crash
+        self.hung_up = False  # its link is closed
         self.order: Order | None = None  # the grant it computes
         self.attempt = 0
         self.bytes_down = 0
         self.slot: int = 0  # used last
+        self.pushed = False
         self.asked_for_state: int | None = None
         self.meant_to_die = False  # its scenario has it so: nobody brings it back but the scenario
 
     @property
     def name(self) -> str:
         return "the evaluator" if self.evaluator else f"worker {self.worker}"
+
+    @property
+    def at_its_end(self) -> bool:
+        """Whether its script ended by itself, or it was told to leave."""
+        return self.ended or self.left
 
     def free_slot(self, held: dict[int, Held]) -> int:
         """Where its next push is to lie: not where a held one does, or after that has been copied to another place."""

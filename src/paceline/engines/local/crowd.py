@@ -77,9 +77,10 @@ class Crowd:
                 self._link(place, Relinked(""))
             else:
                 self._tell(self._linked(place), ())
-        latest = {place.worker: place for place in self._codes}  # they stand in the order of their ends
-        for worker in latest.keys() - {place.worker for place in self.alive}:
-            self._tell(self._exited(latest[worker]), ())
+        # The last of each: they stand in the order of their ends. A worker that joins may have the evaluator's number.
+        latest = {(place.worker, place.evaluator): place for place in self._codes}
+        for key in sorted(latest.keys() - {(place.worker, place.evaluator) for place in self.alive}):
+            self._tell(self._exited(latest[key]), ())
 
     def bury(self, place: Place) -> int:
         """The process has ended, or does so here: nothing is left of it, and the server is told."""
@@ -120,7 +121,6 @@ class Crowd:
             epochs=config.epochs,
             data_dir=None if config.data_dir is None else os.fspath(config.data_dir),
             threads=config.threads or 1,
-            checkpoints=config.checkpoint_every is not None or config.resume is not None,
             script=workload.script,
             arguments=workload.arguments,
             function=workload.function,

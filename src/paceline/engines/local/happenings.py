@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.cluster import LocalCluster
+from paceline.engines.local.crew import Member
 from paceline.engines.local.emulation import Emulation
 from paceline.scenario import ScenarioEvent
 
@@ -22,6 +23,9 @@ class Hands(Protocol):
 
     def signal(self, worker: int, number: int) -> None:
         """Send it a signal."""
+
+    def hang_up(self, member: Member) -> None:
+        """Tell it that nothing more will come."""
 
     def crash_server(self) -> None:
         """Die, as a scenario's `server_crash` asks."""
@@ -36,14 +40,17 @@ class Happenings:
         self._alarms = alarms
         self._hands = hands
 
-    def schedule(self, after: float) -> None:
-        """Let those happen that lie ahead; of what a restored run has seen, only newcomers' speeds matter."""
+    def schedule(self, seen_until: float | None) -> None:
+        """Let those happen that lie ahead, and at once those that fell into a server's absence.
+
+        Of what a restored run has seen only newcomers' speeds matter.
+        """
         for event in self._emulation.scenario.events:
-            if event.at > after or (after == 0.0 and event.at == 0.0):
+            if seen_until is None or event.at > seen_until:
                 self._alarms.at(event.at, self._befall, event)
             elif event.kind == "join":
                 self._add_workers(event)
-            elif event.kind == "pause" and event.until > after:
+            elif event.kind == "pause" and event.until > seen_until:
                 self._alarms.at(event.until, self._go_on, event)
 
     def _befall(self, event: ScenarioEvent) -> None:
@@ -81,7 +88,7 @@ class Happenings:
             member = self._cluster.members.get(worker)
             if member is not None and not member.gone:
                 self._cluster.remove(member, "leave")
-                member.link.close()
+                self._hands.hang_up(member)
 
     def _start(self, event: ScenarioEvent) -> None:
         for worker in event.workers:

@@ -164,7 +164,7 @@ class Launcher:
         """A script that fails tells the server too; only where there is none is it for the launcher to act."""
         message = for_launcher(frame.data)
         if isinstance(message, Failure):
-            self._script_failure = message
+            self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
                 self._fail(message)
 
@@ -248,7 +248,7 @@ class Launcher:
     def _end_all(self) -> None:
         for process in self._processes():
             for voice in process.voices:
-                voice.read()
+                voice.drain()
             self._ask_to_end(process)
         # What anybody says about being ended would only hide the cause; it is in the logs.
         self._stage.muted = self._why() is not None
@@ -270,7 +270,12 @@ class Launcher:
             process.signal(signal.SIGKILL)
 
     def _why(self) -> Failure | None:
-        return self._failure or (self._finished.error if self._finished is not None else None)
+        """What went wrong. A script's own words say more than its exit code, if that is all that the server saw."""
+        told = self._finished.error if self._finished is not None else None
+        own = self._script_failure
+        if told is not None and told.blame == "script" and not told.traceback and own is not None:
+            told = own if own.blame != "peer" else told
+        return self._failure or told
 
     def _outcome(self) -> Outcome:
         finished, failure = self._finished, self._why()
@@ -281,12 +286,13 @@ class Launcher:
 
     def _leave_nothing(self) -> None:
         """Whatever happened, no process and no descriptor is left."""
-        for process in self._processes():
-            with contextlib.suppress(OSError):
-                process.bury()
-        self._loop.close()
-        if self._model is not None:
-            os.close(self._model)
+        self._stage.muted = True  # if anybody still has something to say, an exception is on its way: that comes first
+        with contextlib.ExitStack() as last_steps:  # all are taken, whichever fails
+            if self._model is not None:
+                last_steps.callback(os.close, self._model)
+            last_steps.callback(self._loop.close)
+            for process in self._processes():
+                last_steps.callback(process.bury)
 
 
 _CHECKPOINT_HINT = "--checkpoint-every 100v would make some (in the run's folder, see --runs-dir)"

@@ -1,8 +1,11 @@
 """What the children print: live, each line under its process's name, and in the run's folder for later."""
 
 import contextlib
+import fcntl
 import os
 import sys
+import termios
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -56,26 +59,35 @@ class Voice:
         self._partial = bytearray()
 
     def read(self) -> bool:
-        """Take in what is there; False once there will be no more."""
-        while True:
-            try:
-                data = os.read(self.descriptor, READ)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self._transcript.write(data)
-            self._partial += data
-            self._show_lines()
-            if len(data) < READ:
-                return True
+        """Take in some of what is there; False once there will be no more.
+
+        Never all of it: a script that prints without a pause would keep the launcher from everything else.
+        """
+        return self._take(READ) != 0
+
+    def drain(self) -> None:
+        """Take in what is there at this moment."""
+        left = _waiting(self.descriptor)
+        while left > 0 and (taken := self._take(min(left, READ))):
+            left -= taken
 
     def finish(self) -> None:
         """The process is gone: show what is left."""
-        self.read()
+        self.drain()
         if self._partial:
             self._show_line(bytes(self._partial))
             self._partial.clear()
+
+    def _take(self, most: int) -> int | None:
+        """How many bytes were read; None: there is nothing at the moment."""
+        try:
+            data = os.read(self.descriptor, most)
+        except BlockingIOError:
+            return None
+        self._transcript.write(data)
+        self._partial += data
+        self._show_lines()
+        return len(data)
 
     def _show_lines(self) -> None:
         *lines, rest = self._partial.split(b"\n")
@@ -90,3 +102,10 @@ class Voice:
         # A bar that is drawn over and over between two line ends is shown as it last was.
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
         self._show(text.decode(errors="replace"))
+
+
+def _waiting(descriptor: int) -> int:
+    """How many bytes are there to be read."""
+    count = array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, count)
+    return count[0]

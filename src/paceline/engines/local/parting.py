@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import safetensors.torch
 import torch
@@ -12,6 +14,7 @@ import torch
 from paceline.engines.local import control
 from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
 from paceline.store import Store, model_state
+from paceline.transport.messages import Failed
 
 
 @contextlib.contextmanager
@@ -25,13 +28,14 @@ def model_behind_descriptor(store: Store | None, folder: str | None) -> Iterator
     data = safetensors.torch.save(apart)
     if folder is not None:
         (Path(folder) / "model.safetensors").write_bytes(data)
-    descriptor = os.memfd_create("paceline-model")
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-        yield (descriptor,)
-    finally:
-        os.close(descriptor)
+    with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else _anonymous() as file:
+        file.write(data)
+        file.flush()
+        yield (file.fileno(),)
+
+
+def _anonymous() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("paceline-model"), "w+b")
 
 
 def as_failure(error: Exception) -> control.Failure:
@@ -45,3 +49,11 @@ def as_failure(error: Exception) -> control.Failure:
             return control.Failure(blame, str(error), notes)
     text = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     return control.Failure("internal", text, notes or traceback.format_exc())
+
+
+def as_error(message: Failed) -> Exception:
+    """What a worker said of its script, as what ends the run."""
+    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
+    error = kinds[message.blame](message.text)
+    error.add_note(message.traceback)
+    return error

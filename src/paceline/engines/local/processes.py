@@ -78,19 +78,25 @@ class Process:
                 os.killpg(self.pid, number)
 
     def bury(self) -> int:
-        """Its exit was noticed, or it is to end here and now: nothing of it, or of what it started, is left."""
+        """Its exit was noticed, or it is to end here and now: nothing of it, or of what it started, is left.
+
+        That holds even if its last words cannot be shown: standard output may be a pipe that nobody reads any more.
+        """
+        if self.code is not None:
+            return self.code
         self.signal(signal.SIGKILL)
         self.code = self._popen.wait()
-        for voice in self.voices:
-            voice.finish()
-        for pipe in (self._popen.stdout, self._popen.stderr):
-            if pipe is not None:
-                pipe.close()
-        if self.handle is not None:
-            os.close(self.handle)
-        self.channel.close()
-        self._transcript.close()
-        scratch.clear(self.pid)
+        with contextlib.ExitStack() as last_steps:  # all are taken, from the last to the first, whichever fails
+            last_steps.callback(scratch.clear, self.pid)
+            last_steps.callback(self._transcript.close)
+            last_steps.callback(self.channel.close)
+            if self.handle is not None:
+                last_steps.callback(os.close, self.handle)
+            for pipe in (self._popen.stdout, self._popen.stderr):
+                if pipe is not None:
+                    last_steps.callback(pipe.close)
+            for voice in reversed(self.voices):
+                last_steps.callback(voice.finish)
         return self.code
 
     def _voice(self, target: Target, stage: Stage) -> Voice:

@@ -17,11 +17,9 @@ from paceline import checkpoint
 from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.control import Setup
 from paceline.engines.local.crew import Member
-from paceline.errors import CheckpointError
 from paceline.journal import Header
 from paceline.metrics import Metrics
 from paceline.restoring import RunSnapshot, restore, snapshot
-from paceline.strategies import build, canonical
 from paceline.transport.messages import State
 
 
@@ -79,7 +77,7 @@ class Saving:
         """From here on every grant asks its worker for its state; the rest follows between two decisions."""
         if self._writer is None or self._every is None:
             return
-        self._finish()
+        self.finish()
         self._number += 1
         self._next_version = self._cluster.coordinator.version + round(self._every.amount)
         self.due = True
@@ -99,10 +97,12 @@ class Saving:
         engine = {
             "phase": phases.number, "running": phases.running, "conduct": cluster.conduct.snapshot(),
             "attempts": cluster.emulation.attempts if cluster.emulation is not None else {},
+            "seed": cluster.conduct.config.seed, "workers": cluster.conduct.header.workers,
+            "sampling": phases.current.sampling if phases.current is not None else None,
         }  # fmt: skip
         writer.begin(snapshot(cluster.coordinator), store, engine, present)
         if not present:
-            self._finish()
+            self.finish()
 
     def _number_for(self, member: Member) -> int | None:
         """What a grant to this worker asks for, once."""
@@ -117,20 +117,25 @@ class Saving:
         if writer is None or state.number != self._number or writer.number is None:
             return
         if writer.state(writer.number, worker, state.data):
-            self._finish()
+            self.finish()
 
     def _on_removed(self, worker: int) -> None:
         if self._writer is not None and self._writer.gone(worker):
-            self._finish()
+            self.finish()
 
     def _on_phase_end(self) -> None:
+        """Whole before the workers leave the phase; then once more, to be completed by their states."""
+        self.take()
+        self.finish()
+        self._ask()
         self.take()
 
-    def phase_ends(self) -> None:
-        """Ask with the phase's last message."""
-        self._ask()
+    def conclude(self) -> None:
+        """The run is over: what fell due with its last version is taken, and completed as far as it goes."""
+        if self.due:
+            self.take()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Let the checkpoint under way appear; a worker that never gave its state will start with fresh numbers."""
         if self._writer is None or self._writer.number is None:
             return
@@ -161,17 +166,6 @@ class Resumption:
     def run(self) -> RunSnapshot:
         return self.found.run
 
-    @property
-    def strategy(self) -> str:
-        """The checkpoint's; one given beside it must be the same."""
-        config = self.setup.config
-        given = canonical(build(config.strategy, config.seed))
-        if given != self.run.strategy and config.strategy != "bsp":
-            raise CheckpointError(
-                f"{self.found.path} was trained under {self.run.strategy}, not {given}: leave --strategy out"
-            )
-        return self.run.strategy
-
     def header(self, given: Header) -> Header:
         """What the journal begins with, or goes on with."""
         restored = self.run.restored
@@ -187,15 +181,16 @@ class Resumption:
         """Bring model, decisions and data to where they were; `at` is the clock's time where it went on meanwhile."""
         conduct, engine, run = cluster.conduct, self.engine, self.run
         moment = run.at if at is None else at
-        cluster.clock.start(moment)
-        conduct.adopt(self.found.store(conduct.strategy.needs_applied))
+        cluster.restored = self.found
+        if at is not None:
+            cluster.clock.start(at)  # it went on while there was no server
+        conduct.adopt(self.found.store(conduct.strategy.needs_applied, cluster.timed_store))
         restore(cluster.coordinator, run, moment)
         conduct.restore(engine["conduct"])
         running = bool(engine["running"])
         cluster.phases.number = int(engine["phase"]) - (1 if running else 0)
-        cluster.restored_phase = int(engine["phase"]) + (0 if running else 1)
         if running:
-            cluster.restored_ledger = run
+            cluster.unfinished_phase = int(engine["phase"])
         cluster.restored_states = {
             worker: state for worker in self.found.workers if (state := self.found.state(worker)) is not None
         }

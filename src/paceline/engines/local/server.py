@@ -7,9 +7,7 @@ nobody is left to clean up: the server then kills every worker's process group a
 
 import contextlib
 import os
-import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.coordinator import Coordinator
-from paceline.engines.local import control, scratch
+from paceline.engines.local import control
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.crew import Member
@@ -27,29 +25,19 @@ from paceline.engines.local.happenings import Happenings
 from paceline.engines.local.parting import as_failure, model_behind_descriptor
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.saving import Resumption, Saving
-from paceline.errors import DivergenceError, InternalError, PeerError, ScenarioError
-from paceline.journal import Line, Sink, Writer, read
+from paceline.engines.local.wiring import Wiring
+from paceline.errors import DivergenceError, InternalError, JournalError, PacelineError, PeerError, ScenarioError
+from paceline.journal import Tee, Writer, read
 from paceline.metrics import Metrics, to_json
 from paceline.running import Conduct, Progress
 from paceline.strategies import build
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
-from paceline.transport.shm import ShmServerEnd
-from paceline.transport.zeromq import ZeromqHub
+from paceline.transport.messages import ToServer
 
-WRITE_S = 0.001  # between two attempts to write to a link that was full
+RESPAWNS = 3  # processes of one worker in a row that die without a push; a fourth would hardly do better
+LAST_WORDS_S = 5.0  # for a launcher that is busy
 IDLE_S = 0.2  # between two looks at what no message announces: relayed lines, the journal's failure
-
-
-class _Tee:
-    """Every line goes to all of them."""
-
-    def __init__(self, *sinks: Sink | None) -> None:
-        self._sinks = [sink for sink in sinks if sink is not None]
-
-    def write(self, line: Line) -> None:
-        for sink in self._sinks:
-            sink.write(line)
 
 
 def main(channel: Channel) -> None:
@@ -59,7 +47,13 @@ def main(channel: Channel) -> None:
     if not isinstance(setup, control.Setup):
         raise InternalError(f"the first message of a server must be its setup, not {setup!r}")
     torch.set_num_threads(setup.config.threads or 1)
-    Server(channel, setup).run()
+    try:
+        server = Server(channel, setup)
+    except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
+        channel.send(control.encode(control.Finished("error", b"", as_failure(error))))
+        channel.finish(LAST_WORDS_S)
+        return
+    server.run()
 
 
 class Server:
@@ -69,7 +63,6 @@ class Server:
         self.setup = setup
         self.config = setup.config
         self._channel = channel
-        self._selector = selectors.DefaultSelector()
         self._alarms = Alarms()
         self._relay = Relay(self._tell, everything=setup.relay)
         self._metrics = Metrics()
@@ -81,9 +74,9 @@ class Server:
                     self._metrics.write(line)
             self._writer = Writer(path, append=setup.append)
         self._resumption = Resumption(setup) if setup.restore is not None else None
-        spelt = self._resumption.strategy if self._resumption is not None else self.config.strategy
+        spelt = self._resumption.run.strategy if self._resumption is not None else self.config.strategy
         strategy = build(spelt, self.config.seed)
-        sink = _Tee(self._writer, self._metrics, self._relay)
+        sink = Tee(self._writer, self._metrics, self._relay)
         self.conduct = Conduct(self.config, strategy, sink, setup.header, self._show)
         self.emulation = Emulation(setup.scenario) if setup.scenario is not None else None
         self.cluster = LocalCluster(self.conduct, self._alarms, self.emulation, set(range(setup.workers)))
@@ -91,20 +84,18 @@ class Server:
         self.cluster.coordinator = self.coordinator
         self.saving = Saving(self.cluster, setup, self._flush_journal)
         self._incarnations = dict.fromkeys(range(setup.workers), 0)
-        self._processes: dict[tuple[int, int, bool], Member] = {}
+        self._seen_until: float | None = None  # what the scenario let happen before this server began
+        self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
         self._interrupted = False
-        self._hub: ZeromqHub | None = None
+        self._wiring = Wiring(channel, self._on_control, self._hear)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """From the first process to the last word."""
         failure: control.Failure | None = None
-        self._selector.register(self._channel, selectors.EVENT_READ, self._on_control)
         if self.setup.transport == "zeromq":
-            self._hub = hub = ZeromqHub()
-            self._selector.register(hub, selectors.EVENT_READ, lambda: self._pump(hub.pump()))
-            self._tell(control.Listening(hub.address))
+            self._tell(control.Listening(self._wiring.listen()))
         try:
             try:
                 self._begin()
@@ -122,6 +113,8 @@ class Server:
     def _begin(self) -> None:
         conduct, resumption = self.conduct, self._resumption
         lost = resumption.rolled_back(self._metrics) if resumption is not None else {}
+        if resumption is not None:
+            self._seen_until = self._metrics.seconds if self.setup.append else resumption.run.at
         if resumption is not None:
             conduct.header = resumption.header(self.setup.header)
         conduct.take_charge(self.coordinator, _look_up)
@@ -143,22 +136,22 @@ class Server:
             self._tell(control.Began(clock.zero))
         now = clock.now()
         if self.emulation is not None:
-            Happenings(self.cluster, self.emulation, self._alarms, self).schedule(now if now > 1e-3 else 0.0)
+            Happenings(self.cluster, self.emulation, self._alarms, self).schedule(self._seen_until)
         every = self.config.evaluate_every
         if every is not None and every.unit == "s":
             self._every(every.amount, now, lambda: self.conduct.evaluate(clock.now()))
         self.saving.schedule(lambda seconds, call: self._every(seconds, now, call))
         if self.config.max_seconds is not None:
-            self._alarms.at(self.config.max_seconds, lambda _: None)
+            self._alarms.at(self.config.max_seconds, lambda _: None, moves=False)
 
     def _every(self, seconds: float, now: float, call: Callable[[], None]) -> None:
         def tick(count: Any) -> None:
             if self.conduct.active:
                 call()
-                self._alarms.at((count + 1) * seconds, tick, count + 1)
+                self._alarms.at((count + 1) * seconds, tick, count + 1, moves=False)
 
         first = int(now / seconds) + 1
-        self._alarms.at(first * seconds, tick, first)
+        self._alarms.at(first * seconds, tick, first, moves=False)
 
     def _serve(self) -> None:
         """Until the run is over."""
@@ -170,6 +163,7 @@ class Server:
         conduct.check_options(self.cluster.asked)
         if conduct.cause not in (None, "done"):
             self.coordinator.stop(now, f"the run ended: {conduct.cause}")
+        self.saving.conclude()
 
     def _settle(self) -> None:
         """Let scripts run to their end and the final version be measured; then the last line can be written."""
@@ -177,12 +171,15 @@ class Server:
         if conduct.cause == "interrupted":
             self.coordinator.observe_end("interrupted")
             return
+        for worker in cluster.members:
+            self.signal(worker, signal.SIGCONT)  # a pause that outlasts the run must not hold its end up
         cluster.finish()
         while not self._interrupted and (conduct.measuring or conduct.unmeasured):
             conduct.evaluate_last(ended_at)
             self._wait()
         if cluster.evaluator is not None and not cluster.evaluator.gone:
-            cluster.evaluator.link.close()
+            cluster.evaluator.gone = True
+            self.hang_up(cluster.evaluator)
         while not self._interrupted and any(not (m.ended or m.gone) for m in cluster.members.values()):
             self._wait()
         if self._interrupted:
@@ -221,7 +218,6 @@ class Server:
             conduct.cause = "limit"
         elif coordinator.phase_over or conduct.phase_stopped is not None:
             conduct.phase_ends()
-            self.saving.phase_ends()
             self.cluster.end_phase()
         if self.saving.due:
             self.saving.take()
@@ -232,20 +228,22 @@ class Server:
         cluster, conduct = self.cluster, self.conduct
         if not conduct.active or cluster.phases.alive or cluster.starting or self._rejoin_ahead:
             return
-        if not cluster.phases.running:
-            conduct.cause = "done"
-            return
         left_at = self.coordinator.now
-        if all(m.ended for m in cluster.members.values()):
+        unfinished = cluster.phases.running or cluster.unfinished_phase is not None
+        if (not unfinished and cluster.members and all(m.at_its_end for m in cluster.members.values())) or (
+            cluster.phases.running and all(m.ended for m in cluster.members.values())
+        ):
             conduct.cause = "done"
+        elif cluster.unfinished_phase is not None:
+            raise PeerError(
+                "the server was restored and every worker has ended meanwhile: start it again with --resume"
+            )
         elif self.emulation is not None:
             raise ScenarioError(
                 f"every worker has left at {left_at:.6g} s and data remains: let one rejoin in the scenario's events"
             )
         else:
-            raise PeerError(
-                f"every worker's process has died by {left_at:.6g} s and data remains: --respawn brings them back"
-            )
+            raise PeerError(f"every worker's process has died by {left_at:.6g} s: --respawn would bring them back")
 
     @property
     def _rejoin_ahead(self) -> bool:
@@ -259,24 +257,12 @@ class Server:
         """One wait, and all that came of it."""
         left = self._alarms.seconds_left(self.cluster.clock.now())
         patience = IDLE_S if left is None else min(left, IDLE_S)
-        if self._writes_wait():
-            patience = min(patience, WRITE_S)
-        events = self._selector.select(patience)
-        for key, _ in events:
-            key.data()
+        something = self._wiring.wait(patience)
         self._alarms.ring(self.cluster.clock.now())
-        if not events:
+        if not something:
             self._relay.flush()
-            if left is None and self.conduct.active:
+            if not self._alarms.moving and self.conduct.active:
                 self._require_movement()
-
-    def _writes_wait(self) -> bool:
-        """Send on what a link could not take at once: a grant that names very many samples."""
-        waiting = [m.link for m in self._processes.values() if m.link.wants_write]
-        for link in waiting:
-            with contextlib.suppress(Lost):
-                link.flush()
-        return bool(waiting)
 
     def _require_movement(self) -> None:
         cluster = self.cluster
@@ -288,41 +274,28 @@ class Server:
                 f"{self.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.clock.now():.6g} s"
             )
 
-    def _pump(self, links: list[Any]) -> None:
-        for link in links:
-            self._drain(self._member_of(link))
-
-    def _member_of(self, link: Any) -> Member:
-        return next(member for member in self._processes.values() if member.link is link)
-
-    def _drain(self, member: Member) -> None:
-        """Hear everything that has come over a link."""
-        try:
-            while (message := member.link.collect()) is not None:
-                if not member.gone:
-                    self.cluster.hear(member, message)
-                    if self.saving.due:
-                        self.saving.take()
-        except Lost:
-            self._forget_link(member)  # its process's end is the launcher's to report
-
-    def _forget_link(self, member: Member) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(member.link)  # type: ignore[arg-type]
+    def _hear(self, member: Member, message: ToServer) -> None:
+        self.cluster.hear(member, message)
+        if self.saving.due:
+            self.saving.take()
 
     # -- the launcher ------------------------------------------------------------------------------------------------
 
     def _on_control(self) -> None:
         try:
             while (frame := self._channel.collect()) is not None:
-                self._hear_launcher(control.for_server(frame[0]), frame[1])
+                self._hear_launcher(control.for_server(frame.data), frame.descriptors)
         except Lost:
-            self._orphaned()
+            self._wiring.orphaned()
 
     def _hear_launcher(self, message: control.ToServer, descriptors: list[int]) -> None:
         match message:
             case control.Linked():
-                self._on_linked(message, descriptors)
+                self._part_with_predecessor(message)
+                member = self._wiring.link(message, descriptors)
+                if not message.evaluator:
+                    self._incarnations[message.worker] = message.incarnation
+                self.cluster.link(member)
             case control.Exited():
                 self._on_exited(message)
             case control.Interrupt():
@@ -330,32 +303,48 @@ class Server:
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
 
-    def _on_linked(self, message: control.Linked, descriptors: list[int]) -> None:
-        if self._hub is not None:
-            link: Any = self._hub.expect(message.token)
-        else:
-            link = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])))
-        member = Member(message.worker, message.incarnation, message.pid, link, evaluator=message.evaluator)
-        self._processes[message.worker, message.incarnation, message.evaluator] = member
-        if not message.evaluator:
-            self._incarnations[message.worker] = message.incarnation
-        self.cluster.link(member)
-        if self._hub is None:
-            self._selector.register(link, selectors.EVENT_READ, lambda: self._drain(member))
-
     def _on_exited(self, message: control.Exited) -> None:
-        member = self._processes.pop((message.worker, message.incarnation, message.evaluator), None)
+        member = self._wiring.unlink(message)
         if member is None:
-            self.cluster.phases.gone(message.worker)
+            self._on_unknown_end(message)
             return
-        if self._hub is not None:
-            self._pump(self._hub.pump())
-        self._drain(member)
         self.cluster.exited(member, message.code)
-        self._forget_link(member)
-        member.link.close()
         if self.config.respawn and message.code < 0 and not message.evaluator and not member.meant_to_die:
+            self._respawn(member)
+
+    def _part_with_predecessor(self, message: control.Linked) -> None:
+        """A worker's next process may be announced before its last one's end is."""
+        old = self.cluster.members.get(message.worker)
+        if old is not None and not old.gone and not message.evaluator:
+            self._wiring.hear_out(old)
+            self.cluster.remove(old, "crash")
+
+    def _on_unknown_end(self, message: control.Exited) -> None:
+        """Of a process that only a server before this one was linked to."""
+        if message.evaluator:
+            self.cluster.no_evaluator()
+            return
+        self.cluster.phases.gone(message.worker)
+        self._incarnations[message.worker] = message.incarnation
+        if self.config.respawn and message.code < 0:
             self.start(message.worker)
+        self.cluster.greet_waiting()
+
+    def hang_up(self, member: Member) -> None:
+        """Tell it that nothing more will come."""
+        self._wiring.hang_up(member)
+
+    def _respawn(self, member: Member) -> None:
+        """Bring a worker back, unless its processes die one after the other without a push."""
+        vain = 0 if member.pushed else self._in_vain.get(member.worker, 0) + 1
+        self._in_vain[member.worker] = vain
+        if vain < RESPAWNS:
+            self.start(member.worker)
+            return
+        self.coordinator.now = self.cluster.clock.now()
+        self.conduct.remark(
+            f"worker {member.worker} died {RESPAWNS} times in a row before its first push: it is not started again"
+        )
 
     def start(self, worker: int) -> None:
         """Start a process for this worker, as its next incarnation."""
@@ -363,7 +352,7 @@ class Server:
             return
         incarnation = self._incarnations.get(worker, -1) + 1
         self._incarnations[worker] = incarnation
-        self.cluster.starting.add(worker)
+        self.cluster.starting[worker] = incarnation
         self._tell(control.Start(worker, incarnation))
 
     def signal(self, worker: int, number: int) -> None:
@@ -385,47 +374,38 @@ class Server:
         try:
             self._channel.send(control.encode(message), descriptors)
         except Lost:
-            self._orphaned()
+            self._wiring.orphaned()
 
     def _show(self, progress: Progress) -> None:
         self._tell(control.Progressed(progress))
 
-    def _orphaned(self) -> None:
-        """The launcher is gone: nobody else ends these processes, stopped ones included."""
-        for member in self._processes.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(member.pid, signal.SIGKILL)
-            scratch.clear(member.pid)
-        os._exit(1)
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> control.Failure:
+        failure = as_failure(error)
         self.coordinator.now = self.cluster.clock.now()
-        self.coordinator.stop(self.coordinator.now, "the run failed")
         self.conduct.cause = "error"
-        self.coordinator.observe("error", {"text": str(error)})
-        self.coordinator.observe_end("error")
-        return as_failure(error)
+        with contextlib.suppress(JournalError):  # which may be the error
+            self.coordinator.stop(self.coordinator.now, "the run failed")
+            self.coordinator.observe("error", {"text": str(error)})
+            self.coordinator.observe_end("error")
+        return failure
 
     def _last_word(self, failure: control.Failure | None) -> None:
+        self.saving.finish()
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(JournalError) if failure is not None else contextlib.nullcontext():
+                self._writer.close()
         self._relay.flush()
         report = to_json(self._metrics.report(self.setup.journal)).encode()
         finished = control.Finished(self.conduct.cause or "done", report, failure)
         with model_behind_descriptor(self.conduct.store_or_none, self.setup.folder) as descriptors:
             self._tell(finished, descriptors)
-            while self._channel.wants_write:
-                self._channel.flush()
+            self._channel.finish(LAST_WORDS_S)
 
     def _close(self) -> None:
         self.saving.close()
-        for member in self._processes.values():
-            member.link.close()
-        if self._hub is not None:
-            self._hub.close()
-        self._selector.close()
+        self._wiring.close()
 
 
 def _look_up() -> None:

@@ -26,6 +26,10 @@ class Effort:
     """Processor seconds that the server spent applying pushes and copying versions."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here on: what it took to get ready is no part of the run."""
         self.apply_s = 0.0
         self.copy_s = 0.0
         self.since = time.process_time()

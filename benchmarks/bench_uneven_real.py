@@ -1,0 +1,220 @@
+"""One of four workers is four times slower: who reaches the target first, on real processes?
+
+    python benchmarks/bench_uneven_real.py                 # writes results/uneven_real.md and .json; about an hour
+    python benchmarks/bench_uneven_real.py --quick --json  # two strategies and DDP, one JSON object, writes nothing
+    python benchmarks/bench_uneven_real.py --only dasp balanced ddp
+
+Every strategy of paceline, DDP over Gloo and hivemind's Optimizer train the same model on the same data. A batch takes
+the same modelled seconds on every side, reached by sleeping the difference. Each side gets the learning rate of one
+common grid that is fastest on a seed of its own, hivemind also its best matchmaking time; other seeds are then timed.
+
+hivemind lives in an environment of its own:
+    python3.11 -m venv .rivals/hivemind && .rivals/hivemind/bin/pip install torch==2.13.0 hivemind==1.1.12
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import learning_trials
+from paceline import scenario, strategies
+from paceline.costs import Times
+from sides import bars, digits
+from sides.bars import Bar
+from sides.isolation import ask
+from sides.questions import Race, Raced
+
+HIVEMIND = Path(__file__).parents[1] / ".rivals" / "hivemind" / "bin" / "python"
+NO_HIVEMIND = f"hivemind's environment is not at {HIVEMIND}: the head of bench_uneven_real.py says how to make it"
+SPEEDS = (1.0, 1.0, 1.0, 0.25)
+BATCH = 32
+TARGET = 0.93  # held-out accuracy
+MATCHMAKING_S = (0.3, 1.0, 3.0)  # the last is what hivemind's guide advises for small local runs
+RATES = (0.2, 0.4, 0.1, 0.8)  # the likeliest first: a rate is given up once it is slower than the best so far
+TUNING_SEED = 100
+STEPS = 2000  # of each worker whose times are drawn; they are gone through again if a race takes longer
+SCENARIO = """
+seed = {seed}
+[compute]
+seconds_per_sample = {seconds_per_sample!r}
+jitter = "lognormal:0.1"
+"""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How much is measured."""
+
+    nominal_s: float  # of a batch at full speed
+    max_s: float
+    repeats: int
+    rates: tuple[float, ...] = RATES
+
+
+FULL = Size(nominal_s=0.2, max_s=120.0, repeats=3)
+QUICK = Size(nominal_s=0.02, max_s=6.0, repeats=1, rates=(0.2,))
+QUICK_ENTRIES = ("balanced", "dasp", "ddp")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One who takes part; `variants` are the settings to be tuned beside the learning rate."""
+
+    name: str
+    side: str
+    python: str = sys.executable
+    variants: tuple[dict[str, Any], ...] = ({},)
+
+
+def entries(only: Sequence[str]) -> list[Entry]:
+    """Everybody who can take part here, or those that were asked for."""
+    found = [Entry("ddp", "ddp")]
+    if HIVEMIND.exists():
+        variants = tuple({"matchmaking_s": seconds} for seconds in MATCHMAKING_S)
+        found.append(Entry("hivemind", "hivemind_peers", str(HIVEMIND), variants))
+    for name in strategies.names():
+        # Options as in the learning trials that have 4 workers too.
+        spec = learning_trials.strategy_spec("linreg", name)
+        found.append(Entry(name, "paceline_local", variants=({"strategy": spec},)))
+    unknown = sorted(set(only) - {entry.name for entry in found})
+    if unknown:
+        raise SystemExit(f"--only {' '.join(unknown)}: there are {', '.join(entry.name for entry in found)}")
+    return [entry for entry in found if not only or entry.name in only]
+
+
+class Course:
+    """The data, the cluster and the limits of a race."""
+
+    def __init__(self, size: Size, data: Path) -> None:
+        self._size = size
+        self._data = data
+        digits.save(data)
+
+    def run(self, entry: Entry, variant: dict[str, Any], lr: float, seed: int, max_s: float) -> Raced:
+        """One race of one entry."""
+        text = self.scenario_text(seed)
+        times = Times(scenario.parse(text, "race", Path()))
+        step_s = [
+            [times.compute_s(worker, attempt, BATCH, 0.0) for attempt in range(STEPS)] for worker in range(len(SPEEDS))
+        ]
+        question = Race(
+            data=str(self._data), step_s=step_s, lr=lr, seed=seed, batch_size=BATCH, target=TARGET, max_s=max_s,
+            options={**variant, "scenario": text},
+        )  # fmt: skip
+        answer: Raced = ask(entry.side, question, python=entry.python)
+        return answer
+
+    def scenario_text(self, seed: int) -> str:
+        """No network: what the sides' messages take is real."""
+        workers = "".join(f"[[workers]]\nspeed = {speed}\n" for speed in SPEEDS)
+        return SCENARIO.format(seed=seed + 1, seconds_per_sample=self._size.nominal_s / BATCH) + workers
+
+    def tune(self, entry: Entry) -> tuple[dict[str, Any], float, list[dict[str, Any]]]:
+        """The variant and learning rate that are fastest, and all that was tried."""
+        best, limit, rows = (entry.variants[0], self._size.rates[0]), self._size.max_s, []
+        for variant in entry.variants:
+            for lr in self._size.rates:
+                answer = self.run(entry, variant, lr, TUNING_SEED, limit)
+                rows.append(_row(entry, variant, lr, TUNING_SEED, answer, tuning=True))
+                if answer.reached_s is not None and answer.reached_s < limit:
+                    best, limit = (variant, lr), answer.reached_s
+        return *best, rows
+
+
+def measure(course: Course, entry: Entry, size: Size, repeats: int) -> list[dict[str, Any]]:
+    """Tune an entry, then time it on each seed."""
+    variant, lr, rows = course.tune(entry)
+    for seed in range(repeats):
+        answer = course.run(entry, variant, lr, seed, size.max_s)
+        rows.append(_row(entry, variant, lr, seed, answer, tuning=False))
+    return rows
+
+
+def _row(
+    entry: Entry, variant: dict[str, Any], lr: float, seed: int, answer: Raced, *, tuning: bool
+) -> dict[str, Any]:  # fmt: skip
+    settings = ", ".join(f"{key}={value}" for key, value in variant.items() if value != entry.name)
+    return {
+        "side": entry.name, "settings": settings, "lr": lr, "seed": seed, "tuning": tuning,
+        "reached_s": answer.reached_s, "samples_per_s": answer.samples_per_s, "seconds": answer.seconds,
+        "updates": answer.updates, **answer.facts,
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each side's medians over the timed seeds; a target that was missed counts as later than any."""
+    found = []
+    for name in dict.fromkeys(row["side"] for row in rows):
+        timed = [row for row in rows if row["side"] == name and not row["tuning"]]
+        reached = [math.inf if row["reached_s"] is None else row["reached_s"] for row in timed]
+        middle = statistics.median(reached)
+        found.append({
+            "side": name, "settings": timed[0]["settings"], "lr": timed[0]["lr"],
+            "to_target_s": None if math.isinf(middle) else middle,
+            "from_s": None if math.isinf(min(reached)) else min(reached),
+            "to_s": None if math.isinf(max(reached)) else max(reached),
+            "samples_per_s": statistics.median(row["samples_per_s"] for row in timed),
+        })  # fmt: skip
+    return found
+
+
+def judge(sides: Sequence[dict[str, Any]], max_s: float) -> list[Bar]:
+    """`balanced` and `dasp` against both rivals, by time to target."""
+    times = {side["side"]: side["to_target_s"] for side in sides}
+    found = []
+    for name in ("balanced", "dasp"):
+        for rival, bound in (("ddp", 2.0), ("hivemind", 1.0)):
+            # A rival that never got there took at least as long as it was given.
+            ratio = (times[rival] or max_s) / times[name] if rival in times and times.get(name) else None
+            why = ""
+            if rival not in times:
+                why = NO_HIVEMIND if rival == "hivemind" and not HIVEMIND.exists() else f"{rival} took no part"
+            elif ratio is None:
+                why = f"{name} missed the target in {max_s:g} s" if name in times else f"{name} took no part"
+            meaning = f"time to target of {rival} over {name}'s"
+            found.append(Bar(f"{name}_over_{rival}", ratio, bound, True, meaning, why))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, and write the result."""
+    parser: argparse.ArgumentParser = bars.parser("uneven workers, to a target, against DDP and hivemind")
+    parser.add_argument("--only", nargs="+", default=[], metavar="SIDE", help="strategies, ddp, hivemind; else all")
+    given = parser.parse_args(arguments)
+    size = QUICK if given.quick else FULL
+    options = bars.asked(given, size.repeats)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        course = Course(size, Path(folder) / "digits.pt")
+        for entry in entries(given.only or (QUICK_ENTRIES if given.quick else ())):
+            rows += measure(course, entry, size, options.repeats)
+            if not given.json:
+                print(summary(rows)[-1], flush=True)
+    sides = summary(rows)
+    if given.only and options.out is None:
+        options = msgspec.structs.replace(options, quick=True)  # a part is no result
+    bars.tell("uneven_real", options, judge(sides, size.max_s), [*sides, *rows], notes(size, options.repeats))
+
+
+def notes(size: Size, repeats: int) -> str:
+    """What the numbers mean."""
+    return f"""
+Digits, an MLP, SGD with momentum 0.9, {len(SPEEDS)} workers of speeds {SPEEDS}, batches of {BATCH}:
+{size.nominal_s:g} s of modelled time for a batch at speed 1 (lognormal jitter of sigma 0.1, the same draws for every
+side), slept out. Seconds from the first batch to held-out accuracy {TARGET}: the mean of three evaluations in a row,
+one per {len(SPEEDS) * BATCH} samples or update, at the middle one's time, at most {size.max_s:g} s. Learning rates from
+{sorted(size.rates)} by seed {TUNING_SEED}; medians over seeds 0 to {repeats - 1}.
+DDP sleeps before backward, in which it exchanges gradients. hivemind 1.1.12 accumulates to a target batch of
+{len(SPEEDS) * BATCH}, as many samples as one of DDP's updates has; matchmaking times of {MATCHMAKING_S} s were tried at
+each rate, and its progress is looked up five times as often as by default. The first rows are the medians; the raw ones
+follow, those of the tuning included.
+"""
+
+
+if __name__ == "__main__":
+    main()
