@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -78,17 +79,18 @@ bandwidth_mbps = 200
 
 def measure(engine: str, strategy: str, workers: int, nominal_s: float, seed: int, rounds: int) -> dict[str, float]:
     """One run's four quantities, its overruns, and whether its journal replays."""
-    folder = Path(results.FOLDER).parent / ".fidelity"
-    run = paceline.launch(
-        train, engine=engine, scenario=cluster(workers, nominal_s, seed), strategy=strategy, seed=seed, threads=1,
-        target=TARGET, max_seconds=rounds * nominal_s / min(SPEEDS[workers]), journal=folder / f"{engine}.jsonl",
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
+        run = paceline.launch(
+            train, engine=engine, scenario=cluster(workers, nominal_s, seed), strategy=strategy, seed=seed, threads=1,
+            target=TARGET, max_seconds=rounds * nominal_s / min(SPEEDS[workers]),
+            journal=Path(folder) / f"{engine}.jsonl",
+        )  # fmt: skip
+        lines = list(journal.read(run.journal))
+        replays = replay(run.journal).difference is None
     report = run.summary
-    overruns = [line.data for line in journal.read(run.journal) if getattr(line, "what", "") == "overruns"]
+    overruns = [line.data for line in lines if getattr(line, "what", "") == "overruns"]
     share = overruns[-1]["overruns"] / max(1, overruns[-1]["computations"]) if overruns else 0.0
     reached = report.target.reached_at_seconds if report.target is not None else None
-    replays = replay(run.journal).difference is None
-    run.journal.unlink()
     return {
         "s_per_version": report.seconds / max(1, report.versions), "wait": report.wait_fraction or 0.0,
         "staleness": report.staleness.mean or 0.0, "to_target_s": reached, "overruns": share, "replays": replays,
