@@ -233,7 +233,7 @@ def test_a_diverging_run_is_stopped_by_the_guard(folder: Path, capsys: pytest.Ca
     assert any(text.startswith("diverging: ") for text in json.loads(out)["warnings"])
     logged, told = err.splitlines()
     assert logged.startswith("paceline: WARNING: diverging: the gradient of worker 0 at its step 1 is not finite")
-    assert told == "paceline: stopped by the convergence guard (--on-divergence stop): the report's warnings say why"
+    assert told == "paceline: stopped by the convergence guard: the report's warnings say why"
 
 
 def test_an_error_of_our_own_asks_for_a_report(

@@ -57,7 +57,8 @@ def test_last_words_end_although_somebody_goes_on_talking(pipe):
 
     def show(line):
         shown.append(line)
-        os.write(writer, b"y\n")
+        if len(shown) < 5000:
+            os.write(writer, b"y\n")
 
     os.write(writer, b"y\n" * 1000)
     Voice(reader, show, Transcript(None, "")).finish()

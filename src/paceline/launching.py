@@ -101,6 +101,11 @@ def launch(
         config, restore = resuming.settings_of(found, config, workers), found.path
     strategy = build(config.strategy, config.seed)
     strategy.check(workers)
+    if not callable(train):
+        raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
+    crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
+    if crashes and config.engine == "local" and config.checkpoint_every is None and restore is None:
+        raise OptionError("the scenario's server_crash needs a checkpoint to go on from: give --checkpoint-every")
     if config.checkpoint_every is not None and config.runs_dir is None:
         raise OptionError("checkpoint_every needs a folder to write to: give runs_dir, too")
     folder = _folder(config)

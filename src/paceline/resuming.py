@@ -16,6 +16,9 @@ from paceline.strategies import build, canonical
 def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -> RunConfig:
     """The settings in force."""
     engine, strategy = found.head.engine, found.run.strategy
+    lacking = {"seed", "workers", "sampling"} - engine.keys()
+    if lacking:
+        raise CheckpointError(f"{found.path} lacks {', '.join(sorted(lacking))}: it was not written by this version")
     seed = int(engine["seed"])
     if "seed" in config.given and config.seed != seed:
         raise CheckpointError(f"{found.path} was trained with seed {seed}, not {config.seed}: leave --seed out")

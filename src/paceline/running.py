@@ -185,6 +185,10 @@ class Conduct:
         self.phase_stopped = reason
         self._stop()
 
+    def trust_options(self) -> None:
+        """They were checked when the scripts began."""
+        self._options_checked = True
+
     def check_options(self, asked: set[str]) -> None:
         """A `--set` name that no worker has asked for by the end of the first round is a slip of the pen."""
         if self._options_checked or (self.coordinator.position < 1 and self.active and not self.coordinator.phase_over):

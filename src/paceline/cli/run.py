@@ -156,7 +156,7 @@ def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json
 
 def _say_how_it_ended(finished: "Run", *, quiet: bool) -> None:
     if finished.ended == "divergence":
-        say("stopped by the convergence guard (--on-divergence stop): the report's warnings say why")
+        say("stopped by the convergence guard: the report's warnings say why")
     elif finished.ended == "interrupted" and not quiet:
         say("interrupted: the report covers the run up to here")
 

@@ -128,6 +128,16 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
 
 
 def _blame(role: Role, given: WorkerContext, error: BaseException) -> Failure:
+    told = _told(role, given, error)
+    return Failure(told.blame, _sendable(told.text), _sendable(told.traceback))
+
+
+def _sendable(text: str) -> str:
+    """Names of files may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _told(role: Role, given: WorkerContext, error: BaseException) -> Failure:
     if isinstance(error, UserError):
         return Failure("user", str(error), script_traceback(error))
     if isinstance(error, ScriptError):

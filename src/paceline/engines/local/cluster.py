@@ -4,7 +4,9 @@ The counterpart of the simulator's script workers: the same session speaks to it
 coordinator decides. A process that dies is noticed by its handle; what it had delivered by then counts.
 """
 
+import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -72,6 +74,7 @@ class LocalCluster:
         self.on_phase_end: Callable[[], None] = _nothing  # all are told, and no other has begun
         self.on_removed: Callable[[int], None] = lambda _: None
         self._before_first_phase = True
+        self._phase_ended_at = 0.0
         self.save_number: Callable[[Member], int | None] = lambda _: None
         self.on_state: Callable[[int, State], None] = lambda _worker, _state: None
         self.restored_states: dict[int, bytes] = {}
@@ -97,7 +100,21 @@ class LocalCluster:
             return
         if not member.ended and code > 0 and self.conduct.active:
             raise ScriptError(f"the script of worker {member.worker} exited with {code}")
+        if not member.ended and code < 0 and not member.meant_to_die:
+            self._mourn(member, code)
         self.remove(member, "done" if member.ended or code == 0 else "crash")
+
+    def _mourn(self, member: Member, code: int) -> None:
+        self.coordinator.now = self.moment()
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            advice = "" if self.conduct.config.respawn else " (--respawn would bring it back)"
+            what = f"the others go on{advice}" if self.conduct.active else "its script had not come to its end"
+            self.conduct.remark(f"worker {member.worker} was killed by {name} at {self.clock.now():.3g} s; {what}")
+
+    def moment(self) -> float:
+        """The run's time: after a phase it stands still, whatever scripts do, until another begins."""
+        return self.clock.now() if self.phases.running else self._phase_ended_at
 
     def remove(self, member: Member, cause: Cause) -> None:
         """The worker takes no more part."""
@@ -105,7 +122,7 @@ class LocalCluster:
         self._has_started(member)
         self.on_removed(member.worker)
         if self.conduct.active:
-            self.coordinator.leave(member.worker, cause, self.clock.now())
+            self.coordinator.leave(member.worker, cause, self.moment())
         self.phases.gone(member.worker)
         self.greet_waiting()
         self._notice_empty_phase()
@@ -300,7 +317,8 @@ class LocalCluster:
 
     def end_phase(self) -> None:
         """Let everybody out of the loop; what their scripts do next may be another phase."""
-        self.coordinator.close(self.clock.now())
+        self._phase_ended_at = self.clock.now()
+        self.coordinator.close(self._phase_ended_at)
         for member in self.members.values():
             member.order = None
         members = sorted(self.phases.end())
@@ -330,7 +348,7 @@ class LocalCluster:
         self.phases.members.discard(member.worker)
         member.order = None
         if self.conduct.active:
-            self.coordinator.leave(member.worker, "done", self.clock.now())
+            self.coordinator.leave(member.worker, "done", self.moment())
         self._notice_empty_phase()
 
     def _notice_empty_phase(self) -> None:

@@ -121,6 +121,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     cause: Cause
     report: bytes  # as JSON; empty if there is none
     error: Failure | None = None
+    keys: list[str] = []  # of the model's state, in its own order
 
 
 ToLauncher = Listening | Began | Start | Signal | Progressed | Lines | Failure | Finished

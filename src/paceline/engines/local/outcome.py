@@ -27,6 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     encoded_report: bytes
     failure: Failure | None
     model: int | None
+    keys: list[str] = []  # of the model's state, in its own order
 
     @property
     def report(self) -> Report | None:
@@ -41,7 +42,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return None
         with open(self.model, "rb", closefd=False) as file:
             file.seek(0)
-            return load(file.read())
+            state = load(file.read())
+        return {key: state[key] for key in self.keys or state}
 
     def raise_failure(self) -> None:
         """Raise what went wrong, by whose fault it is; the other process's traceback goes with it as a note."""

@@ -5,10 +5,8 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
-import safetensors.torch
 import torch
 
 from paceline.engines.local import control
@@ -17,17 +15,19 @@ from paceline.store import Store, model_state
 from paceline.transport.messages import Failed
 
 
-@contextlib.contextmanager
-def model_behind_descriptor(store: Store | None, folder: str | None) -> Iterator[tuple[int, ...]]:
-    """The model's state as safetensors bytes, in the run's folder too if it has one."""
+def trained_state(store: Store | None) -> dict[str, torch.Tensor] | None:
+    """The model's state, each key with a tensor of its own: tied ones are foreign to the file format."""
     if store is None:
+        return None
+    return {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in model_state(store).items()}
+
+
+@contextlib.contextmanager
+def behind_descriptor(data: bytes | None) -> Iterator[tuple[int, ...]]:
+    """Bytes that another process can read without a name in any file system."""
+    if data is None:
         yield ()
         return
-    # Tied keys share a tensor, which the format has no notion of.
-    apart = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in model_state(store).items()}
-    data = safetensors.torch.save(apart)
-    if folder is not None:
-        (Path(folder) / "model.safetensors").write_bytes(data)
     with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else _anonymous() as file:
         file.write(data)
         file.flush()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from paceline.coordinator import Coordinator
@@ -22,7 +23,7 @@ from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.crew import Member
 from paceline.engines.local.emulation import Emulation
 from paceline.engines.local.happenings import Happenings
-from paceline.engines.local.parting import as_failure, model_behind_descriptor
+from paceline.engines.local.parting import as_failure, behind_descriptor, trained_state
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.saving import Resumption, Saving
 from paceline.engines.local.wiring import Wiring
@@ -122,6 +123,8 @@ class Server:
             resumption.carry_out(self.cluster, self._last_moment())
             if any(lost.values()):
                 self.coordinator.observe("rolled_back", lost)
+        if self.setup.append:
+            conduct.trust_options()  # living workers do not ask again for what they were told
         self.saving.attach()
         self.cluster.on_first_phase = self._on_clock
 
@@ -159,7 +162,7 @@ class Server:
         while conduct.active:
             self._wait()
             self._look_after()
-        self.coordinator.now = now = self.cluster.clock.now()
+        self.coordinator.now = now = self.cluster.moment()
         conduct.check_options(self.cluster.asked)
         if conduct.cause not in (None, "done"):
             self.coordinator.stop(now, f"the run ended: {conduct.cause}")
@@ -167,7 +170,7 @@ class Server:
 
     def _settle(self) -> None:
         """Let scripts run to their end and the final version be measured; then the last line can be written."""
-        conduct, cluster, ended_at = self.conduct, self.cluster, self.cluster.clock.now()
+        conduct, cluster, ended_at = self.conduct, self.cluster, self.cluster.moment()
         if conduct.cause == "interrupted":
             self.coordinator.observe_end("interrupted")
             return
@@ -192,6 +195,8 @@ class Server:
         data = {"cpu_s": total, "apply_s": effort.apply_s, "copy_s": effort.copy_s}
         self.coordinator.observe("server", data)
         self._say_what_overran()
+        if self._resumption is not None and self.coordinator.version == self._resumption.run.version:
+            conduct.remark(f"nothing was left to train: {self._resumption.found.path} is of a run that was done")
         conduct.end(ended_at)
 
     def _say_what_overran(self) -> None:
@@ -214,7 +219,7 @@ class Server:
         limit = self.config.max_seconds
         if conduct.switch_to is not None:
             conduct.switch_strategy(now)
-        elif coordinator.at_limit or (limit is not None and now >= limit and self.cluster.clock.zero is not None):
+        elif coordinator.at_limit or (limit is not None and now >= limit and self.cluster.phases.running):
             conduct.cause = "limit"
         elif coordinator.phase_over or conduct.phase_stopped is not None:
             conduct.phase_ends()
@@ -228,10 +233,10 @@ class Server:
         cluster, conduct = self.cluster, self.conduct
         if not conduct.active or cluster.phases.alive or cluster.starting or self._rejoin_ahead:
             return
-        left_at = self.coordinator.now
+        left_at, members = self.coordinator.now, list(cluster.members.values())
         unfinished = cluster.phases.running or cluster.unfinished_phase is not None
-        if (not unfinished and cluster.members and all(m.at_its_end for m in cluster.members.values())) or (
-            cluster.phases.running and all(m.ended for m in cluster.members.values())
+        if (not unfinished and any(m.at_its_end for m in members)) or (
+            cluster.phases.running and all(m.ended for m in members)
         ):
             conduct.cause = "done"
         elif cluster.unfinished_phase is not None:
@@ -392,16 +397,35 @@ class Server:
         return failure
 
     def _last_word(self, failure: control.Failure | None) -> None:
-        self.saving.finish()
-        if self._writer is not None:
-            with contextlib.suppress(JournalError) if failure is not None else contextlib.nullcontext():
+        state = trained_state(self.conduct.store_or_none)
+        data = safetensors.torch.save(state) if state is not None else None
+        try:
+            self.saving.finish()
+            if data is not None and self.setup.folder is not None:
+                self._save_model(data, Path(self.setup.folder))
+            if self._writer is not None:
                 self._writer.close()
+        except PacelineError as error:  # a full disk costs neither the report nor the model
+            failure = failure or as_failure(error)
         self._relay.flush()
         report = to_json(self._metrics.report(self.setup.journal)).encode()
-        finished = control.Finished(self.conduct.cause or "done", report, failure)
-        with model_behind_descriptor(self.conduct.store_or_none, self.setup.folder) as descriptors:
+        cause = "error" if failure is not None else self.conduct.cause or "done"
+        finished = control.Finished(cause, report, failure, list(state or ()))
+        with behind_descriptor(data) as descriptors:
             self._tell(finished, descriptors)
             self._channel.finish(LAST_WORDS_S)
+
+    def _save_model(self, data: bytes, folder: Path) -> None:
+        """Whole or not at all; that it cannot be written is no reason to lose the run."""
+        unfinished = folder / ".model.safetensors"
+        try:
+            unfinished.write_bytes(data)
+            unfinished.rename(folder / "model.safetensors")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            text = f"cannot write {folder / 'model.safetensors'}: {error.strerror}; `Run.model_state` has the model"
+            self.coordinator.observe("warning", {"text": text})
 
     def _close(self) -> None:
         self.saving.close()

@@ -61,7 +61,11 @@ class Wiring:
         member = self._processes.get(place)
         if member is None:
             return None
-        self.hear_out(member)
+        if self._hub is not None and not member.hung_up:
+            for link in self._hub.drain(member.link):  # type: ignore[arg-type]  # over TCP all links are its own
+                if id(link) in self._by_link:
+                    self._drain(self._by_link[id(link)])
+        self._drain(member)
         self.hang_up(member)
         del self._processes[place], self._by_link[id(member.link)]
         return member
