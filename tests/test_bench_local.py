@@ -23,8 +23,12 @@ from sides.windows import common_rate, trained
 needs_ray = pytest.mark.skipif(not bench_datapath.with_ray(), reason=bench_datapath.NO_RAY)
 
 
+SOAKED = ("gloo", "torch_rpc", "ddp")  # rivals that start in ten seconds; one of them, Ray, is asked in every run
+
+
 def sides(*names):
-    return [pytest.param(name, marks=needs_ray if name == "ray_actor" else ()) for name in names]
+    marks = {"ray_actor": needs_ray, **dict.fromkeys(SOAKED, pytest.mark.soak)}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 # -- every side ------------------------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def test_over_tcp_the_result_is_the_same_and_the_bare_round_trip_is_timed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", sides("ray_actor", "paceline_local"))
+@pytest.mark.parametrize("side", [pytest.param("ray_actor", marks=[needs_ray, pytest.mark.soak]), "paceline_local"])
 def test_asynchronous_updates_are_counted(side):
     answer = ask(side, Update(parameters=100, workers=1, updates=40, warmup=3))
     assert answer.updates == 40
@@ -58,7 +62,9 @@ def test_asynchronous_updates_are_counted(side):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("side", "workers"), [("plain", 1), ("ddp", 2), ("paceline_local", 2)])
+@pytest.mark.parametrize(
+    ("side", "workers"), [("plain", 1), pytest.param("ddp", 2, marks=pytest.mark.soak), ("paceline_local", 2)]
+)
 def test_training_is_timed_step_by_step(side, workers):
     answer = ask(side, Train(model="tiny", batch_size=4, steps=20, warmup=2, workers=workers))
     assert answer.samples_per_s > 0
@@ -66,7 +72,7 @@ def test_training_is_timed_step_by_step(side, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "balanced"])
+@pytest.mark.parametrize("name", sides("ddp", "balanced"))
 def test_a_race_ends_at_its_target(name, tmp_path):
     course = bench_uneven_real.Course(bench_uneven_real.QUICK, tmp_path / "digits.pt")
     entry = next(entry for entry in bench_uneven_real.entries([name]))

@@ -56,8 +56,15 @@ def check(run):
         assert accounted == pytest.approx(present, rel=0.05, abs=0.02)
 
 
-@pytest.mark.parametrize("transport", ["shm", "zeromq"])
-@pytest.mark.parametrize("victims", [(1,), (0, 1)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    ("victims", "transport"),
+    [
+        pytest.param((1,), "zeromq", id="one-zeromq"),
+        pytest.param((0, 1), "shm", id="all-shm"),
+        pytest.param((1,), "shm", id="one-shm", marks=pytest.mark.soak),
+        pytest.param((0, 1), "zeromq", id="all-zeromq", marks=pytest.mark.soak),
+    ],
+)
 def test_the_dead_come_back_with_respawn(tmp_path, victims, transport):
     settings = {**SETTINGS, "respawn": True, "transport": transport, "runs_dir": tmp_path / "runs"}
     done = paceline.launch(Dying(tmp_path, victims), **settings)

@@ -80,7 +80,14 @@ def train(tmp_path, name, **settings):
     return done, counters
 
 
-@pytest.mark.parametrize("stop_at", [7, 12, 17], ids=["first phase", "border", "second phase"])
+@pytest.mark.parametrize(
+    "stop_at",
+    [
+        pytest.param(7, id="first phase", marks=pytest.mark.soak),
+        pytest.param(12, id="border", marks=pytest.mark.soak),
+        pytest.param(17, id="second phase"),
+    ],
+)
 def test_bsp_is_bit_identical_after_an_interruption(tmp_path, stop_at):
     whole, drawn = train(tmp_path, "whole", checkpoint_every="5v")
     assert whole.summary.versions == 24

@@ -57,7 +57,13 @@ def _timeless(part):
     return {key: value for key, value in msgspec.to_builtins(part).items() if key not in TIMES}
 
 
-@pytest.mark.parametrize("strategy", ["bsp", "asp", "ssp:staleness=1", "k_async:k=2", "fastest_k:k=2"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ssp:staleness=1",
+        *[pytest.param(s, marks=pytest.mark.soak) for s in ("bsp", "asp", "k_async:k=2", "fastest_k:k=2")],
+    ],
+)
 def test_the_same_actions_through_memory_and_through_processes(tmp_path, strategy):
     virtual = Lines()
     job = Job(tmp_path, size=24, epochs=2, batch_size=4, evaluates=False)
