@@ -6,6 +6,7 @@ whoever adopted it.
 
 import contextlib
 import os
+import re
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 
 TAG = "PYTEST_LEAK_TAG"
 SHARED_MEMORY = Path("/dev/shm")
+OWNED = re.compile(r"(torch_|sem\.pymp-paceline-)(?P<owner>\d+)[_-].*")  # blocks and semaphores that name a process
 
 
 def tagged_processes(tag):
@@ -46,10 +48,9 @@ def stale_blocks():
         return []
     left = []
     for block in SHARED_MEMORY.iterdir():
-        kind, _, rest = block.name.partition("_")
-        owner = rest.partition("_")[0]
-        orphaned = kind == "torch" and owner.isdigit() and not Path(f"/proc/{owner}").exists()
-        if orphaned or "paceline" in block.name:
+        named = OWNED.fullmatch(block.name)
+        orphaned = named is not None and not Path(f"/proc/{named['owner']}").exists()
+        if orphaned or (named is None and "paceline" in block.name):
             left.append(block.name)
     return left
 

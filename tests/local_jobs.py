@@ -30,6 +30,7 @@ class Job:
         self.make_optimizer = make_optimizer
         self.evaluates = evaluates
         self.sampling = sampling
+        self.loading = {}  # further settings of the DataLoader
 
     def before_batch(self, worker, number):
         """For jobs that wait for something."""
@@ -41,7 +42,7 @@ class Job:
         make = self.make_optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
         optimizer = make(model.parameters())
         session.prepare(model, optimizer, evaluate=evaluate_on(rows) if self.evaluates else None)
-        settings = {"batch_size": self.batch_size, "epochs": self.epochs, "sampling": self.sampling}
+        settings = {"batch_size": self.batch_size, "epochs": self.epochs, "sampling": self.sampling, **self.loading}
         with (Path(self.notes) / f"worker-{session.worker}.jsonl").open("a") as file:
             for number, (x, y, index) in enumerate(session.batches(rows, **settings)):
                 self.before_batch(session.worker, number)

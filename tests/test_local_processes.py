@@ -73,6 +73,13 @@ def test_the_dead_come_back_with_respawn(tmp_path, victims, transport):
     assert {e.worker for e in events if isinstance(e, Left) and e.cause == "crash"} == set(victims)
 
 
+@pytest.mark.parametrize("start", ["spawn", pytest.param("fork", marks=pytest.mark.soak)])
+def test_loaders_of_a_killed_worker_leave_nothing(tmp_path, start):
+    job = Dying(tmp_path, (1,))
+    job.loading = {"num_workers": 2, "multiprocessing_context": start}
+    check(paceline.launch(job, **SETTINGS, runs_dir=tmp_path / "runs"))
+
+
 def test_all_workers_dead_is_no_success(tmp_path):
     with pytest.raises(PeerError, match="every worker's process has died"):
         paceline.launch(Dying(tmp_path, (0, 1)), **SETTINGS)

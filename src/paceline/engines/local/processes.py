@@ -84,10 +84,11 @@ class Process:
         """
         if self.code is not None:
             return self.code
+        group = scratch.group_of(self.pid)
         self.signal(signal.SIGKILL)
         self.code = self._popen.wait()
         with contextlib.ExitStack() as last_steps:  # all are taken, from the last to the first, whichever fails
-            last_steps.callback(scratch.clear, self.pid)
+            last_steps.callback(scratch.clear, self.pid, group)
             last_steps.callback(self._transcript.close)
             last_steps.callback(self.channel.close)
             if self.handle is not None:
@@ -112,7 +113,12 @@ def import_path() -> list[str]:
 
 def end_own_group() -> NoReturn:
     """End this process and all that it started, here and now."""
-    scratch.clear(os.getpid())
+    own = os.getpid()
+    others = [process for process in scratch.group_of(own) if process != own]
+    for process in others:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+    scratch.clear(own, others)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)  # where it leads no group

@@ -93,9 +93,10 @@ class Wiring:
     def orphaned(self) -> None:
         """The launcher is gone: nobody else ends these processes, stopped ones included."""
         for member in self._processes.values():
+            group = scratch.group_of(member.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(member.pid, signal.SIGKILL)
-            scratch.clear(member.pid)
+            scratch.clear(member.pid, group)
         os._exit(1)
 
     def close(self) -> None:
