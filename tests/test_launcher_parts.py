@@ -16,7 +16,7 @@ import paceline
 from paceline import errors
 from paceline.config import Every, RunConfig, Target
 from paceline.engines.local import control, relay
-from paceline.engines.local.crowd import Crowd, Place
+from paceline.engines.local.children import Children, Place
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.outcome import Outcome
 from paceline.engines.local.output import Stage, Transcript, Voice
@@ -174,7 +174,7 @@ def test_what_cannot_travel_is_refused_with_a_way_out():
 
 
 class Alone:
-    """The launcher's loop around a crowd, with a test in the server's place."""
+    """The launcher's loop around its children, with a test in the server's place."""
 
     def __init__(self, train, folder=None, **settings):
         config = RunConfig(threads=1, workers=2, **settings)
@@ -183,7 +183,7 @@ class Alone:
         self.links = []
         self.said = []
         self.stage = Stage()
-        self.crowd = Crowd(plan, packed(train), self.stage, self.tell)
+        self.children = Children(plan, packed(train), self.stage, self.tell)
         self.loop = Loop()
 
     def tell(self, message, descriptors):
@@ -192,9 +192,9 @@ class Alone:
             self.links.append(ShmServerEnd(Channel(socket.socket(fileno=os.dup(descriptors[0])))))
 
     def start(self, place):
-        process = self.crowd.start(place)
+        process = self.children.start(place)
         heard = lambda frame: self.said.append(control.for_launcher(frame.data))
-        self.loop.watch(process, heard, lambda: self.crowd.bury(place))
+        self.loop.watch(process, heard, lambda: self.children.bury(place))
         return process
 
     def until(self, condition):
@@ -202,7 +202,7 @@ class Alone:
             self.loop.turn(0.05)  # a link that a test looks at is none of the loop's
 
     def exits(self):
-        self.until(lambda: not self.crowd.alive)
+        self.until(lambda: not self.children.alive)
         return [message.code for message in self.told if isinstance(message, control.Exited)]
 
     def heard_on(self, link):
@@ -213,8 +213,8 @@ class Alone:
         return found
 
     def close(self):
-        for place in list(self.crowd.alive):
-            self.crowd.bury(place)
+        for place in list(self.children.alive):
+            self.children.bury(place)
         for link in self.links:
             link.close()
         self.loop.close()
@@ -348,9 +348,9 @@ def test_a_link_that_broke_is_replaced_and_one_that_will_not_be_is_closed(alone)
     crew = alone(train)
     crew.start(Place(0, 0))
     crew.links[0]._channel.close()  # a server that dies says nothing
-    crew.crowd.relink()
+    crew.children.relink()
     crew.until(lambda: crew.links[1]._channel.poll(0.01))
     assert [message.name for message in crew.heard_on(1)] == ["back"]
-    crew.crowd.unlink()
+    crew.children.unlink()
     crew.links[1]._channel.close()
     assert crew.exits() == [0]

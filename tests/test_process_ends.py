@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.engines.local import control
-from paceline.engines.local.crowd import Crowd, Place
+from paceline.engines.local.children import Children, Place
 from paceline.engines.local.launcher import Launcher
 from paceline.engines.local.output import READ, Stage, Transcript, Voice
 from paceline.engines.local.processes import Process
@@ -99,11 +99,11 @@ def test_a_launcher_whose_output_broke_leaves_nothing_behind(nothing_left, monke
 
 def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_its_number():
     told = []
-    crowd = Crowd(plan(transport="zeromq"), packed(print), Stage(), lambda message, _: told.append(message))
-    crowd.alive[Place(2, 0)] = SimpleNamespace(pid=11)
-    crowd._tokens[Place(2, 0)] = "token"
-    crowd._codes |= {Place(2, 0, evaluator=True): 1, Place(0, 0): -9, Place(0, 1): -15}
-    crowd.relink()
+    children = Children(plan(transport="zeromq"), packed(print), Stage(), lambda message, _: told.append(message))
+    children.alive[Place(2, 0)] = SimpleNamespace(pid=11)
+    children._tokens[Place(2, 0)] = "token"
+    children._codes |= {Place(2, 0, evaluator=True): 1, Place(0, 0): -9, Place(0, 1): -15}
+    children.relink()
     assert told == [
         control.Linked(2, 0, False, 11, "token"),
         control.Exited(0, 1, False, -15),

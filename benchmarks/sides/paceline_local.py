@@ -91,7 +91,7 @@ def _update() -> None:
     gradient, done = vectors.Gradients(task.parameters).write(1, torch.empty(task.parameters)), []
     batches = session.batches(Counted(ENOUGH), batch_size=1, collate_fn=_as_is)
     for _ in zip(range(task.warmup + task.updates), batches, strict=False):
-        model.values.backward(gradient)
+        model.values.grad = gradient
         optimizer.step()
         optimizer.zero_grad()
         done.append(time.monotonic())

@@ -8,6 +8,7 @@ decay are multiplied by `a`; its dampening is left alone, since torch ignores it
 Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set to M/m - 1, M being the mass so far.
 """
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
@@ -113,6 +114,9 @@ def _mean(values: list[Any], shares: list[float]) -> Any:
     return first
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 class MassOptimizer:
     """A torch optimizer that can take fractional steps on gradients that are weighted means."""
 
@@ -152,7 +156,7 @@ class MassOptimizer:
         if gradients is None:
             gradients = [parameter.grad for parameter in self._parameters]
         counts_mass = self.spec.name in ("Adam", "AdamW")
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             for group, wanted, members in zip(groups, options, self.spec.members, strict=True):
                 for key, value in wanted.items():
                     if key in group and key not in _SERVERS_OWN:

@@ -183,7 +183,7 @@ class Channel:
                 return found
             if until is None and not self._leftovers:
                 self._read(0)
-            elif not self._read(_AT_ONCE):
+            elif not self._read_what_waits():
                 remaining = None if until is None else until - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     return None
@@ -197,8 +197,16 @@ class Channel:
             found = self._known()
             if found is not None:
                 return found
-            if not self._read(_AT_ONCE):
+            if not self._read_what_waits():
                 return None
+
+    def listen(self) -> None:
+        """Read once, for somebody who was told that there is something to be read; then ask `heard`."""
+        self._read(_AT_ONCE)
+
+    def heard(self) -> Frame | None:
+        """The next frame of those that were read. Raises `Lost` if none will be."""
+        return self._known()
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether `receive` would return a frame or raise at once; waits so long for that to become true."""
@@ -282,11 +290,13 @@ class Channel:
             raise PeerError(f"{count} descriptors were sent and {len(self._arrived)} arrived: raise `ulimit -n`")
         return [self._arrived.popleft() for _ in range(count)]
 
-    def _read(self, flags: int) -> bool:
+    def _read_what_waits(self) -> bool:
         """Read what is there; False if there is nothing."""
+        return bool(self._readable.poll(0)) and self._read(_AT_ONCE)  # an exception that says so is ten times slower
+
+    def _read(self, flags: int) -> bool:
+        """Read once; False if there was nothing, and the flags did not let it wait."""
         target = self._view[self._end :] if self._body is None else memoryview(self._body)[self._filled :]
-        if flags and not self._readable.poll(0):  # ten times faster than an exception that says the same
-            return False
         try:
             size, ancillary, _, _ = self._sock.recvmsg_into([target], _ANCILLARY, flags | _READ_FLAGS)
         except BlockingIOError:

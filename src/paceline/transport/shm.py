@@ -131,8 +131,18 @@ class ShmServerEnd:
 
     def collect(self) -> ToServer | None:
         frame = self._channel.collect()
-        if frame is None:
-            return None
+        return None if frame is None else self._message(frame)
+
+    def listen(self) -> None:
+        """Read once, for somebody who was told that there is something to be read; then ask `heard`."""
+        self._channel.listen()
+
+    def heard(self) -> ToServer | None:
+        """The next message of those that were read."""
+        frame = self._channel.heard()
+        return None if frame is None else self._message(frame)
+
+    def _message(self, frame: Frame) -> ToServer:
         data, tensors = _split(frame)
         if frame.descriptors:
             self._shared = frame.descriptors[0]

@@ -7,6 +7,7 @@ business alone.
 
 import contextlib
 import logging
+import os
 import random
 import signal
 import socket
@@ -98,6 +99,9 @@ def _settle_in(role: Role) -> None:
     """What a process has one of: threads, random generators, a folder for sockets, logging."""
     scratch.claim()
     torch.set_num_threads(role.threads)
+    if role.yields and hasattr(os, "SCHED_BATCH"):
+        # A worker that is woken does not push the server, for which all others may be waiting, off its core.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     seed = worker_key(role.seed + role.incarnation * NEXT_PROCESS, EVALUATIONS if role.evaluator else role.worker) >> 1
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)

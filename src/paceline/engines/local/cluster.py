@@ -4,10 +4,7 @@ The counterpart of the simulator's script workers: the same session speaks to it
 coordinator decides. A process that dies is noticed by its handle; what it had delivered by then counts.
 """
 
-import contextlib
 import math
-import signal
-import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -16,9 +13,11 @@ from paceline.available_memory import require_server
 from paceline.checkpoint import Checkpoint
 from paceline.coordinator import Coordinator
 from paceline.engines.local.alarms import Alarms
-from paceline.engines.local.crew import Member, initial_values, region_of
 from paceline.engines.local.emulation import Emulation
+from paceline.engines.local.evaluator import Evaluator
+from paceline.engines.local.members import Member, initial_values, region_of
 from paceline.engines.local.parting import as_error
+from paceline.engines.local.processes import how_it_ended
 from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
 from paceline.errors import InternalError, PeerError, ScriptError
 from paceline.events import Cause
@@ -27,28 +26,7 @@ from paceline.phases import Phases, as_data
 from paceline.running import Conduct
 from paceline.seats import Arrival, Order
 from paceline.store import ModelSpec, Parameters, Store
-from paceline.transport.messages import (
-    Asked,
-    Cancelled,
-    Done,
-    Ended,
-    Evaluate,
-    Evaluated,
-    Extra,
-    Failed,
-    Hello,
-    More,
-    Note,
-    Over,
-    Push,
-    Ready,
-    Remark,
-    State,
-    Stop,
-    ToServer,
-    Welcome,
-    Work,
-)
+from paceline.transport import messages as m
 
 
 class LocalCluster:
@@ -65,18 +43,17 @@ class LocalCluster:
         self.phases = Phases()
         self.phases.alive |= expected  # nobody begins before all of these are there
         self.members: dict[int, Member] = {}
-        self.evaluator: Member | None = None
-        self.awaits_evaluator = conduct.config.evaluate_every is not None
+        self.evaluator = Evaluator(conduct, self._version_for, awaited=conduct.config.evaluate_every is not None)
         self.asked: set[str] = set()
         self.starting: dict[int, int] = {}  # incarnations asked of the launcher that have not yet said Hello
         self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
         self.on_phase: Callable[[], None] = _nothing
-        self.on_phase_end: Callable[[], None] = _nothing  # all are told, and no other has begun
+        self.on_phase_end: Callable[[], None] = _nothing  # nobody has been told yet
         self.on_removed: Callable[[int], None] = lambda _: None
         self._before_first_phase = True
         self._phase_ended_at = 0.0
         self.save_number: Callable[[Member], int | None] = lambda _: None
-        self.on_state: Callable[[int, State], None] = lambda _worker, _state: None
+        self.on_state: Callable[[int, m.State], None] = lambda _worker, _state: None
         self.restored_states: dict[int, bytes] = {}
         self.restored: Checkpoint | None = None  # that the run goes on from
         self.unfinished_phase: int | None = None  # that it was in, and whose data is not yet taken up again
@@ -86,7 +63,7 @@ class LocalCluster:
     def link(self, member: Member) -> None:
         """A process has a link from here on."""
         if member.evaluator:
-            self.evaluator = member
+            self.evaluator.member = member
             return
         self.members[member.worker] = member
         self.coordinator.seat(member.worker, member.incarnation)
@@ -94,7 +71,9 @@ class LocalCluster:
     def exited(self, member: Member, code: int) -> None:
         """The process is no more; all that it had sent has been heard."""
         if member.evaluator:
-            self._evaluator_gone(member, code)
+            self.coordinator.now = self.moment()
+            self.evaluator.exited(member, code)
+            self.begin_phase_if_ready()
             return
         if self.members.get(member.worker) is not member or member.gone:
             return
@@ -105,16 +84,18 @@ class LocalCluster:
         self.remove(member, "done" if member.ended or code == 0 else "crash")
 
     def _mourn(self, member: Member, code: int) -> None:
-        self.coordinator.now = self.moment()
-        with contextlib.suppress(ValueError):
-            name = signal.Signals(-code).name
-            advice = "" if self.conduct.config.respawn else " (--respawn would bring it back)"
-            what = f"the others go on{advice}" if self.conduct.active else "its script had not come to its end"
-            self.conduct.remark(f"worker {member.worker} was killed by {name} at {self.clock.now():.3g} s; {what}")
+        self.coordinator.now = now = self.moment()
+        advice = "" if self.conduct.config.respawn else " (--respawn would bring it back)"
+        what = f"the others go on{advice}" if self.conduct.active else "its script had not come to its end"
+        self.conduct.remark(f"worker {member.worker} {how_it_ended(code)} at {now:.3g} s; {what}")
 
     def moment(self) -> float:
-        """The run's time: after a phase it stands still, whatever scripts do, until another begins."""
+        """The run's time: after a phase, and after the run, it stands still until another begins."""
         return self.clock.now() if self.phases.running else self._phase_ended_at
+
+    def stand_still(self, at: float) -> None:
+        """No phase runs from here on."""
+        self._phase_ended_at = at
 
     def remove(self, member: Member, cause: Cause) -> None:
         """The worker takes no more part."""
@@ -133,59 +114,48 @@ class LocalCluster:
         if self.starting.get(member.worker) == member.incarnation:
             del self.starting[member.worker]
 
-    def _evaluator_gone(self, member: Member, code: int) -> None:
-        member.gone = True
-        if self.evaluator is member and code != 0 and (self.conduct.active or self.conduct.measuring):
-            text = f"the evaluator's process ended with {code}: the model is not evaluated any more"
-            if self.conduct.config.target is not None and self.conduct.active:
-                raise PeerError(f"{text}, and the target {self.conduct.config.target} cannot be seen")
-            self.coordinator.now = self.clock.now()
-            self.conduct.remark(text)
-        self.no_evaluator()
-
     def no_evaluator(self) -> None:
         """Nobody measures versions any more, or ever did."""
-        self.conduct.give_up_measuring()
-        self.awaits_evaluator = False
+        self.evaluator.give_up()
         self.begin_phase_if_ready()
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
-    def hear(self, member: Member, message: ToServer) -> None:
+    def hear(self, member: Member, message: m.ToServer) -> None:
         """Deal with one message; the most frequent kinds come first."""
         match message:
-            case Push():
+            case m.Push():
                 self._on_push(member, message)
-            case More():
+            case m.More():
                 self._on_more(member, message)
-            case Note():
+            case m.Note():
                 self._observe_now("report", {"name": message.name, "value": message.value}, member.worker)
-            case Evaluated():
+            case m.Evaluated():
                 self.conduct.measured(message.number, message.metrics)
-            case State():
+            case m.State():
                 self.on_state(member.worker, message)
-            case Ready():
+            case m.Ready():
                 self._on_ready(member, message)
-            case Hello():
+            case m.Hello():
                 self._on_hello(member, message)
-            case Asked():
+            case m.Asked():
                 self.asked.add(message.name)
-            case Remark():
+            case m.Remark():
                 self.coordinator.now = self.clock.now()
                 self.conduct.remark(message.text)
             case _:
                 self._on_end(member, message)
 
-    def _on_end(self, member: Member, message: ToServer) -> None:
+    def _on_end(self, member: Member, message: m.ToServer) -> None:
         match message:
-            case Done():
+            case m.Done():
                 self._out_of_loop(member)
-            case Stop():
+            case m.Stop():
                 self.coordinator.now = self.clock.now()
                 self.conduct.stop_phase(message.reason)
-            case Ended():
+            case m.Ended():
                 self._on_ended(member)
-            case Failed():
+            case m.Failed():
                 raise as_error(message)
             case _:
                 raise InternalError(f"{member.name} sent {message}, which has no meaning here")
@@ -197,7 +167,7 @@ class LocalCluster:
     def _on_ended(self, member: Member) -> None:
         member.ended = True
         if member.evaluator:
-            self.awaits_evaluator = False
+            self.evaluator.awaited = False
             self.begin_phase_if_ready()
             return
         self.phases.gone(member.worker)
@@ -207,9 +177,9 @@ class LocalCluster:
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
-    def _on_hello(self, member: Member, hello: Hello) -> None:
+    def _on_hello(self, member: Member, hello: m.Hello) -> None:
         member.hello = hello
-        if self.conduct.store_or_none is None and not any(m.hello for m in self.members.values() if m is not member):
+        if self.conduct.store_or_none is None and not any(o.hello for o in self.members.values() if o is not member):
             require_server(hello.spec, regions=len(self.phases.alive) - 1)  # all but the first are about to take theirs
         if not member.evaluator:
             self._has_started(member)
@@ -218,19 +188,14 @@ class LocalCluster:
 
     def greet_waiting(self) -> None:
         """Answer those who have prepared a model; at first that waits until all have, since worker 0's is taken."""
-        waiting = [m for m in self.members.values() if m.hello is not None and not m.gone]
+        waiting = [o for o in self.members.values() if o.hello is not None and not o.gone]
         if self.conduct.store_or_none is None:
-            here = {m.worker for m in waiting}
+            here = {o.worker for o in waiting}
             if not waiting or not self.phases.alive <= here:
                 return
-        for member in sorted(waiting, key=lambda m: m.worker):
+        for member in sorted(waiting, key=lambda o: o.worker):
             self._greet(member)
-        evaluator = self.evaluator
-        if evaluator is not None and evaluator.hello is not None and self.conduct.store_or_none is not None:
-            self.conduct.store.spec.require_same(evaluator.hello.spec, evaluator.worker)
-            evaluator.hello = None
-            self.awaits_evaluator = False
-            self.conduct.evaluate_with(self._measure)
+        if self.conduct.store_or_none is not None and self.evaluator.greet():
             self.begin_phase_if_ready()
 
     def _greet(self, member: Member) -> None:
@@ -245,7 +210,7 @@ class LocalCluster:
         self.conduct.store.spec.require_same(hello.spec, member.worker)
         member.hello = None
         state = self.restored_states.pop(member.worker, None)
-        member.link.deliver(Welcome(self._version_for(member), state))
+        member.link.deliver(m.Welcome(self._version_for(member), state))
 
     def timed_store(
         self, spec: ModelSpec, values: Sequence[Tensor], buffers: Sequence[Tensor], statistics: bool
@@ -255,21 +220,13 @@ class LocalCluster:
 
     def _version_for(self, member: Member) -> Parameters:
         """The current version, copied into the process's memory."""
-        began = time.process_time()
-        store, region = self.conduct.store, region_of(member)
-        store.write_to(region.flat, region.buffers)
-        self.effort.copy_s += time.process_time() - began
-        return Parameters(store.version, region.flat, region.buffers)
-
-    def _measure(self, number: int) -> None:
-        member = self.evaluator
-        if member is None or member.gone:
-            raise PeerError("the evaluator's process is gone: the model cannot be evaluated")
-        member.link.deliver(Evaluate(number, self._version_for(member)))
+        region = region_of(member)
+        version = self.conduct.store.write_to(region.flat, region.buffers)
+        return Parameters(version, region.flat, region.buffers)
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, member: Member, message: Ready) -> None:
+    def _on_ready(self, member: Member, message: m.Ready) -> None:
         answer = "over" if not self.conduct.active else self.phases.ready(member.worker, message)
         if answer == "over":
             self._tell_over(member)
@@ -280,7 +237,7 @@ class LocalCluster:
 
     def begin_phase_if_ready(self) -> None:
         """Start the phase once everybody waits for it."""
-        if not self.phases.can_begin or not self.conduct.active or self.awaits_evaluator:
+        if not self.phases.can_begin or not self.conduct.active or self.evaluator.awaited:
             return
         ledger = self.phases.begin(self.conduct.config.seed, self.conduct.header.workers)
         if self._before_first_phase:
@@ -317,7 +274,7 @@ class LocalCluster:
 
     def end_phase(self) -> None:
         """Let everybody out of the loop; what their scripts do next may be another phase."""
-        self._phase_ended_at = self.clock.now()
+        self.stand_still(self.clock.now())
         self.coordinator.close(self._phase_ended_at)
         for member in self.members.values():
             member.order = None
@@ -329,6 +286,7 @@ class LocalCluster:
 
     def finish(self) -> None:
         """The run is over: scripts run to their end without further work."""
+        self.stand_still(self.moment())
         leaving = self.phases.end() | set(self.phases.waiting)
         self.phases.waiting.clear()
         for worker in sorted(leaving):
@@ -341,7 +299,7 @@ class LocalCluster:
         final = self._version_for(member) if self.conduct.store_or_none is not None else None
         run_over = not self.conduct.active
         save = self.save_number(member)
-        member.link.deliver(Over(self.phases.number, final, self.coordinator.position, run_over, save))
+        member.link.deliver(m.Over(self.phases.number, final, self.coordinator.position, run_over, save))
 
     def _out_of_loop(self, member: Member) -> None:
         """The script wants no more of this phase; whatever the worker computed is not delivered."""
@@ -372,7 +330,7 @@ class LocalCluster:
         slot = member.free_slot(self.coordinator.held)
         save = self.save_number(member)
         member.link.deliver(
-            Work(order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save)
+            m.Work(order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save)
         )
 
     def cancel(self, worker: int, ticket: int) -> None:
@@ -380,7 +338,7 @@ class LocalCluster:
         member = self.members[worker]
         member.order = None
         if not member.gone:
-            member.link.deliver(Cancelled(ticket))
+            member.link.deliver(m.Cancelled(ticket))
 
     def timer(self, name: str, at: float | None, generation: int) -> None:
         """Wake the strategy at that time."""
@@ -391,7 +349,7 @@ class LocalCluster:
         if self.conduct.active:
             self.coordinator.fire(*timer, self.clock.now())
 
-    def _on_push(self, member: Member, message: Push) -> None:
+    def _on_push(self, member: Member, message: m.Push) -> None:
         now = self.clock.now()
         member.pushed = True
         arrival = Arrival(
@@ -421,7 +379,7 @@ class LocalCluster:
             arrival.transfer_s = max(0.0, now - order.at - arrival.compute_s)
         self.coordinator.arrive(now, arrival)
 
-    def _on_more(self, member: Member, message: More) -> None:
+    def _on_more(self, member: Member, message: m.More) -> None:
         if member.order is None or member.order.ticket != message.ticket:
             return  # it crosses a cancellation or the phase's end, which is the answer
         current = self.phases.current
@@ -430,7 +388,7 @@ class LocalCluster:
         seconds = None
         if extra is not None and self.emulation is not None:
             seconds = self.emulation.more(member.worker, extra.samples, self.clock.now())
-        member.link.deliver(Extra(extra, seconds))
+        member.link.deliver(m.Extra(extra, seconds))
 
 
 def _nothing() -> None:

@@ -151,6 +151,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     address: str
     token: str
     log_level: int = 0  # of the logger `paceline`; 0: nobody set one
+    yields: bool = False  # to the server, where both want the same core
 
 
 class Relinked(msgspec.Struct, frozen=True, tag=True):

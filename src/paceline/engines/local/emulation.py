@@ -6,8 +6,8 @@ server before the push counts as arrived.
 """
 
 from paceline.costs import Times
-from paceline.engines.sim.mishaps import Mishaps
-from paceline.engines.sim.network import Direction
+from paceline.mishaps import Mishaps
+from paceline.network import Direction
 from paceline.scenario import Scenario
 
 OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario

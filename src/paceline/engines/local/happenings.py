@@ -10,8 +10,8 @@ from typing import Protocol
 
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.cluster import LocalCluster
-from paceline.engines.local.crew import Member
 from paceline.engines.local.emulation import Emulation
+from paceline.engines.local.members import Member
 from paceline.scenario import ScenarioEvent
 
 

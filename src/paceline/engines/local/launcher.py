@@ -16,6 +16,7 @@ from typing import assert_never
 
 from paceline import checkpoint
 from paceline.engines.local import relay
+from paceline.engines.local.children import Children, Place
 from paceline.engines.local.control import (
     Began,
     Failure,
@@ -31,7 +32,6 @@ from paceline.engines.local.control import (
     encode,
     for_launcher,
 )
-from paceline.engines.local.crowd import Crowd, Place
 from paceline.engines.local.interrupting import interrupts
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.outcome import Outcome
@@ -68,7 +68,7 @@ class Launcher:
         self._began: float | None = None  # when the run's clock stood at zero
         self._loop = Loop()
         self._stage = Stage()
-        self._crowd = Crowd(plan, workload, self._stage, self._tell_server)
+        self._children = Children(plan, workload, self._stage, self._tell_server)
         self._server: Process | None = None
         self._finished: Finished | None = None
         self._failure: Failure | None = None  # that the server did not tell of
@@ -85,7 +85,7 @@ class Launcher:
             try:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
                 self._start_server(self._plan.restore, append=False)
-                self._start_crowd()
+                self._start_children()
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
@@ -114,14 +114,14 @@ class Launcher:
         )
         self._tell_server(setup)
 
-    def _start_crowd(self) -> None:
+    def _start_children(self) -> None:
         for worker in range(self._plan.workers):
             self._start(Place(worker, 0))
         if self._plan.config.evaluate_every is not None:
             self._start(Place(self._plan.workers, 0, evaluator=True))
 
     def _start(self, place: Place) -> None:
-        process = self._crowd.start(place)
+        process = self._children.start(place)
         self._loop.watch(process, self._on_child_word, lambda: self._on_exit(place))
 
     # -- words -------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Launcher:
             case Signal():
                 self._signal(message.worker, message.number)
             case Listening():
-                self._crowd.listening(message.address)
+                self._children.listening(message.address)
             case Began():
                 self._began = message.zero
             case Finished():
@@ -169,7 +169,7 @@ class Launcher:
                 self._fail(message)
 
     def _signal(self, worker: int, number: int) -> None:
-        for place, process in self._crowd.alive.items():
+        for place, process in self._children.alive.items():
             if place.worker == worker and not place.evaluator:
                 process.signal(number)
 
@@ -193,13 +193,13 @@ class Launcher:
     def _on_finished(self, message: Finished, descriptors: list[int]) -> None:
         self._finished = message
         self._model = descriptors[0] if descriptors else None
-        self._crowd.unlink()
+        self._children.unlink()
         if self._server is not None:
             self._kill_at[self._server] = time.monotonic() + LAST_STEPS_S
         if not self._outcome_is_good:
             self._end_all()
             return
-        for place, process in self._crowd.alive.items():
+        for place, process in self._children.alive.items():
             process.signal(signal.SIGCONT)  # nobody is left who would wake a worker that the scenario paused
             if place.evaluator:
                 self._ask_to_end(process)
@@ -230,14 +230,14 @@ class Launcher:
             logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
             self._restored_from = newest
             self._start_server(newest, append=True)
-            self._crowd.relink()
+            self._children.relink()
             return True
         return False
 
     def _on_exit(self, place: Place) -> None:
-        process = self._crowd.alive[place]
+        process = self._children.alive[place]
         asked = self._kill_at.pop(process, None) is not None
-        code = self._crowd.bury(place)
+        code = self._children.bury(place)
         if self._finished is not None and self._outcome_is_good and code < 0 and not asked:
             logger.warning("%s %s after the run was over", place.name, how_it_ended(code))
 
@@ -259,7 +259,7 @@ class Launcher:
         self._kill_at[process] = time.monotonic() + GRACE_S
 
     def _processes(self) -> list[Process]:
-        return [*([self._server] if self._server is not None else []), *self._crowd.alive.values()]
+        return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
         return max(0.0, min(self._kill_at.values()) - time.monotonic()) if self._kill_at else None

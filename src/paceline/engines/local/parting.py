@@ -5,6 +5,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -36,6 +37,19 @@ def behind_descriptor(data: bytes | None) -> Iterator[tuple[int, ...]]:
 
 def _anonymous() -> IO[bytes]:
     return os.fdopen(os.memfd_create("paceline-model"), "w+b")
+
+
+def save_model(data: bytes, folder: Path) -> str | None:
+    """Whole or not at all; that it cannot be written is a complaint, and no reason to lose the run."""
+    unfinished, path = folder / ".model.safetensors", folder / "model.safetensors"
+    try:
+        unfinished.write_bytes(data)
+        unfinished.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        return f"cannot write {path}: {error.strerror}; `Run.model_state` has the model"
+    return None
 
 
 def as_failure(error: Exception) -> control.Failure:

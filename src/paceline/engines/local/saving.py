@@ -16,7 +16,7 @@ import msgspec
 from paceline import checkpoint
 from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.control import Setup
-from paceline.engines.local.crew import Member
+from paceline.engines.local.members import Member
 from paceline.journal import Header
 from paceline.metrics import Metrics
 from paceline.restoring import RunSnapshot, restore, snapshot
@@ -182,6 +182,7 @@ class Resumption:
         conduct, engine, run = cluster.conduct, self.engine, self.run
         moment = run.at if at is None else at
         cluster.restored = self.found
+        cluster.stand_still(moment)
         if at is not None:
             cluster.clock.start(at)  # it went on while there was no server
         conduct.adopt(self.found.store(conduct.strategy.needs_applied, cluster.timed_store))

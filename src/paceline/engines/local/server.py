@@ -6,6 +6,7 @@ nobody is left to clean up: the server then kills every worker's process group a
 """
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -20,14 +21,15 @@ from paceline.coordinator import Coordinator
 from paceline.engines.local import control
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.cluster import LocalCluster
-from paceline.engines.local.crew import Member
 from paceline.engines.local.emulation import Emulation
+from paceline.engines.local.endings import notice_the_end, require_movement
 from paceline.engines.local.happenings import Happenings
-from paceline.engines.local.parting import as_failure, behind_descriptor, trained_state
+from paceline.engines.local.members import Member
+from paceline.engines.local.parting import as_failure, behind_descriptor, save_model, trained_state
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.saving import Resumption, Saving
 from paceline.engines.local.wiring import Wiring
-from paceline.errors import DivergenceError, InternalError, JournalError, PacelineError, PeerError, ScenarioError
+from paceline.errors import DivergenceError, InternalError, JournalError, PacelineError
 from paceline.journal import Tee, Writer, read
 from paceline.metrics import Metrics, to_json
 from paceline.running import Conduct, Progress
@@ -48,6 +50,7 @@ def main(channel: Channel) -> None:
     if not isinstance(setup, control.Setup):
         raise InternalError(f"the first message of a server must be its setup, not {setup!r}")
     torch.set_num_threads(setup.config.threads or 1)
+    torch.set_grad_enabled(False)  # once, and not for every step
     try:
         server = Server(channel, setup)
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
@@ -134,6 +137,8 @@ class Server:
 
     def _on_clock(self) -> None:
         """The run's seconds count from here on: what is to happen at a certain second can be put on the clock."""
+        gc.collect()
+        gc.freeze()  # what is there by now stays: looking through it again and again would hold workers up
         clock = self.cluster.clock
         if clock.zero is not None:
             self._tell(control.Began(clock.zero))
@@ -172,7 +177,7 @@ class Server:
         """Let scripts run to their end and the final version be measured; then the last line can be written."""
         conduct, cluster, ended_at = self.conduct, self.cluster, self.cluster.moment()
         if conduct.cause == "interrupted":
-            self.coordinator.observe_end("interrupted")
+            self._end_interrupted(ended_at)
             return
         for worker in cluster.members:
             self.signal(worker, signal.SIGCONT)  # a pause that outlasts the run must not hold its end up
@@ -180,14 +185,14 @@ class Server:
         while not self._interrupted and (conduct.measuring or conduct.unmeasured):
             conduct.evaluate_last(ended_at)
             self._wait()
-        if cluster.evaluator is not None and not cluster.evaluator.gone:
-            cluster.evaluator.gone = True
-            self.hang_up(cluster.evaluator)
+        evaluator = cluster.evaluator.member
+        if evaluator is not None and not evaluator.gone:
+            evaluator.gone = True
+            self.hang_up(evaluator)
         while not self._interrupted and any(not (m.ended or m.gone) for m in cluster.members.values()):
             self._wait()
         if self._interrupted:
-            conduct.cause = "interrupted"
-            self.coordinator.observe_end("interrupted")
+            self._end_interrupted(ended_at)
             return
         self.coordinator.now = ended_at
         effort = cluster.effort
@@ -198,6 +203,11 @@ class Server:
         if self._resumption is not None and self.coordinator.version == self._resumption.run.version:
             conduct.remark(f"nothing was left to train: {self._resumption.found.path} is of a run that was done")
         conduct.end(ended_at)
+
+    def _end_interrupted(self, at: float) -> None:
+        self.conduct.cause = "interrupted"
+        self.coordinator.now = at
+        self.coordinator.observe_end("interrupted")
 
     def _say_what_overran(self) -> None:
         if self.emulation is None:
@@ -226,35 +236,7 @@ class Server:
             self.cluster.end_phase()
         if self.saving.due:
             self.saving.take()
-        self._notice_the_end()
-
-    def _notice_the_end(self) -> None:
-        """Nobody is left whose script runs: the run is done, or it has lost all its workers."""
-        cluster, conduct = self.cluster, self.conduct
-        if not conduct.active or cluster.phases.alive or cluster.starting or self._rejoin_ahead:
-            return
-        left_at, members = self.coordinator.now, list(cluster.members.values())
-        unfinished = cluster.phases.running or cluster.unfinished_phase is not None
-        if (not unfinished and any(m.at_its_end for m in members)) or (
-            cluster.phases.running and all(m.ended for m in members)
-        ):
-            conduct.cause = "done"
-        elif cluster.unfinished_phase is not None:
-            raise PeerError(
-                "the server was restored and every worker has ended meanwhile: start it again with --resume"
-            )
-        elif self.emulation is not None:
-            raise ScenarioError(
-                f"every worker has left at {left_at:.6g} s and data remains: let one rejoin in the scenario's events"
-            )
-        else:
-            raise PeerError(f"every worker's process has died by {left_at:.6g} s: --respawn would bring them back")
-
-    @property
-    def _rejoin_ahead(self) -> bool:
-        events = self.emulation.scenario.events if self.emulation is not None else ()
-        now = self.cluster.clock.now()
-        return any(event.kind in ("rejoin", "join") and event.at >= now for event in events)
+        notice_the_end(self.cluster, self.emulation)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -266,18 +248,8 @@ class Server:
         self._alarms.ring(self.cluster.clock.now())
         if not something:
             self._relay.flush()
-            if not self._alarms.moving and self.conduct.active:
-                self._require_movement()
-
-    def _require_movement(self) -> None:
-        cluster = self.cluster
-        seats = self.coordinator.seats.values()
-        present = [seat.worker for seat in seats if seat.present]
-        stuck = cluster.phases.running and present and not any(seat.ticket for seat in seats)
-        if stuck and not cluster.starting and not self.saving.busy:
-            raise InternalError(
-                f"{self.coordinator.strategy.name} lets workers {present} wait for ever at {cluster.clock.now():.6g} s"
-            )
+            if not self._alarms.moving and self.conduct.active and not self.saving.busy:
+                require_movement(self.cluster)
 
     def _hear(self, member: Member, message: ToServer) -> None:
         self.cluster.hear(member, message)
@@ -402,7 +374,9 @@ class Server:
         try:
             self.saving.finish()
             if data is not None and self.setup.folder is not None:
-                self._save_model(data, Path(self.setup.folder))
+                complaint = save_model(data, Path(self.setup.folder))
+                if complaint is not None:
+                    self.coordinator.observe("warning", {"text": complaint})
             if self._writer is not None:
                 self._writer.close()
         except PacelineError as error:  # a full disk costs neither the report nor the model
@@ -414,18 +388,6 @@ class Server:
         with behind_descriptor(data) as descriptors:
             self._tell(finished, descriptors)
             self._channel.finish(LAST_WORDS_S)
-
-    def _save_model(self, data: bytes, folder: Path) -> None:
-        """Whole or not at all; that it cannot be written is no reason to lose the run."""
-        unfinished = folder / ".model.safetensors"
-        try:
-            unfinished.write_bytes(data)
-            unfinished.rename(folder / "model.safetensors")
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            text = f"cannot write {folder / 'model.safetensors'}: {error.strerror}; `Run.model_state` has the model"
-            self.coordinator.observe("warning", {"text": text})
 
     def _close(self) -> None:
         self.saving.close()

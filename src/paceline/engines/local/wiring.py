@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.engines.local import scratch
 from paceline.engines.local.control import Exited, Linked
-from paceline.engines.local.crew import Member
+from paceline.engines.local.members import Member
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 from paceline.transport.messages import ToServer
@@ -52,7 +52,7 @@ class Wiring:
         self._processes[message.worker, message.incarnation, message.evaluator] = member
         self._by_link[id(link)] = member
         if self._hub is None:
-            self._selector.register(link, selectors.EVENT_READ, lambda: self._drain(member))
+            self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(member, link))
         return member
 
     def unlink(self, message: Exited) -> Member | None:
@@ -122,6 +122,16 @@ class Wiring:
             for link in self._hub.pump():
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
+
+    def _listen(self, member: Member, link: ShmServerEnd) -> None:
+        """Hear what a wait has announced; if more has come meanwhile, the next wait tells."""
+        try:
+            link.listen()
+            while not member.hung_up and (message := link.heard()) is not None:
+                if not member.gone:
+                    self._hear(member, message)
+        except Lost:
+            self._unregister(member)
 
     def _drain(self, member: Member) -> None:
         """Hear everything that has come over a link."""

@@ -13,9 +13,9 @@ import msgspec
 from paceline.coordinator import Coordinator
 from paceline.costs import Times
 from paceline.engines.sim.kernel import Kernel
-from paceline.engines.sim.mishaps import Mishaps
-from paceline.engines.sim.network import Direction
 from paceline.errors import ScenarioError
+from paceline.mishaps import Mishaps
+from paceline.network import Direction
 from paceline.scenario import Scenario, ScenarioEvent
 from paceline.seats import Arrival, Order
 

@@ -1,4 +1,4 @@
-"""The server's link in virtual time: one first-come queue per direction."""
+"""The server's link as a scenario has it: one first-come queue per direction."""
 
 import math
 

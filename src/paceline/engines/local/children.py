@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
         return "evaluator" if self.evaluator else f"worker {self.worker}"
 
 
-class Crowd:
+class Children:
     """All processes that run the script."""
 
     def __init__(self, plan: Plan, workload: Workload, stage: Stage, tell: Tell) -> None:
@@ -129,4 +129,5 @@ class Crowd:
             address=self._address or "",
             token=self._tokens[place],
             log_level=logging.getLogger("paceline").level,
+            yields=self._plan.scenario is None,  # an emulated worker must wake from its sleep in time
         )
