@@ -105,11 +105,11 @@ def notes(size: Size, saved_ms: float) -> str:
 parameters, plain SGD, one worker, gradient values that differ in every round, {size.rounds} rounds after the warm-up.
 A round runs from the gradient complete on the device to the device holding the next version: `backward` hands the
 gradient over, `optimizer.step()` pushes and pulls. `limit` is one process with page-locked memory: a copy of the
-gradient to the host, torch's fused SGD there, a copy of the parameters to the device. The server of `paceline` also
-copies each version into the worker's region, which the limit does not; its processor times are per version, all
-threads together. The last two sides train {size.layers} linear layers of {size.width} x {size.width} on {size.rows:,}
-rows under bfloat16 autocast, with gradients on their way to the host during backward or all in the end: by the worker's
-times from grant to push, that saves {saved_ms:.1f} ms.
+gradient to the host, torch's fused SGD there, a copy of the parameters to the device. The processor times of paceline's
+server are per version, all threads together; it copies the first and the last version only, the worker reads the others
+from the server's own memory. The last two sides train {size.layers} linear layers of {size.width} x {size.width} on
+{size.rows:,} rows under bfloat16 autocast, with gradients on their way to the host during backward or all in the end:
+by the worker's times from grant to push, that saves {saved_ms:.1f} ms.
 """
 
 

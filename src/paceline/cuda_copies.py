@@ -26,11 +26,12 @@ class CudaCopies:
         self._device = device
         self._way_down = torch.cuda.Stream(device)
         self._uploaded = torch.cuda.Event()
+        self._locked: list[torch.Tensor] = []
+        weakref.finalize(self, _unlock, self._device, self._locked)
 
     def lock(self, tensors: Sequence[torch.Tensor]) -> None:
         """Page-lock memory of the host for as long as this object lives."""
-        locked: list[torch.Tensor] = []
-        weakref.finalize(self, _unlock, self._device, locked)
+        locked = self._locked
         with torch.cuda.device(self._device):
             register = torch.cuda.cudart().cudaHostRegister
             for tensor in tensors:
@@ -46,6 +47,13 @@ class CudaCopies:
                     _forget_error(self._device)
                     return
                 locked.append(tensor)
+
+    def unlock(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let memory be moved and given back again."""
+        ours = [one for one in self._locked if any(one is tensor for tensor in tensors)]
+        self._locked[:] = [one for one in self._locked if all(one is not tensor for tensor in ours)]
+        if ours:
+            _unlock(self._device, ours)
 
     def upload(self, home: torch.Tensor, value: torch.Tensor) -> None:
         """Start a copy to the device, which whatever is computed from here on sees."""

@@ -1,7 +1,8 @@
 """A worker's tensors on a device with memory of its own; the region is where copies begin and end.
 
 Parameters and gradients are flat buffers of the device, laid out as the region's: a version comes in by one copy per
-dtype, and gradients go out in as few copies as there are stretches to be sent. One set of gradients serves both slots.
+dtype, from the region or, where the server lends it, from the server's own memory, which waits until that is done; and
+gradients go out in as few copies as there are stretches to be sent. One set of gradients serves both slots.
 Each parameter is a tensor with a storage of its own over its part of the flat buffer, as in a region.
 
 A large gradient starts on its way to the slot as soon as backward has completed it, while backward goes on. The script
@@ -34,6 +35,9 @@ class Copies(Protocol):
 
     def lock(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make host memory known, from and to which copies will go."""
+
+    def unlock(self, tensors: Sequence[torch.Tensor]) -> None:
+        """None will go from or to these any more."""
 
     def upload(self, home: torch.Tensor, value: torch.Tensor) -> None:
         """Start a copy to the device, which whatever is computed from here on sees."""
@@ -83,6 +87,7 @@ class DeviceStage(Stage):
         self._gathered = Slot(gathered, _separate(layout, gathered), [])
         self._stretches = _stretches(layout)
         self._early = EarlyCopies(region, self._gathered, self._stretches, copies)
+        self._lent: Sequence[torch.Tensor] = ()  # the server's own parameters
         self._zeros: list[set[int]] = [set() for _ in range(SLOTS)]  # parameters with zeros in the region's slot
         buffers, staged = (_flats(region.layout.buffers, where) for where in (device, torch.device("cpu")))
         self._buffers, self._staged_buffers = (_separate(region.layout.buffers, flat) for flat in (buffers, staged))
@@ -97,9 +102,24 @@ class DeviceStage(Stage):
             self._copies.download(home, flat)
         self._copies.finish_downloads()
 
-    def fetch(self) -> None:
-        for flat, value in zip(self.flat, self.region.flat, strict=True):
-            self._copies.upload(flat, value)
+    @property
+    def reads(self) -> bool:
+        return True
+
+    def fetch(self, flat: Sequence[torch.Tensor]) -> None:
+        lent = flat is not self.region.flat and self.region.lent
+        if not lent:
+            super().fetch(flat)
+            flat = self.region.flat
+        elif flat is not self._lent:
+            self._copies.unlock(self._lent)
+            self._copies.lock(flat)
+            self._lent = flat
+        for home, value in zip(self.flat, flat, strict=True):
+            self._copies.upload(home, value)
+        if lent:
+            self._copies.finish_uploads()
+            self.region.lent = False
 
     def settle(self) -> None:
         self._copies.finish_uploads()

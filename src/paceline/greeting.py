@@ -20,7 +20,7 @@ class Greeting:
     def send(self) -> None:
         """Say what is trained here."""
         values, buffers = self._replica.values()
-        self._endpoint.send(Hello(self._replica.spec, values, buffers, self._evaluator))
+        self._endpoint.send(Hello(self._replica.spec, values, buffers, self._evaluator, self._replica.reads))
 
     def greet(self) -> None:
         """Introduce this worker and take in the model that everybody starts from."""

@@ -17,6 +17,8 @@ from paceline.store import ModelSpec
 SLOTS = 2  # a held push keeps one until it is applied; the worker goes on in the other
 PAGE = mmap.PAGESIZE
 
+Memory = mmap.mmap | bytearray | memoryview
+
 
 def dtype_of(name: str) -> torch.dtype:
     """`torch.float32` and the like, as a spec spells them."""
@@ -34,10 +36,12 @@ class RegionLayout:
         self.buffers = _layout(spec.buffers)
         self._at = 0
         self.parameter_offsets = self._reserve(self.parameters)
+        self.parameter_bytes = max(self._at, PAGE)  # of memory that holds nothing else
         self.buffer_offsets = self._reserve(self.buffers)
         self.slot_offsets = [self._reserve(self.parameters) for _ in range(SLOTS)]
         self.change_offsets = [self._reserve(self.buffers) for _ in range(SLOTS)]
-        self.nbytes = max(self._at, PAGE)
+        self.flag_offset = self._at
+        self.nbytes = self._at + PAGE
 
     def _reserve(self, layout: Layout) -> list[int]:
         offsets = []
@@ -49,6 +53,13 @@ class RegionLayout:
 
 def _layout(entries: Sequence[tuple[str, tuple[int, ...], str]]) -> Layout:
     return Layout([tuple(shape) for _, shape, _ in entries], [dtype_of(dtype) for _, _, dtype in entries])
+
+
+def parameters_in(spec: ModelSpec, memory: mmap.mmap) -> list[torch.Tensor]:
+    """Flat buffers of a model's parameters in memory that holds nothing else, laid out as in a region."""
+    layout = RegionLayout(spec)
+    kinds = zip(layout.parameters.lengths, layout.parameters.dtypes, layout.parameter_offsets, strict=True)
+    return [_tensor(memory, dtype, length, offset) for length, dtype, offset in kinds]
 
 
 def private_region(spec: ModelSpec) -> "Region":
@@ -73,7 +84,7 @@ class Slot:
 class Region:
     """The tensors of one worker's memory."""
 
-    def __init__(self, layout: RegionLayout, memory: mmap.mmap | bytearray | memoryview) -> None:
+    def __init__(self, layout: RegionLayout, memory: Memory) -> None:
         self.layout = layout
         self._memory = memory
         self.flat = self._flats(layout.parameters, layout.parameter_offsets)
@@ -87,6 +98,16 @@ class Region:
             )
             for number in range(SLOTS)
         ]
+        self._lent = self._tensor(torch.int64, 1, layout.flag_offset)
+
+    @property
+    def lent(self) -> bool:
+        """Whether the worker reads its version from the server's own memory, and has not yet done so."""
+        return bool(self._lent.item())
+
+    @lent.setter
+    def lent(self, value: bool) -> None:
+        self._lent.fill_(int(value))
 
     def take_in(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         """Copy what of a model lies elsewhere to where the other side looks for it."""
@@ -109,6 +130,10 @@ class Region:
         return tensors
 
     def _tensor(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-        if not count:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+        return _tensor(self._memory, dtype, count, offset)
+
+
+def _tensor(memory: Memory, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)

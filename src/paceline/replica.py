@@ -146,6 +146,11 @@ class Replica:
     def use(self, slot: int, *, extends: bool) -> None:
         """Where the next push is to lie; `extends`: it goes on from a push that is held."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether versions are copied on to a device: then it may as well be from the server's own memory."""
+        return False
+
     def settle(self) -> None:
         """Be done with the version that was taken in: the server may write the next one."""
 

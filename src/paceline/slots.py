@@ -52,8 +52,15 @@ class Stage:
     def publish(self) -> None:
         """The server is to find in the region the parameters that are here."""
 
-    def fetch(self) -> None:
-        """A version was written into the region."""
+    @property
+    def reads(self) -> bool:
+        """Whether versions are copied on from the region: then it may as well be from the server's own memory."""
+        return False
+
+    def fetch(self, flat: Sequence[torch.Tensor]) -> None:
+        """A version's parameters lie there."""
+        if flat is not self.region.flat:
+            _bring(self.region.flat, flat)
 
     def settle(self) -> None:
         """The server may write into the region next."""
@@ -208,13 +215,11 @@ class SlotReplica(Replica):
 
     def load(self, version: Parameters) -> None:
         region = self.region
-        if version.flat is not region.flat:
-            _bring(region.flat, version.flat)
         if version.buffers is not region.buffers:
             _bring(region.buffers, version.buffers)
         if self._buffer_homes:
             self._stage.write_buffers(self.buffers)
-        self._stage.fetch()
+        self._stage.fetch(version.flat)
         if not self._at_home():
             self._move_in()
         self._checksum = None
@@ -234,6 +239,10 @@ class SlotReplica(Replica):
                 parameter.grad = gathered.views[place]
                 self._zeros[gathered].discard(place)
         self.mark()
+
+    @property
+    def reads(self) -> bool:
+        return self._stage.reads
 
     def settle(self) -> None:
         self._stage.settle()

@@ -6,7 +6,7 @@ counters take the maximum.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -103,6 +103,7 @@ class Store:
         self._buffers = [b.detach().clone() for b in buffers]
         self.optimizer = MassOptimizer(spec.optimizer, self._parameters)
         self._read: Parameters | None = None
+        self.before_apply: Callable[[], None] | None = None  # somebody may still be reading where it lies
 
     @property
     def nbytes(self) -> int:
@@ -121,9 +122,25 @@ class Store:
         """Copy the current version into memory laid out as the store's; its number."""
         for target, master in zip(flat, self._flat, strict=True):
             _copy(target, master)
+        self.write_buffers(buffers)
+        return self.version
+
+    def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Of the current version, copy the module's buffers alone."""
         for target, buffer in zip(buffers, self._buffers, strict=True):
             target.copy_(buffer)
-        return self.version
+
+    def move_to(self, flat: Sequence[torch.Tensor]) -> None:
+        """From here on the parameters lie in this memory, laid out as the store's and of its dtypes."""
+        for home, before in zip(flat, self._flat, strict=True):
+            _copy(home, before)
+        self._flat = list(flat)
+        for parameter, home in zip(self._parameters, self.layout.views(self._flat), strict=True):
+            parameter.data = home  # the optimizer knows the parameter, and its state by it
+
+    def move_home(self) -> None:
+        """The parameters lie in memory of the store's own again."""
+        self.move_to([torch.empty_like(flat) for flat in self._flat])
 
     def apply(
         self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
@@ -133,6 +150,8 @@ class Store:
         No push is written to. A single one is applied from where it lies, unless its dtype or the mass rule for
         momentum asks for another form of it.
         """
+        if self.before_apply is not None:
+            self.before_apply()
         mass = math.fsum(weights)
         options = mean_options([g.options for g in gradients], samples)
         first = gradients[0]

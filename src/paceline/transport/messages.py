@@ -16,6 +16,7 @@ class Hello(msgspec.Struct):
     values: list[Any]
     buffers: list[Any]
     evaluator: tuple[Any, Callable[[Any], Mapping[str, float]]] | None = None
+    reads: bool = False  # the worker copies versions elsewhere: it could do so from the server's own memory
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
+from torch import Tensor
+
 from paceline.available_memory import available_bytes, region_shortage, require_region
 from paceline.errors import InternalError, PeerError
-from paceline.regions import Region, RegionLayout
+from paceline.regions import Region, RegionLayout, parameters_in
 from paceline.store import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.frames import Channel, Frame
-from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
+from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
 from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 
 _LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
@@ -38,6 +40,7 @@ class ShmEndpoint:
         self._relink = relink
         self._codec = Codec()
         self._descriptor: int | None = None
+        self._spec: ModelSpec | None = None
         self._closed = False
 
     def send(self, message: ToServer) -> None:
@@ -60,6 +63,8 @@ class ShmEndpoint:
         message, loose = self._codec.at_worker(data)
         if loose or tensors is not None:
             _fill(message, tensors)
+        if frame.descriptors:
+            self._borrow(frame.descriptors)
         if isinstance(message, Bye):
             self._closed = True
             raise Closed
@@ -72,13 +77,24 @@ class ShmEndpoint:
         """A region in memory that the next Hello shares with the server."""
         require_region(spec)
         layout = RegionLayout(spec)
+        self._spec = spec
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor = _anonymous_file(layout.nbytes)
+        self._descriptor = anonymous_file(layout.nbytes)
         self._codec.region = Region(layout, mmap.mmap(self._descriptor, layout.nbytes))
         return self._codec.region
 
+    def _borrow(self, descriptors: list[int]) -> None:
+        """Map the server's own parameters."""
+        try:
+            if self._spec is not None:
+                self._codec.lent = parameters_in(self._spec, mmap.mmap(descriptors[0], 0))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
     def reconnect(self) -> None:
+        self._codec.lent = None  # another server has other memory
         if self._closed or self._relink is None:
             self._closed = True
             raise Closed
@@ -92,7 +108,7 @@ class ShmEndpoint:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._codec.region = None
+        self._codec.region = self._codec.lent = None
         self._closed = True
 
 
@@ -103,6 +119,7 @@ class ShmServerEnd:
         self._channel = channel
         self._codec = Codec(self._map)
         self._shared: int | None = None  # the descriptor that came with the frame being read
+        self._lent: int | None = None  # one that goes with the next Welcome; it is the lender's
 
     @property
     def region(self) -> Region | None:
@@ -126,8 +143,16 @@ class ShmServerEnd:
             self._channel.flush()
 
     def deliver(self, message: ToWorker) -> None:
+        descriptors: tuple[int, ...] = ()
+        if self._lent is not None and isinstance(message, Welcome):
+            descriptors, self._lent = (self._lent,), None
         with suppress(Lost):  # whoever went away is found when it is listened to
-            _send(self._channel, self._codec, message)
+            _send(self._channel, self._codec, message, descriptors)
+
+    def lend(self, flat: list[Tensor], descriptor: int) -> None:
+        """Let the worker read these parameters where they lie: after the next Welcome messages may have them."""
+        self._codec.lent = flat
+        self._lent = descriptor
 
     def collect(self) -> ToServer | None:
         frame = self._channel.collect()
@@ -209,7 +234,7 @@ def _fill(message: Message, data: memoryview | None) -> None:
         place += len(target)
 
 
-def _anonymous_file(nbytes: int) -> int:
+def anonymous_file(nbytes: int) -> int:
     """The descriptor of memory with no name, all of it really there."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -32,6 +32,7 @@ class Codec:
 
     def __init__(self, open_region: Callable[[ModelSpec], Region] | None = None) -> None:
         self.region: Region | None = None
+        self.lent: list[torch.Tensor] | None = None  # the server's own parameters, where the worker may read them
         self._open_region = open_region
 
     # -- to bytes ----------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Codec:
     def _write_rare(self, message: m.Hello | m.Welcome | m.Over | m.Evaluate) -> tuple[Any, bool]:
         if isinstance(message, m.Hello):
             tensors = None if self.region is not None else _forms(message.values, message.buffers)
-            return w.Hello(message.spec, tensors), tensors is not None
+            return w.Hello(message.spec, tensors, message.reads), tensors is not None
         parameters = self._write_parameters(message.parameters)
         loose = parameters is not None and parameters.tensors is not None
         if isinstance(message, m.Over):
@@ -80,6 +81,8 @@ class Codec:
         if parameters is None:
             return None
         region = self.region
+        if self.lent is not None and parameters.flat is self.lent:
+            return w.Parameters(parameters.version, None, lent=True)
         if region is not None and _same(parameters.flat, region.flat) and _same(parameters.buffers, region.buffers):
             return w.Parameters(parameters.version, None)
         return w.Parameters(parameters.version, _forms(parameters.flat, parameters.buffers))
@@ -138,7 +141,11 @@ class Codec:
     def _read_model(self, wire: w.Parameters) -> Parameters:
         if wire.tensors is None:
             region = self._known_region()
-            return Parameters(wire.version, region.flat, region.buffers)
+            if not wire.lent:
+                return Parameters(wire.version, region.flat, region.buffers)
+            if self.lent is None:
+                raise ValueError("its parameters lie in the server's memory, and this link has none of it")
+            return Parameters(wire.version, self.lent, region.buffers)
         flat, buffers = _empty(wire.tensors)
         return Parameters(wire.version, flat, [buffer for buffer in buffers if buffer is not None])
 
@@ -146,14 +153,14 @@ class Codec:
         spec = msgspec.structs.replace(wire.spec, optimizer=wire.spec.optimizer.with_tuples())
         if wire.tensors is not None:
             values, buffers = _empty(wire.tensors)
-            return m.Hello(spec, values, [buffer for buffer in buffers if buffer is not None])
+            return m.Hello(spec, values, [buffer for buffer in buffers if buffer is not None], reads=wire.reads)
         for name, shape, _ in spec.parameters + spec.buffers:
             if any(side < 0 for side in shape):
                 raise ValueError(f"{name} has shape {list(shape)}")
         if self._open_region is None:
             raise ValueError("its tensors lie in a region, and this link has none")
         self.region = self._open_region(spec)
-        return m.Hello(spec, self.region.parameters, self.region.buffers)
+        return m.Hello(spec, self.region.parameters, self.region.buffers, reads=wire.reads)
 
     def _read_push(self, wire: w.Push) -> m.Push:
         gradient = None if wire.gradient is None else self._read_gradient(wire.gradient)

@@ -29,6 +29,7 @@ class Tensors(Wire):
 class Hello(Wire):
     spec: ModelSpec
     tensors: Tensors | None  # None: they lie in the region
+    reads: bool = False
 
 
 class Gradient(Wire):
@@ -54,6 +55,7 @@ class Push(Wire):
 class Parameters(Wire):
     version: int
     tensors: Tensors | None
+    lent: bool = False  # they lie in the server's own memory
 
 
 class Allotment(Wire):

@@ -15,6 +15,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.emulation import Emulation
 from paceline.engines.local.evaluator import Evaluator
+from paceline.engines.local.lending import Lending
 from paceline.engines.local.members import Member, initial_values, region_of
 from paceline.engines.local.parting import as_error
 from paceline.engines.local.processes import how_it_ended
@@ -45,6 +46,7 @@ class LocalCluster:
         self.members: dict[int, Member] = {}
         self.evaluator = Evaluator(conduct, self._version_for, awaited=conduct.config.evaluate_every is not None)
         self.asked: set[str] = set()
+        self.lending = Lending(conduct.remark)
         self.starting: dict[int, int] = {}  # incarnations asked of the launcher that have not yet said Hello
         self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
         self.on_phase: Callable[[], None] = _nothing
@@ -209,6 +211,8 @@ class LocalCluster:
             self.conduct.adopt(self.timed_store(hello.spec, values, buffers, self.conduct.strategy.needs_applied))
         self.conduct.store.spec.require_same(hello.spec, member.worker)
         member.hello = None
+        if hello.reads:
+            self.lending.offer(member, self.conduct.store)
         state = self.restored_states.pop(member.worker, None)
         member.link.deliver(m.Welcome(self._version_for(member), state))
 
@@ -227,6 +231,7 @@ class LocalCluster:
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def _on_ready(self, member: Member, message: m.Ready) -> None:
+        member.computing = False
         answer = "over" if not self.conduct.active else self.phases.ready(member.worker, message)
         if answer == "over":
             self._tell_over(member)
@@ -318,8 +323,8 @@ class LocalCluster:
     def order(self, order: Order) -> None:
         """Put the version into the worker's memory and tell it to compute."""
         member = self.members[order.worker]
-        parameters = self._version_for(member) if order.fresh else None
-        member.order = order
+        parameters = (self.lending.version_for(member) or self._version_for(member)) if order.fresh else None
+        member.order, member.computing = order, True
         member.bytes_down = self.coordinator.model_bytes if order.fresh else 0
         delay_s, compute_s = 0.0, None
         if self.emulation is not None:
@@ -351,7 +356,7 @@ class LocalCluster:
 
     def _on_push(self, member: Member, message: m.Push) -> None:
         now = self.clock.now()
-        member.pushed = True
+        member.pushed, member.computing = True, False
         arrival = Arrival(
             member.worker, member.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
             bytes_up=self.coordinator.model_bytes, bytes_down=member.bytes_down,

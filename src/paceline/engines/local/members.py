@@ -47,6 +47,7 @@ class Member:
         self.bytes_down = 0
         self.slot: int = 0  # used last
         self.pushed = False
+        self.computing = False  # it was told to and has not pushed since: it may look at messages late
         self.asked_for_state: int | None = None
         self.meant_to_die = False  # its scenario has it so: nobody brings it back but the scenario
 

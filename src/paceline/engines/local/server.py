@@ -391,6 +391,7 @@ class Server:
 
     def _close(self) -> None:
         self.saving.close()
+        self.cluster.lending.close()
         self._wiring.close()
 
 
