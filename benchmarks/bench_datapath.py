@@ -39,7 +39,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 FULL = Size(parameters=25_000_000, rounds=30, updates=4_000, repeats=5)
-QUICK = Size(parameters=200_000, rounds=4, updates=150, repeats=1)
+QUICK = Size(parameters=200_000, rounds=4, updates=1_500, repeats=1)
 
 
 def with_ray() -> bool:

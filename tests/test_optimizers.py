@@ -46,6 +46,19 @@ def test_mass_one_is_a_stock_step(name, options):
     torch.testing.assert_close(mine, reference, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_options_that_stay_in_force_are_those_of_the_step(name, options):
+    remembering, forgetting = make(name, options)[2:], make(name, options)[2:]
+    for number, (mass, rate, stock) in enumerate(
+        [(1.0, 0.1, False), (0.25, 0.1, False), (0.25, 0.1, False), (0.25, 0.2, False), (0.25, 0.2, True)] * 2
+    ):
+        gradient = torch.tensor([0.5, -1.0 + number], dtype=torch.float64)
+        for mine, optimizer, groups in (remembering, forgetting):
+            step(optimizer, mine, gradient, mass, [{**group, "lr": rate} for group in groups], stock)
+        forgetting[1]._in_force = (math.nan, False, [])
+    assert torch.equal(remembering[0], forgetting[0])
+
+
 def test_plain_sgd_adds_weighted_gradients():
     _, _, mine, optimizer, groups = make("SGD", {"lr": 0.1})
     gradient = torch.tensor([1.0, 2.0], dtype=torch.float64)

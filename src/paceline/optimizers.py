@@ -11,6 +11,7 @@ Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set
 import contextlib
 import inspect
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,6 +133,8 @@ class MassOptimizer:
         self._parameters = list(parameters)
         self._mass: dict[int, float] = {}  # Adam's own time, by the parameter's position
         self._fractional = False  # whole steps from the start leave torch's own counting as it is
+        self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
+        self._gains: list[float] = []  # by which they multiply each group's gradients
         self._kernels = [_kernels(spec.name, self.torch, members, self._parameters) for members in spec.members]
 
     def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
@@ -155,17 +158,26 @@ class MassOptimizer:
             )
         if gradients is None:
             gradients = [parameter.grad for parameter in self._parameters]
-        counts_mass = self.spec.name in ("Adam", "AdamW")
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            for group, wanted, members in zip(groups, options, self.spec.members, strict=True):
-                for key, value in wanted.items():
-                    if key in group and key not in _SERVERS_OWN:
-                        group[key] = value
-                if mass != 1.0:
-                    self._scale(group, mass, stock, [gradients[i] for i in members])
-                if counts_mass:
+            if not (mass == self._in_force[0] and stock is self._in_force[1] and options == self._in_force[2]):
+                self._set_options(mass, options, stock)
+            if mass != 1.0 and self.spec.name == "SGD":
+                for gain, members in zip(self._gains, self.spec.members, strict=True):
+                    _multiply(gradients, members, gain)
+            if self.spec.name in ("Adam", "AdamW"):
+                for members in self.spec.members:
                     self._set_time(members, gradients, 1.0 if stock else mass)
             self._take(gradients)
+
+    def _set_options(self, mass: float, options: Sequence[GroupOptions], stock: bool) -> None:
+        """Give the groups these options, scaled; they stay until others come, as most versions have the same."""
+        self._gains = []
+        for group, wanted in zip(self.torch.param_groups, options, strict=True):
+            for key, value in wanted.items():
+                if key in group and key not in _SERVERS_OWN:
+                    group[key] = value
+            self._gains.append(self._scale(group, mass, stock) if mass != 1.0 else 1.0)
+        self._in_force = (mass, stock, [dict(wanted) for wanted in options])
 
     def _take(self, gradients: Gradients) -> None:
         if self.spec.name in KERNELS:
@@ -179,22 +191,23 @@ class MassOptimizer:
         for parameter in self._parameters:
             parameter.grad = None  # a push's memory is used again for the next one
 
-    def _scale(self, group: dict[str, Any], mass: float, stock: bool, gradients: Gradients) -> None:
+    def _scale(self, group: dict[str, Any], mass: float, stock: bool) -> float:
+        """Change a group's options to those of a step of this mass; by what SGD's gradients are to be multiplied."""
+        gain = 1.0
         if stock and self.spec.name == "SGD":
-            _multiply(gradients, mass)
-            return
+            return mass
         if not stock and self.spec.name == "SGD":
             momentum = group["momentum"]
             gain = mass if momentum == 1 else (1 - momentum**mass) / (1 - momentum)
             group["momentum"] = momentum**mass if momentum else 0.0
             group["weight_decay"] *= gain
-            _multiply(gradients, gain)
         elif not stock and self.spec.name in ("Adam", "AdamW"):
             group["betas"] = tuple(beta**mass for beta in group["betas"])
             if self.spec.name == "AdamW" or group.get("decoupled_weight_decay"):
                 lr, decay = group["lr"], group["weight_decay"]
                 group["weight_decay"] = (1 - max(0.0, 1 - lr * decay) ** mass) / (lr * mass) if lr else decay
         group["lr"] *= mass
+        return gain
 
     def _set_time(self, members: Sequence[int], gradients: Gradients, mass: float) -> None:
         self._fractional = self._fractional or mass != 1.0
@@ -229,6 +242,7 @@ class MassOptimizer:
                 "resume with the optimizer the run was started with"
             )
         self.torch.state.clear()
+        self._in_force = (math.nan, False, [])
         for key, value in [*tensors.items(), *data["numbers"].items()]:
             position, _, name = key.partition(".")
             self.torch.state[self._parameters[int(position)]][name] = value
@@ -249,7 +263,9 @@ def _kernels(
     return [KERNELS[name](optimizer, places, [parameters[i] for i in places]) for places in alike]
 
 
-def _multiply(gradients: Gradients, factor: float) -> None:
-    present = [gradient for gradient in gradients if gradient is not None]
-    if factor != 1.0 and present:
+def _multiply(gradients: Gradients, members: Sequence[int], factor: float) -> None:
+    if factor == 1.0:
+        return
+    present = [gradient for position in members if (gradient := gradients[position]) is not None]
+    if present:
         torch._foreach_mul_(present, factor)

@@ -153,15 +153,15 @@ class Store:
         if self.before_apply is not None:
             self.before_apply()
         mass = math.fsum(weights)
-        options = mean_options([g.options for g in gradients], samples)
-        first = gradients[0]
-        copied = len(gradients) > 1 or self.optimizer.multiplies_gradients(mass, options, stock=stock)
+        first, alone = gradients[0], len(gradients) == 1
+        options = first.options if alone else mean_options([g.options for g in gradients], samples)
+        copied = not alone or self.optimizer.multiplies_gradients(mass, options, stock=stock)
         if copied or not all(map(_same_dtype, first.flat, self._flat)):
             flat, views = self._merge(gradients, weights, mass)
         else:
             flat, views = first.flat, first.views or self.layout.views(first.flat)
         merged = self._measure(flat) if self.statistics else UNMEASURED
-        absent = frozenset.intersection(*[g.missing for g in gradients])
+        absent = first.missing if alone else frozenset.intersection(*[g.missing for g in gradients])
         given = [None if i in absent else view for i, view in enumerate(views)] if absent else views
         self.optimizer.step(mass, options, stock=stock, gradients=given)
         self._merge_buffers(gradients, weights)

@@ -37,13 +37,15 @@ class Watch:
 
     def applied(self, held: list[Held], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
         """These pushes were applied to `version`: note their mean loss and hear the guard."""
-        known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
-        total = sum(samples for _, samples in known)
-        self.loss = sum(loss * samples for loss, samples in known) / total if total else None
+        stalest = held[0]
+        if len(held) == 1:
+            self.loss = stalest.gradient.loss if stalest.gradient is not None and stalest.samples else None
+        else:
+            self.loss = _mean_loss(held)
+            stalest = min(held, key=lambda h: h.read_version)
         if self.loss is None:
             self._miss_loss(strategy)
         self._seen_loss = self._seen_loss or self.loss is not None
-        stalest = min(held, key=lambda h: h.read_version)
         staleness = version - stalest.read_version
         self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
 
@@ -69,3 +71,9 @@ class Watch:
             self._warn(text)
             if self.on_divergence is not None:
                 self.on_divergence()
+
+
+def _mean_loss(held: list[Held]) -> float | None:
+    known = [(h.gradient.loss, h.samples) for h in held if h.gradient is not None and h.gradient.loss is not None]
+    total = sum(samples for _, samples in known)
+    return sum(loss * samples for loss, samples in known) / total if total else None

@@ -63,8 +63,8 @@ class Member:
     def free_slot(self, held: dict[int, Held]) -> int:
         """Where its next push is to lie: not where a held one does, or after that has been copied to another place."""
         region = self.link.region
-        if region is None:
-            return 0
+        if region is None or not held:
+            return self.slot
         taken: dict[int, Held] = {}
         for push in held.values():
             gradient = push.gradient

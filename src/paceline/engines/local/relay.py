@@ -4,6 +4,7 @@ A log shows few lines and wants them at once; a listener wants all, and gets the
 decision would cost the server more than the decision.
 """
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +14,7 @@ from paceline.journal import Line, Observation
 from paceline.logs import LEVELS
 
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
+LATE_S = 0.2  # that a line waits for others at most, while there are any
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Line])
@@ -26,12 +28,17 @@ class Relay:
         self._send = send
         self._everything = everything
         self._waiting: list[Line] = []
+        self._since = 0.0  # the first of them
 
     def write(self, line: Line) -> None:
         shown = isinstance(line, Observation) and line.what in LEVELS
-        if shown or self._everything:
-            self._waiting.append(line)
-        if shown or len(self._waiting) >= PARCEL:
+        if not (shown or self._everything):
+            return
+        now = time.monotonic()
+        if not self._waiting:
+            self._since = now
+        self._waiting.append(line)
+        if shown or len(self._waiting) >= PARCEL or now - self._since > LATE_S:
             self.flush()
 
     def flush(self) -> None:
