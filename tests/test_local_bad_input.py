@@ -36,6 +36,8 @@ class Odd:
                 model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1).expand(10**12))])
             case "lbfgs":
                 session.prepare(model, torch.optim.LBFGS(model.parameters()))
+            case "init":
+                paceline.init()
             case "raise" if not first:
                 raise ZeroDivisionError("on purpose")
             case "exit" if not first:
@@ -54,6 +56,9 @@ class Odd:
     ("what", "error", "words"),
     [
         ("shape", OptionError, r"worker 1 has 0.weight \[9, 6\] torch.float64 where worker 0 has 0.weight \[8, 6\]"),
+        pytest.param(
+            "init", UserError, r"init\(\) was called a second time in worker \d.*keep what", marks=pytest.mark.soak
+        ),
         pytest.param(
             "name", OptionError, "worker 1 has b.weight .* where worker 0 has a.weight", marks=pytest.mark.soak
         ),

@@ -225,6 +225,9 @@ class Passes:
         """Wait for a grant, and for its model to arrive; or for the end of the phase."""
         while self.over is None:
             message = message or self._hear()
+            if isinstance(message, Work) and message.phase is not None and message.phase < self._ready.phase:
+                message = None  # it crossed the word that this script had left that phase
+                continue
             if isinstance(message, Work):
                 self._take_up(message)
                 message = self._interruption(self._began) if message.delay_s > 0.0 else None

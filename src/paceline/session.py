@@ -43,7 +43,10 @@ def init() -> "Session":
         context.require_no_run("paceline.init()")
         return Session(alone.start())
     if given.sessions:
-        return given.sessions[0]  # type: ignore[no-any-return]
+        raise UserError(
+            f"paceline.init() was called a second time in worker {given.worker}: a worker has one session; keep what "
+            "the first call returned and hand it on"
+        )
     session = Session(given)
     given.sessions.append(session)
     return session

@@ -94,7 +94,7 @@ class Alone:
     def order(self, order: Order) -> None:
         self._granted_at = self._now()
         version = self._conduct.store.read() if order.fresh else None
-        self._answers.append(Work(order.ticket, order.allotment, version, order.position))
+        self._answers.append(Work(order.ticket, order.allotment, version, order.position, phase=self._phases.number))
 
     def cancel(self, worker: int, ticket: int) -> None:
         """Nobody cancels the only worker while it computes."""

@@ -332,11 +332,11 @@ class LocalCluster:
             delay_s, compute_s = self.emulation.order(
                 order.worker, member.attempt, order.allotment.samples, member.bytes_down, self.clock.now()
             )
-        slot = member.free_slot(self.coordinator.held)
-        save = self.save_number(member)
-        member.link.deliver(
-            m.Work(order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save)
-        )
+        slot, save = member.free_slot(self.coordinator.held), self.save_number(member)
+        member.link.deliver(m.Work(
+            order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save,
+            self.phases.number,
+        ))  # fmt: skip
 
     def cancel(self, worker: int, ticket: int) -> None:
         """The grant is void; a push that already set out crosses the cancellation and is refused on arrival."""

@@ -194,7 +194,8 @@ class ScriptCluster(VirtualCluster):
     def computed(self, flight: Flight) -> None:
         order = flight.order
         version = self._versions.get(order.worker) if order.fresh else None
-        self._tell(order.worker, Work(order.ticket, order.allotment, version, order.position))
+        work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number)
+        self._tell(order.worker, work)
 
     def _on_push(self, worker: int, message: Push) -> None:
         flight = self.flights[worker]
