@@ -138,10 +138,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = bars.asked(given, size.repeats)
     rows = [row for repeat in range(options.repeats) for row in measure(size, repeat)]
     packages = ("pyzmq", "ray") if with_ray() else ("pyzmq",)
-    bars.tell("datapath", options, judge(rows, size), rows, notes(size), packages)
+    bars.tell("datapath", options, judge(rows, size), rows, notes(size, lead_of_limit(rows)), packages)
 
 
-def notes(size: Size) -> str:
+def lead_of_limit(rows: list[dict[str, Any]]) -> float:
+    """How far ahead of the fastest peer the limit itself is: nobody who applies and copies can be further."""
+    repeats = [_by_side(rows, number) for number in sorted({row["repeat"] for row in rows})]
+    leads = [min(s[peer]["round_ms"] for peer in PEERS if peer in s) / s["limit"]["round_ms"] for s in repeats]
+    return statistics.median(leads)
+
+
+def notes(size: Size, lead: float) -> str:
     """What the numbers mean."""
     return f"""
 {size.parameters:,} float32 parameters, plain SGD, {size.threads} thread(s) in every process, gradient values that
@@ -152,7 +159,9 @@ is one fused SGD step and one copy in one process. `ray_actor` is an actor param
 each; all apply with torch's fused SGD and end with the weights in the worker's own tensors. `paceline_crowd` has
 {size.workers} workers pushing at once; `paceline_idle` is the same with {size.small:,} parameters, whose server memory
 is taken off, since an interpreter with torch is nobody's model. `*_updates` is that small model with ready-made
-gradients. Ray's mean is far above its median where its store has to take fresh memory; the median counts, for all.
+gradients. Ray's mean is far above its median where its store has to take fresh memory; the median counts, for all. The
+limit itself is {lead:.2f} times faster than the fastest peer: whatever applies a push and copies a version cannot be
+further ahead on this machine.
 """
 
 

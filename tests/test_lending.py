@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paceline
-from clusters import network
+from clusters import cluster, event, network
 from local_jobs import Job
 from one_worker import StandInCopies, assert_same, sgd
 from paceline.device_slots import DeviceStage
@@ -215,3 +215,16 @@ def test_a_worker_that_stands_still_while_it_reads_holds_nobody_up_for_long(tmp_
     run, _ = trained(job, tmp_path, strategy, capfd)
     assert run.summary.samples_used + run.summary.samples_discarded >= 150
     assert any("did not read a version in time" in text for text in run.summary.warnings)
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_lends_its_own_memory(tmp_path, capfd):
+    job = DeviceJob(tmp_path, size=60, epochs=3.0)
+    run = paceline.launch(
+        job, engine="local", threads=1, strategy="bsp", runs_dir=tmp_path / "runs", checkpoint_every="4v",
+        scenario=cluster(1.0, 0.5, events=event("server_crash", 0.3)),
+    )  # fmt: skip
+    assert run.ended == "done"
+    assert run.summary.samples_used == 180
+    lines = [line for line in capfd.readouterr().out.splitlines() if "versions were read" in line]
+    assert len([line for line in lines if "worker" in line and "] 0 versions" not in line]) == 2

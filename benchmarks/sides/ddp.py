@@ -69,11 +69,12 @@ def _race(rank: int, folder: Path, task: Race) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(x), y)
         if rank == 0:
-            over = watch.look(began - origin, digits.accuracy(model.module, held_out)) if step else False
+            over = watch.look(began - origin, digits.loss(model.module, held_out)) if step else False
             if stop_at is None and (over or began - origin > task.max_s):
                 # All ranks learn of it before their next step: its exchange needs rank 0, which has told by then.
                 store.set(STOP, str(step + 1))
-        overruns += not sleep_until(began + task.step_s[rank][step % len(task.step_s[rank])] - backward_s)
+        step_s = task.step_s[rank][step % len(task.step_s[rank])] * len(y) / task.batch_size  # an epoch's rest is less
+        overruns += not sleep_until(began + step_s - backward_s)
         loss.backward()
         optimizer.step()
         step, used = step + 1, used + len(y) * task.workers

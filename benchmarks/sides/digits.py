@@ -29,8 +29,8 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
 
 
-def accuracy(model: nn.Module, held_out: TensorDataset) -> float:
-    """The share of held-out pictures that are recognized."""
+def loss(model: nn.Module, held_out: TensorDataset) -> float:
+    """The mean loss on held-out pictures: unlike their accuracy it says much the same whatever the seed was."""
     x, y = held_out.tensors
     with torch.no_grad():
-        return float((model(x).argmax(1) == y).float().mean())
+        return float(nn.functional.cross_entropy(model(x), y))

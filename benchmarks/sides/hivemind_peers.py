@@ -55,7 +55,7 @@ def _peer(rank: int, folder: Path, task: Race) -> dict[str, Any]:
         functional.cross_entropy(model(x[rows]), y[rows]).backward()
         if rank == 0 and optimizer.local_epoch > evaluated:
             evaluated = optimizer.local_epoch
-            if watch.look(began - origin, digits.accuracy(model, held_out)):
+            if watch.look(began - origin, digits.loss(model, held_out)):
                 stop.touch()
         sleep_until(began + task.step_s[rank][step % len(task.step_s[rank])])
         optimizer.step()

@@ -135,7 +135,7 @@ def race(task: Race) -> Raced:
         "strategy": task.options["strategy"],
         "scenario": cluster,
         "seed": task.seed,
-        "target": f"accuracy>={task.target!r}",
+        "target": f"loss<={task.target!r}",
         "evaluate_every": f"{every:.6f}e",
         "max_seconds": task.max_s,
     }
@@ -153,11 +153,12 @@ def _race() -> None:
     session = paceline.init()
     task = Race(**json.loads(session.option("task", "")))
     train_set, held_out = digits.load(task.data)
+    torch.manual_seed(task.seed)
     model = digits.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {"accuracy": digits.accuracy(model, held_out)}
+        return {"loss": digits.loss(model, held_out)}
 
     session.prepare(model, optimizer, evaluate=evaluate)
     for x, y in session.batches(train_set, batch_size=task.batch_size, epochs=10_000):

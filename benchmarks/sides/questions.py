@@ -89,7 +89,10 @@ class Raced:
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """Training to a target on workers of unequal speed, each step slept out to its modelled seconds."""
+    """Training to a target on workers of unequal speed, each step slept out to its modelled seconds.
+
+    A seed gives every side the same first model; how each hands out its data is its own.
+    """
 
     name: ClassVar[str] = "race"
     answer: ClassVar[type] = Raced
@@ -98,7 +101,7 @@ class Race:
     lr: float
     seed: int
     batch_size: int
-    target: float
+    target: float  # a loss on held-out data
     max_s: float
     momentum: float = 0.9
     threads: int = 1

@@ -12,7 +12,7 @@ def sleep_until(at: float) -> bool:
 
 
 class Watch:
-    """The target is met by the mean of three evaluations in a row, at the middle one's time."""
+    """A loss is met by the mean of three evaluations in a row, at the middle one's time."""
 
     def __init__(self, target: float) -> None:
         self._target = target
@@ -23,6 +23,6 @@ class Watch:
         """Take an evaluation in; whether the target has been met."""
         self._seen = [*self._seen[-2:], (at, value)]
         mean = sum(value for _, value in self._seen) / 3
-        if self.reached_s is None and len(self._seen) == 3 and mean >= self._target:
+        if self.reached_s is None and len(self._seen) == 3 and mean <= self._target:
             self.reached_s = self._seen[1][0]
         return self.reached_s is not None
