@@ -147,6 +147,18 @@ def test_computing_is_slept_up_to_its_modelled_time(talk):
     assert (second.compute_s, second.overrun_s) == (0.125, 0.0)
 
 
+@pytest.mark.parametrize(("sent_at", "compute_s"), [(99.0, 2.0), (90.0, 10.125 - 0.5)])
+def test_times_count_from_when_the_grant_was_sent_and_not_from_when_it_was_read(talk, sent_at, compute_s):
+    link = talk(work(1, 5, sent_at=sent_at, delay_s=0.5, compute_s=min(2.0, compute_s)), LAST)
+
+    def during(*_):
+        link.now += 0.125
+
+    run(link, during)
+    (push,) = link.sent_of(Push)
+    assert (push.compute_s, push.overrun_s) == (compute_s, 0.0)
+
+
 def test_computing_longer_than_modelled_is_an_overrun(talk):
     link = talk(work(1, 5, compute_s=0.5), LAST)
 

@@ -67,7 +67,8 @@ class Passes:
         self._accumulates = False
         self._nominal: int | None = None
         self._pushed = 0
-        self._began = 0.0  # when the grant's model was there, on this process's clock
+        self._began = 0.0  # when the grant's model was there, or is to be by the scenario, on the host's clock
+        self._read_at = 0.0  # when this process could begin
         self._target_s: float | None = None  # how long the computation is to take
         self._remarked: set[str] = set()
 
@@ -172,7 +173,8 @@ class Passes:
         overrun_s = 0.0
         if self._target_s is not None:
             end = self._began + self._target_s
-            overrun_s = max(0.0, perf_counter() - end)
+            # A message that came late leaves less time until then; only a computation that is too long overruns.
+            overrun_s = max(0.0, perf_counter() - self._read_at - self._target_s)
             if self._interrupted(end):
                 return
         compute_s = perf_counter() - self._began
@@ -257,7 +259,9 @@ class Passes:
             self._push()
 
     def _take_up(self, work: Work) -> None:
-        self._began = perf_counter() + work.delay_s
+        now = perf_counter()
+        self._began = (now if work.sent_at is None else work.sent_at) + work.delay_s
+        self._read_at = max(now, self._began)
         self._target_s = work.compute_s
         self._drop_grant()
         self._state.reach(self._ready.phase, over=False)

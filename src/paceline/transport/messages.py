@@ -126,6 +126,7 @@ class Work(msgspec.Struct, frozen=True):
     delay_s: float = 0.0  # emulation: the model is still on its way for so long
     compute_s: float | None = None  # emulation: the computation is to take so long; None: as long as it takes
     save: int | None = None  # send your State under this number before you compute
+    sent_at: float | None = None  # emulation: from when these times count, by the host's monotonic clock
     phase: int | None = None  # that it belongs to: one of an earlier phase crossed the word that its script had left
 
 

@@ -51,7 +51,7 @@ class Codec:
                 loose = parameters is not None and parameters.tensors is not None
                 wire = w.Work(
                     message.ticket, _write_allotment(message.allotment), parameters, message.position, message.slot,
-                    message.delay_s, message.compute_s, message.save, message.phase,
+                    message.delay_s, message.compute_s, message.save, message.sent_at, message.phase,
                 )  # fmt: skip
             case m.Extra():
                 wire = w.Extra(
@@ -116,7 +116,7 @@ class Codec:
                     parameters = wire.parameters
                     message = m.Work(
                         wire.ticket, _read_allotment(wire.allotment), self._read_parameters(parameters), wire.position,
-                        wire.slot, wire.delay_s, wire.compute_s, wire.save, wire.phase,
+                        wire.slot, wire.delay_s, wire.compute_s, wire.save, wire.sent_at, wire.phase,
                     )  # fmt: skip
                 case w.Extra():
                     allotment = None if wire.allotment is None else _read_allotment(wire.allotment)

@@ -78,6 +78,7 @@ class Work(Wire):
     delay_s: float
     compute_s: float | None
     save: int | None
+    sent_at: float | None
     phase: int | None
 
 

@@ -131,7 +131,8 @@ class LocalCluster:
             case m.More():
                 self._on_more(member, message)
             case m.Note():
-                self._observe_now("report", {"name": message.name, "value": message.value}, member.worker)
+                self.coordinator.now = self.clock.now()
+                self.coordinator.observe("report", {"name": message.name, "value": message.value}, member.worker)
             case m.Evaluated():
                 self.conduct.measured(message.number, message.metrics)
             case m.State():
@@ -161,10 +162,6 @@ class LocalCluster:
                 raise as_error(message)
             case _:
                 raise InternalError(f"{member.name} sent {message}, which has no meaning here")
-
-    def _observe_now(self, what: str, data: dict[str, object], worker: int) -> None:
-        self.coordinator.now = self.clock.now()
-        self.coordinator.observe(what, data, worker)
 
     def _on_ended(self, member: Member) -> None:
         member.ended = True
@@ -326,15 +323,16 @@ class LocalCluster:
         parameters = (self.lending.version_for(member) or self._version_for(member)) if order.fresh else None
         member.order, member.computing = order, True
         member.bytes_down = self.coordinator.model_bytes if order.fresh else 0
-        delay_s, compute_s = 0.0, None
+        delay_s, compute_s, sent_at = 0.0, None, None
         if self.emulation is not None:
             member.attempt = self.emulation.attempt(order.worker)
             delay_s, compute_s = self.emulation.order(
-                order.worker, member.attempt, order.allotment.samples, member.bytes_down, self.clock.now()
+                order.worker, member.attempt, order.allotment.samples, member.bytes_down, order.at
             )
+            sent_at = self.clock.on_host(order.at)
         slot, save = member.free_slot(self.coordinator.held), self.save_number(member)
         member.link.deliver(m.Work(
-            order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save,
+            order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save, sent_at,
             self.phases.number,
         ))  # fmt: skip
 
@@ -366,8 +364,8 @@ class LocalCluster:
             self._arrived(arrival)  # one that crossed a cancellation takes no part in the emulated traffic
             return
         self.emulation.computed(message.overrun_s)
-        moments = self.emulation.arrivals(member.worker, member.attempt, arrival.bytes_up, now)
-        for moment in moments:
+        attempt, size = member.attempt, arrival.bytes_up
+        for moment in self.emulation.arrivals(member.worker, attempt, size, now, message.compute_s):
             if moment <= now:
                 self._arrived(arrival)
             else:

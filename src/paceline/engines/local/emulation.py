@@ -2,7 +2,8 @@
 
 The times are those of the simulator, drawn by the same keys, so that both engines see the same cluster. A worker sleeps
 what its computation lacks; the model's way down is slept before it computes, and the push's way up is waited for by the
-server before the push counts as arrived.
+server before the push counts as arrived. All of these times count from moments, on the clock that the host's processes
+have in common, and not from when a message was read: what messages really take is part of the modelled times.
 """
 
 from paceline.costs import Times
@@ -25,6 +26,7 @@ class Emulation:
         self._down = Direction(self.times, upward=False)
         self._up = Direction(self.times, upward=True)
         self._attempts: dict[int, int] = {}
+        self._begins: dict[int, float] = {}  # when each worker's latest computation began, by the scenario
 
     def attempt(self, worker: int) -> int:
         """The number of the worker's next computation, counted over all its processes."""
@@ -34,17 +36,21 @@ class Emulation:
 
     def order(self, worker: int, attempt: int, samples: int, bytes_down: int, now: float) -> tuple[float, float]:
         """Seconds that the model is under way, and seconds that the computation then takes."""
-        begin = self._down.arrival(worker, attempt, bytes_down, now)
+        begin = self._begins[worker] = self._down.arrival(worker, attempt, bytes_down, now)
         return begin - now, self.times.compute_s(worker, attempt, samples, begin)
 
     def more(self, worker: int, samples: int, now: float) -> float:
         """Seconds of further samples on the same grant."""
         return self.times.compute_s(worker, self.attempt(worker), samples, now)
 
-    def arrivals(self, worker: int, attempt: int, bytes_up: int, now: float) -> list[float]:
-        """When a push that sets out at `now` arrives: once, unless a mishap strikes it."""
-        at = self._up.arrival(worker, attempt, bytes_up, now)
-        return self._mishaps.deliveries(worker, attempt, now, at)
+    def arrivals(self, worker: int, attempt: int, bytes_up: int, now: float, compute_s: float) -> list[float]:
+        """When a push that was read at `now` arrives: once, unless a mishap strikes it.
+
+        It set out when its computation was over. What its message really took is part of the modelled way, not added.
+        """
+        sent_at = min(now, self._begins.get(worker, now) + compute_s)
+        at = self._up.arrival(worker, attempt, bytes_up, sent_at)
+        return self._mishaps.deliveries(worker, attempt, sent_at, at)
 
     def computed(self, overrun_s: float) -> None:
         """Count a computation, and whether it took longer than the scenario has it."""

@@ -91,7 +91,7 @@ class Server:
         self._seen_until: float | None = None  # what the scenario let happen before this server began
         self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
         self._interrupted = False
-        self._wiring = Wiring(channel, self._on_control, self._hear)
+        self._wiring = Wiring(channel, self._on_control, self._hear, exact=self.emulation is not None)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 

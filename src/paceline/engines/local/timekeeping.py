@@ -23,6 +23,10 @@ class Clock:
     def now(self) -> float:
         return 0.0 if self.zero is None else time.monotonic() - self.zero
 
+    def on_host(self, at: float) -> float:
+        """A second of the run on the clock that all processes of the host have in common."""
+        return at if self.zero is None else self.zero + at
+
 
 class Effort:
     """Processor seconds that the server spent applying pushes and copying versions.

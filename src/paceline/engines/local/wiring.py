@@ -26,11 +26,12 @@ class Wiring:
     """Who is linked, and what has come from whom."""
 
     def __init__(
-        self, channel: Channel, on_control: Callable[[], None], hear: Callable[[Member, ToServer], None]
+        self, channel: Channel, on_control: Callable[[], None], hear: Callable[[Member, ToServer], None], *, exact: bool
     ) -> None:
+        """`exact`: waits end in time; others may take a millisecond longer, and are for any number of workers."""
         self._channel = channel
         self._hear = hear
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
         self._processes: dict[Place, Member] = {}
         self._by_link: dict[int, Member] = {}
