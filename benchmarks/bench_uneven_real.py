@@ -38,8 +38,9 @@ BATCH = 32
 TARGET = 0.35  # loss on held-out data
 MATCHMAKING_S = (0.3, 1.0, 3.0)  # the last is what hivemind's guide advises for small local runs
 RATES = (0.2, 0.4, 0.1, 0.8)  # the likeliest first: a rate is given up once it is much slower than the best so far
-TUNING_SEEDS = (100, 101)  # all rates on the first, the two best on both
+TUNING_SEEDS = (100, 101)  # all rates on the first, the two best on both where they are close
 MUCH_SLOWER = 1.25
+CLOSE = 1.15
 STEPS = 2000  # of each worker whose times are drawn; they are gone through again if a race takes longer
 SCENARIO = """
 seed = {seed}
@@ -155,8 +156,11 @@ class Tuning:
             self.attempt(variant, lr * 2 if lr == max(tried) else lr / 2)
 
     def decide(self) -> Choice:
-        """The best of the two best, by both seeds."""
+        """The best of the two best, by both seeds; one that is clearly ahead need not race again."""
         best = self.ranked()[:2]
+        leader, *rest = sorted(seconds for seconds, _ in self._found)
+        if rest and rest[0] > CLOSE * leader:
+            return best[0]
         totals = [
             (seconds + self._seconds(choice, TUNING_SEEDS[1], self._max_s), choice)
             for seconds, choice in self._found
@@ -257,7 +261,8 @@ Digits, an MLP, SGD with momentum 0.9, {len(SPEEDS)} workers of speeds {SPEEDS},
 side), slept out. Seconds from the first batch to a loss of {TARGET} on held-out data: the mean of three evaluations in
 a row, one per {len(SPEEDS) * BATCH} samples or update, at the middle one's time, at most {size.max_s:g} s. A seed gives
 every side the same first model. Learning rates from {sorted(size.rates)}, beyond an edge while the best lies on it, by
-seed {TUNING_SEEDS[0]}, and the two best by seed {TUNING_SEEDS[1]} too; medians over seeds 0 to {repeats - 1}.
+seed {TUNING_SEEDS[0]}, the two best by seed {TUNING_SEEDS[1]} too if they are within {CLOSE - 1:.0%}; medians over
+seeds 0 to {repeats - 1}.
 DDP sleeps before backward, in which it exchanges gradients. hivemind 1.1.12 accumulates to a target batch of
 {len(SPEEDS) * BATCH}, as many samples as one of DDP's updates has; matchmaking times of {MATCHMAKING_S} s were tried at
 each rate, and its progress is looked up five times as often as by default. The first rows are the medians; the raw ones

@@ -253,19 +253,25 @@ class Imagined(bench_uneven_real.Course):
 
 
 def test_a_rate_much_slower_than_the_best_so_far_is_given_up_and_the_two_best_race_again():
-    course = Imagined({0.2: {100: 24.0}, 0.4: {100: 20.0, 101: 30.0}, 0.1: {100: 90.0}})
+    course = Imagined({0.2: {100: 22.0}, 0.4: {100: 20.0, 101: 30.0}, 0.1: {100: 90.0}})
     _, lr, rows = course.tune(bench_uneven_real.Entry("ddp", "ddp"))
-    assert course.raced[:4] == [(0.2, 100, 120.0), (0.4, 100, 30.0), (0.1, 100, 25.0), (0.8, 100, 25.0)]
+    assert course.raced[:4] == [(0.2, 100, 120.0), (0.4, 100, 27.5), (0.1, 100, 25.0), (0.8, 100, 25.0)]
     assert sorted(course.raced[4:]) == [(0.2, 101, 120.0), (0.4, 101, 120.0)]
     assert lr == 0.2
     assert all(row["tuning"] for row in rows)
 
 
 def test_the_grid_is_extended_while_the_best_lies_on_its_edge():
-    course = Imagined({0.2: {100: 24.0}, 0.4: {100: 20.0}, 0.8: {100: 15.0}, 1.6: {100: 12.0}, 3.2: {100: 14.0}})
+    course = Imagined({0.2: {100: 24.0}, 0.4: {100: 20.0}, 0.8: {100: 15.0}, 1.6: {100: 12.0}, 3.2: {100: 13.0}})
     _, lr, _ = course.tune(bench_uneven_real.Entry("ddp", "ddp"))
     assert lr == 1.6
     assert {rate for rate, seed, _ in course.raced if seed == 101} == {1.6, 3.2}
+
+
+def test_a_rate_that_is_clearly_ahead_need_not_race_again():
+    course = Imagined({0.2: {100: 24.0}, 0.4: {100: 20.0}})
+    assert course.tune(bench_uneven_real.Entry("ddp", "ddp"))[1] == 0.4
+    assert len(course.raced) == 4
 
 
 def test_who_never_gets_there_is_not_tuned_for_ever():

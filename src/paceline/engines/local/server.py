@@ -57,6 +57,8 @@ def main(channel: Channel) -> None:
         channel.send(control.encode(control.Finished("error", b"", as_failure(error))))
         channel.finish(LAST_WORDS_S)
         return
+    gc.collect()
+    gc.freeze()  # what is there by now stays: looking through it again and again would hold workers up
     server.run()
 
 
@@ -137,8 +139,6 @@ class Server:
 
     def _on_clock(self) -> None:
         """The run's seconds count from here on: what is to happen at a certain second can be put on the clock."""
-        gc.collect()
-        gc.freeze()  # what is there by now stays: looking through it again and again would hold workers up
         clock = self.cluster.clock
         if clock.zero is not None:
             self._tell(control.Began(clock.zero))
