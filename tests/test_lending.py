@@ -208,7 +208,7 @@ def test_real_processes_come_to_the_same_model(tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["asp", "fastest_k:k=1"])
+@pytest.mark.parametrize("strategy", ["asp", pytest.param("fastest_k:k=1", marks=pytest.mark.soak)])
 def test_a_worker_that_stands_still_while_it_reads_holds_nobody_up_for_long(tmp_path, capfd, strategy):
     job = DeviceJob(tmp_path, epochs=3.0)
     job.late = True
@@ -217,7 +217,7 @@ def test_a_worker_that_stands_still_while_it_reads_holds_nobody_up_for_long(tmp_
     assert any("did not read a version in time" in text for text in run.summary.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_comes_back_lends_its_own_memory(tmp_path, capfd):
     job = DeviceJob(tmp_path, size=60, epochs=3.0)
     run = paceline.launch(

@@ -246,31 +246,25 @@ def test_a_version_written_while_the_worker_computes_is_no_edit_of_the_script(an
     assert any("beside the optimizer" in text for text in remarks) == remarked
 
 
-def test_the_end_of_a_phase_that_the_script_had_left_is_not_that_of_the_next(talk):
-    link = talk(work(1, 5), Over(0, None, 1.0), work(2, 5), Over(1, None, 2.0), LAST)
-    seen = []
+def after_a_break(link):
+    """The samples of each batch of a second phase, the first of which was left at its first batch."""
     with worker(link) as session:
         model = network()
         session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         for _ in session.batches(ROWS, batch_size=5):
             break
-        for _, _, index in session.batches(ROWS, batch_size=5):
-            seen.append(len(index))
-    assert seen == [5]
+        return [len(index) for _, _, index in session.batches(ROWS, batch_size=5)]
+
+
+def test_the_end_of_a_phase_that_the_script_had_left_is_not_that_of_the_next(talk):
+    link = talk(work(1, 5), Over(0, None, 1.0), work(2, 5), Over(1, None, 2.0), LAST)
+    assert after_a_break(link) == [5]
     assert pushes(link) == [(2, 0)]
 
 
 def test_a_grant_of_a_phase_that_the_script_had_left_is_none_of_the_next(talk):
     link = talk(work(1, 5, phase=0), Cancelled(1), work(2, 4, phase=0), work(3, 5, phase=1), LAST)
-    seen = []
-    with worker(link) as session:
-        model = network()
-        session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        for _ in session.batches(ROWS, batch_size=5):
-            break
-        for _, _, index in session.batches(ROWS, batch_size=5):
-            seen.append(len(index))
-    assert seen == [5]
+    assert after_a_break(link) == [5]
     assert pushes(link) == [(3, 0)]
 
 

@@ -24,19 +24,6 @@ from sides.questions import Exchange, Exchanged, Overlap, Overlapped
 NEVER = 1 << 62
 
 
-class Counted(torch.utils.data.Dataset[int]):
-    """As many samples as wanted, none of which has to be fetched."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def exchange(task: Exchange) -> Exchanged:
     found, facts = _launched(_exchange, task)
     return Exchanged(found["round_s"][task.warmup : -1], found["worst_error"], facts.server)
@@ -52,7 +39,7 @@ def _exchange() -> None:
     session.prepare(model, optimizer)
     gradient, round_s = torch.empty(task.parameters, device=session.device), []
     rounds = task.warmup + task.rounds + 1  # the last step also ends the run: it is not timed
-    for number, _ in enumerate(session.batches(Counted(rounds), batch_size=1)):
+    for number, _ in enumerate(session.batches(vectors.Counted(rounds), batch_size=1)):
         optimizer.zero_grad()
         gradients.write(number, gradient)
         torch.cuda.synchronize()
@@ -81,7 +68,7 @@ def _overlap() -> None:
     session.prepare(model, optimizer)
     inputs = torch.randn(task.rows, task.width, device=session.device)
     backward_s = []
-    for _ in session.batches(Counted(task.warmup + task.rounds + 1), batch_size=1):
+    for _ in session.batches(vectors.Counted(task.warmup + task.rounds + 1), batch_size=1):
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(inputs).square().mean()

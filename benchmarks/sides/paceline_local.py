@@ -28,22 +28,6 @@ ENOUGH = 1_000_000  # samples or epochs: every worker leaves the loop when it ha
 LOOK_S = 0.1  # between two looks at the server's memory
 
 
-class Counted(torch.utils.data.Dataset[int]):
-    """As many samples as wanted, none of which has to be fetched."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return indices
-
-
 # -- exchange --------------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +47,7 @@ def _exchange() -> None:
     session.prepare(model, optimizer)
     gradient, round_s = torch.empty(task.parameters), []
     rounds = task.warmup + task.rounds
-    batches = session.batches(Counted(ENOUGH), batch_size=1, collate_fn=_as_is)
+    batches = session.batches(vectors.Counted(ENOUGH), batch_size=1, collate_fn=_as_is)
     for number, _ in zip(range(rounds), batches, strict=False):
         optimizer.zero_grad()
         model.values.backward(gradients.write(number, gradient))
@@ -89,7 +73,7 @@ def _update() -> None:
     optimizer = vectors.sgd(list(model.parameters()), task.lr)
     session.prepare(model, optimizer)
     gradient, done = vectors.Gradients(task.parameters).write(1, torch.empty(task.parameters)), []
-    batches = session.batches(Counted(ENOUGH), batch_size=1, collate_fn=_as_is)
+    batches = session.batches(vectors.Counted(ENOUGH), batch_size=1, collate_fn=_as_is)
     for _ in zip(range(task.warmup + task.updates), batches, strict=False):
         model.values.grad = gradient
         optimizer.step()

@@ -52,3 +52,19 @@ def error_from(start: torch.Tensor, gradients: Gradients, result: torch.Tensor, 
 
 def _uniform(count: int, seed: int) -> torch.Tensor:
     return torch.empty(count).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+
+
+class Counted(torch.utils.data.Dataset[int]):
+    """As many samples as wanted, none of which has to be fetched."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
