@@ -1,11 +1,11 @@
 """Four real processes train digits, one of them four times slower: bsp, dasp and balanced beside what was predicted.
 
-    python examples/demo.py
-
+    python examples/demo.py [TARGET]
 The simulator says what each strategy will do on `uneven4.toml`; then the same function trains on four worker processes
 of this machine, which sleep the difference to the computers of that file. Seconds count from the first batch.
 """
 
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from paceline import Report, scenario, tasks
 from paceline.tasks import digits
 from paceline.tasks.scoring import score
 
-CLUSTER, TARGET = scenario.load(Path(__file__).with_name("uneven4.toml")), "accuracy=0.93"
+CLUSTER, TARGET = scenario.load(Path(__file__).with_name("uneven4.toml")), (sys.argv[1:] or ["accuracy=0.93"])[0]
 images, held_out = digits.load()  # once: worker processes get them together with the function
 
 
@@ -52,8 +52,8 @@ def predict_and_measure(strategy: str, console: Console) -> tuple[Report, Report
 def facts(report: Report, bsp: Report) -> list[str]:
     """The cells of one report."""
     seconds, of_bsp = (r.target.reached_at_seconds or float("inf") for r in (report, bsp))
-    waiting, staleness = f"{report.wait_fraction:.0%}", f"{report.staleness.mean:.2f}"
-    return [f"{seconds:.1f}", f"{of_bsp / seconds:.2f}", waiting, staleness, f"{report.accuracy:.1%}"]
+    more = f"{report.wait_fraction:.0%}", f"{report.staleness.mean:.2f}", f"{report.accuracy:.1%}"
+    return [f"{seconds:.1f}", f"{of_bsp / seconds:.2f}", *more]
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
         table.add_row(strategy, *(" / ".join(pair) for pair in pairs))
     console.print(table)
     console.print(*(warning for _, real in runs.values() for warning in real.warnings), style="yellow")
-    training, total = sum(real.seconds for _, real in runs.values()), time.monotonic() - began
+    total, training = time.monotonic() - began, sum(real.seconds for _, real in runs.values())
     console.print(f"One seed. {total:.0f} s: {training:.0f} s training, the rest starting 18 processes.", style="dim")
 
 

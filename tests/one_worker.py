@@ -53,7 +53,7 @@ class RegionServer(Alone):
 
     def order(self, order):
         super().order(order)
-        work = self._answers.pop()
+        work = self.answers.pop()
         self._slot = order.ticket % SLOTS if self._alternate else 0
         parameters = work.parameters
         if parameters is not None:
@@ -62,7 +62,7 @@ class RegionServer(Alone):
             for home, value in zip(self.region.buffers, parameters.buffers, strict=True):
                 home.copy_(value)
             parameters = Parameters(parameters.version, self.region.flat, self.region.buffers)
-        self._answers.append(Work(work.ticket, work.allotment, parameters, work.position, self._slot))
+        self.answers.append(Work(work.ticket, work.allotment, parameters, work.position, self._slot))
 
 
 class StandInCopies:

@@ -42,6 +42,7 @@ REPORT_FIELDS = [
     "per_worker",
     "warnings",
     "journal",
+    "table_reads",
 ]
 
 TRAINING = """

@@ -132,7 +132,7 @@ def test_module_buffers(link):
         optimizer.step()
 
     assert_same(*trained(looping(Buffered, step), link), rtol=1e-6, atol=1e-7)
-    names = [name for name, _, _ in link._conduct.store.spec.buffers]
+    names = [name for name, _, _ in link.conduct.store.spec.buffers]
     moved = zip(names, link.pushes[-1].buffer_change, strict=True)
     assert [name for name, change in moved if change is None] == ["mask", "still"]
 

@@ -1,5 +1,6 @@
 """The examples run as a newcomer would run them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def run_in(folder: Path, *command: object) -> str:
 
 @pytest.mark.slow
 def test_the_demo_shows_three_strategies_simulated_and_on_real_processes(tmp_path):
-    shown = run_in(tmp_path, EXAMPLES / "demo.py")
+    shown = run_in(tmp_path, EXAMPLES / "demo.py", "accuracy=0.6")  # nearer than its own, and sooner reached
     rows = [line.split() for line in shown.splitlines() if line.count(" / ") == 5]
     assert [row[0] for row in rows] == ["bsp", "dasp", "balanced"], shown
     assert "inf" not in shown
@@ -51,4 +52,22 @@ def test_the_example_script_runs_under_every_engine(tmp_path, engine, told):
 @pytest.mark.slow
 def test_the_example_script_trains_alone(tmp_path):
     assert "held-out accuracy" in run_in(tmp_path, EXAMPLES / "train.py")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(["--workers", "2"], marks=pytest.mark.soak), ["--engine", "sim", "--scenario", "even4"]],
+)
+def test_the_example_on_tables_runs_under_every_engine(tmp_path, engine):
+    script = EXAMPLES / "factors.py"
+    shown = run_in(tmp_path, "-m", "paceline", "run", *engine, "--strategy", "ssp:staleness=3", "--json", script)
+    report = json.loads(shown)
+    assert report["loss"] < 0.7  # from 1.0
+    assert report["table_reads"]["users"]["max_age"] <= 3
+
+
+def test_the_example_on_tables_runs_alone(tmp_path):
+    run_in(tmp_path, EXAMPLES / "factors.py")
     assert list(tmp_path.iterdir()) == []

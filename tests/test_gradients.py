@@ -173,7 +173,7 @@ def test_compiled_modules_train_and_go_by_their_plain_names(kind, monkeypatch):
         return plain
 
     assert_same(*trained(script, link), rtol=1e-5, atol=1e-6)
-    spec = link._conduct.store.spec
+    spec = link.conduct.store.spec
     assert [name for name, _, _ in spec.parameters] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert [key for key, _ in spec.keys] == list(network().state_dict())
 
@@ -308,7 +308,7 @@ def test_module_buffers(link):
     assert_same(*trained(looping(Buffered, plain_step, batch_size=10), link), rtol=1e-6, atol=1e-7)
     if isinstance(link, RegionServer):
         moved = [change is not None for change in link.pushes[-1].buffer_change]
-        names = [name for name, _, _ in link._conduct.store.spec.buffers]
+        names = [name for name, _, _ in link.conduct.store.spec.buffers]
         still = [name for name, changed in zip(names, moved, strict=True) if not changed]
         assert still == ["mask", "still"]
 
@@ -348,5 +348,5 @@ def test_changes_beside_the_optimizer_are_remarked_on_and_overwritten(region_lin
             change(model)
             plain_step(model, optimizer, x, y, 0)
     assert any("beside the optimizer" in record.getMessage() for record in caplog.records)
-    for parameter, value in zip(model.parameters(), region_link._conduct.store.state()[0], strict=True):
+    for parameter, value in zip(model.parameters(), region_link.conduct.store.state()[0], strict=True):
         assert torch.equal(parameter.data, value)

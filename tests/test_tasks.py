@@ -49,7 +49,9 @@ def text_folder(tmp_path: Path) -> Path:
 
 
 def test_every_task_is_listed_described_and_there() -> None:
-    assert tasks.names() == ["cifar", "digits", "linreg", "mnist", "shakespeare"]
+    assert tasks.names() == [
+        "cifar", "digits", "factorize", "lasso", "linreg", "logreg", "mnist", "shakespeare", "topics",
+    ]  # fmt: skip
     for name in tasks.names():
         assert tasks.describe(name)
         assert tasks.get(name).__module__ == f"paceline.tasks.{name}"

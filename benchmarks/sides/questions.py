@@ -137,5 +137,54 @@ class Overlap:
     lr: float = 1e-6
 
 
-Question = Exchange | Update | Train | Race | Overlap
-QUESTIONS: dict[str, type[Question]] = {kind.name: kind for kind in (Exchange, Update, Train, Race, Overlap)}
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Seconds of every round after the warm-up, by what was done in it."""
+
+    seconds: dict[str, list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather:
+    """Read and add to some rows of a table at random, from where they are at hand and from another process."""
+
+    name: ClassVar[str] = "gather"
+    answer: ClassVar[type] = Gathered
+    table_rows: int
+    width: int
+    rows: int  # of each read or increment
+    rounds: int
+    warmup: int = 5
+    threads: int = 1
+    workers: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """Tokens sampled, and the processor seconds that it took, with those of a server beside them if there is one."""
+
+    tokens: int
+    cpu_s: float
+    server_cpu_s: float
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A topic model by Gibbs sampling."""
+
+    name: ClassVar[str] = "sample"
+    answer: ClassVar[type] = Sampled
+    folder: str | None  # of the corpus; None: a made one
+    topics: int
+    passes: int
+    workers: int
+    parts: int = 4
+    staleness: int = 2
+    threads: int = 1
+
+
+Question = Exchange | Update | Train | Race | Overlap | Gather | Sample
+QUESTIONS: dict[str, type[Question]] = {
+    kind.name: kind for kind in (Exchange, Update, Train, Race, Overlap, Gather, Sample)
+}

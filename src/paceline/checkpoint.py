@@ -17,10 +17,10 @@ import platform
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -32,16 +32,27 @@ from paceline.journal import spelled_out
 from paceline.regions import dtype_of
 from paceline.restoring import RunSnapshot
 from paceline.store import ModelSpec, Store, StoreSnapshot
+from paceline.tables.spec import TableSpec
 
 FORMAT = 1
 FOLDER = "checkpoints"
 HEAD, MODEL, OPTIMIZER, SERVER = "checkpoint.json", "model.safetensors", "optimizer.safetensors", "server.safetensors"
+TABLES = "tables.safetensors"
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
 UNFINISHED, DISCARDED = ".writing-", ".removing-"  # beginnings of names that no reader looks at
 READ_BYTES = 1 << 20
 
 
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], Store]
+
+
+class Tables(Protocol):
+    """What a run on tables has instead of a store."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]: ...
+
+    def shards(self) -> Mapping[str, Sequence[Any]]: ...
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -57,9 +68,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     written: str  # the hour
     versions: dict[str, str]
-    spec: ModelSpec
+    spec: ModelSpec | None = None  # None: of tables
+    tables: list[TableSpec] = []
     run: RunSnapshot
-    optimizer: dict[str, Any]
+    optimizer: dict[str, Any] = {}
     engine: dict[str, Any]  # whatever the engine adds: the phase, evaluations, options in force
     files: dict[str, FileSum]
 
@@ -76,25 +88,39 @@ class Checkpointer:
         self._head: dict[str, Any] = {}
         self._files: dict[str, FileSum] = {}
 
-    def begin(self, run: RunSnapshot, store: Store, engine: Mapping[str, Any], workers: Iterable[int]) -> None:
-        """Write the store as it is at this moment; the states of these workers are to follow."""
+    def begin(
+        self, run: RunSnapshot, contents: Store | Tables, engine: Mapping[str, Any], workers: Iterable[int]
+    ) -> None:
+        """Write the model or the tables as they are at this moment; the states of these workers are to follow."""
         self.abandon()
         self.number, self.waiting = run.version, set(workers)
-        taken = store.snapshot()
-        spec = msgspec.to_builtins(store.spec)
-        self._head = {"spec": spec, "run": msgspec.to_builtins(run), "optimizer": taken.optimizer, "engine": engine}
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean()
             self._place.mkdir()
-            model, beside = _sorted_out(store.spec, taken)
-            self._write_tensors(MODEL, model)
-            self._write_tensors(OPTIMIZER, taken.optimizer_tensors)
-            if beside:
-                self._write_tensors(SERVER, beside)
+            head = self._write_model(contents) if isinstance(contents, Store) else self._write_tables(contents)
+            self._head = {**head, "run": msgspec.to_builtins(run), "engine": engine}
         except OSError as error:
             raise self._cannot_write(error) from error
+
+    def _write_model(self, store: Store) -> dict[str, Any]:
+        taken = store.snapshot()
+        model, beside = _sorted_out(store.spec, taken)
+        self._write_tensors(MODEL, model)
+        self._write_tensors(OPTIMIZER, taken.optimizer_tensors)
+        if beside:
+            self._write_tensors(SERVER, beside)
+        return {"spec": msgspec.to_builtins(store.spec), "optimizer": taken.optimizer}
+
+    def _write_tables(self, tables: Tables) -> dict[str, Any]:
+        named = {
+            f"{name}.{number}": torch.from_numpy(shard)
+            for name, shards in tables.shards().items()
+            for number, shard in enumerate(shards)
+        }
+        self._write_tensors(TABLES, named)
+        return {"tables": msgspec.to_builtins(list(tables.specs))}
 
     def state(self, number: int, worker: int, data: bytes) -> bool:
         """A worker's own state; True if it was the last that the checkpoint under way lacked."""
@@ -202,13 +228,27 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     def require_spec(self, spec: ModelSpec) -> None:
         """The model to go on with must be the one that was saved."""
+        if self.head.spec is None:
+            raise CheckpointError(
+                f"{self.path} is of tables, and the script trains a model: resume the script it is of"
+            )
         difference = self.head.spec.difference(spec, "the checkpoint", "the script")
         if difference is not None:
             raise CheckpointError(f"{self.path} is of another model: {difference}")
 
+    def shards(self) -> dict[str, list[Any]]:
+        """The tables' values and what their rules remember, by table."""
+        found: dict[str, dict[int, Any]] = {}
+        for key, tensor in tensor_files.read(self.path / TABLES).items():
+            name, _, number = key.rpartition(".")
+            found.setdefault(name, {})[int(number)] = tensor.numpy()
+        return {name: [shards[number] for number in sorted(shards)] for name, shards in found.items()}
+
     def store(self, statistics: bool, make: MakeStore = Store) -> Store:
         """The store as it was."""
         spec = self.head.spec
+        if spec is None:
+            raise CheckpointError(f"{self.path} is of tables and holds no model")
         model = tensor_files.read(self.path / MODEL)
         optimizer = tensor_files.read(self.path / OPTIMIZER)
         beside = tensor_files.read(self.path / SERVER) if SERVER in self.head.files else {}
@@ -271,6 +311,8 @@ def _read_head(path: Path) -> Head:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; remove its folder to go on from the one before") from error
+    if head.spec is None:
+        return head
     spec = msgspec.structs.replace(head.spec, optimizer=head.spec.optimizer.with_tuples())
     return msgspec.structs.replace(head, spec=spec)
 

@@ -69,6 +69,11 @@ class Coordinator:
         self.ledger = ledger
         self.round_samples = round_samples
 
+    def keep_tables(self, tables: Any) -> None:
+        """What pushes bring are increments of these tables."""
+        self.store = tables
+        self.watch.expect_no_losses()
+
     def seat(self, worker: int, incarnation: int) -> None:
         """A process took its seat; it takes work once it has joined."""
         self.seats[worker] = Seat(worker, incarnation)

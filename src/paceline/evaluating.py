@@ -4,7 +4,8 @@ It runs the same script as the workers, up to `prepare`, in a process of its own
 exists before `prepare`, and measuring takes nothing from the workers.
 """
 
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from paceline.evaluation import Evaluate as EvaluateFunction
 from paceline.evaluation import measure
@@ -12,6 +13,7 @@ from paceline.greeting import Greeting
 from paceline.replica import Replica
 from paceline.transport.base import Endpoint, Lost
 from paceline.transport.messages import Evaluate, Evaluated, Welcome
+from paceline.transport.table_messages import EvaluateTables, Measures
 
 
 def serve(endpoint: Endpoint, greeting: Greeting, replica: Replica, evaluate: EvaluateFunction) -> NoReturn:
@@ -29,3 +31,18 @@ def serve(endpoint: Endpoint, greeting: Greeting, replica: Replica, evaluate: Ev
         elif isinstance(message, Evaluate):
             replica.load(message.parameters)
             endpoint.send(Evaluated(message.number, measure(evaluate, replica.model)))
+
+
+def serve_tables(endpoint: Endpoint, evaluate: Callable[[dict[str, Any]], Mapping[str, float]]) -> NoReturn:
+    """Answer for tables until the link closes."""
+    endpoint.send(Measures())
+    while True:
+        try:
+            message = endpoint.receive()
+        except Lost:
+            endpoint.reconnect()
+            endpoint.send(Measures())
+            continue
+        if isinstance(message, EvaluateTables):
+            metrics = evaluate(dict(zip(message.names, message.values, strict=True)))
+            endpoint.send(Evaluated(message.number, {name: float(value) for name, value in metrics.items()}))

@@ -52,7 +52,7 @@ _OF_PROCESSES = ("transport", "respawn", "checkpoint_every", "checkpoint_keep")
 
 
 class Run:
-    """A finished run: its report, where its journal lies, and the trained model."""
+    """A finished run: its report, where its journal lies, and the trained model, or its tables as arrays by name."""
 
     def __init__(
         self,
@@ -61,12 +61,14 @@ class Run:
         folder: Path | None,
         ended: Cause,
         state: dict[str, torch.Tensor] | None,
+        tables: dict[str, Any] | None = None,
     ) -> None:
         self.summary = summary
         self.journal = journal
         self.folder = folder
         self.ended = ended
         self.model_state = state
+        self.tables = tables
 
     @property
     def exit_code(self) -> int:
@@ -160,7 +162,11 @@ def _on_processes(
         outcome.raise_failure()
         if report is None:
             raise InternalError(f"the run ended ({outcome.cause}) without a report")
-        return Run(report, plan.journal, plan.folder, outcome.cause, outcome.model_state())
+        state = outcome.state()
+        if not outcome.tables or state is None:
+            return Run(report, plan.journal, plan.folder, outcome.cause, state)
+        tables = {name: tensor.numpy() for name, tensor in state.items()}
+        return Run(report, plan.journal, plan.folder, outcome.cause, None, tables)
 
 
 def _simulated(
@@ -179,7 +185,8 @@ def _simulated(
         _write_report(report, plan.folder)
     store = conduct.store_or_none
     state = model_state(store) if store is not None else None
-    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state)
+    tables = conduct.tables.snapshot() if conduct.tables is not None else None
+    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state, tables)
 
 
 def _run(train: Callable[[], None], plan: Plan, conduct: Conduct) -> None:

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from paceline.errors import CheckpointError, InternalError, OptionError
 
-Sampling = Literal["epoch", "shard", "replacement"]
-SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")
+Sampling = Literal["epoch", "shard", "replacement", "clocks"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
 MOST_SAMPLES = 1 << 53  # beyond that a float no longer counts single samples
 Indices = npt.NDArray[np.int64]
 
@@ -114,6 +114,8 @@ def make_ledger(
             return ShardLedger(size, total, (seed, phase), workers)
         case "replacement":
             return ReplacementLedger(size, total, (seed, phase))
+        case "clocks":
+            return Unallotted(MOST_SAMPLES)
     raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
 
 
@@ -312,3 +314,10 @@ class Tally(_Unbounded):
         if self._last.samples != work:
             self._last = Allotment(0, work, None)
         return self._last
+
+
+class Unallotted(Tally):
+    """Of scripts on tables, which find their work themselves, and say what it was when they have done it."""
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - a grant is for a clock
+        return super().allot(worker, 0)

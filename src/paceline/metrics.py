@@ -12,11 +12,12 @@ is absent from the last line before the restored header until it joins again.
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.events import Event, Joined, Left, Pushed
 from paceline.journal import Decision, Header, Line, Observation, Restored
-from paceline.report import Report, Staleness, TargetReport, WorkerReport, to_json
+from paceline.report import Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
@@ -116,6 +117,7 @@ class Metrics:
         self._monitor = Monitor()
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
+        self._reads: dict[str, list[int]] = {}  # by table: how many rows were read so many clocks old
         self._resuming = False  # the strategy is still being told that its workers are gone
 
     def write(self, line: Line) -> None:
@@ -244,6 +246,8 @@ class Metrics:
                 self._target = TargetReport(data["metric"], float(data["value"]), data["reached_at"])
             case "warning" | "error":
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
+            case "reads":
+                self._reads[data["table"]] = _sum(self._reads.get(data["table"], []), data["ages"])
             case "end":
                 self.ended = data["cause"]
 
@@ -303,6 +307,8 @@ class Metrics:
             target=self._target,
             per_worker=per_worker,
             warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
+            table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
+            or None,
             journal=journal,
         )
 
@@ -329,6 +335,10 @@ def fold(lines: Iterable[Line]) -> Metrics:
     for line in lines:
         metrics.write(line)
     return metrics
+
+
+def _sum(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
 
 
 def _summary(counts: dict[int, int]) -> Staleness:

@@ -2,7 +2,10 @@
 
 import math
 
+import msgspec
+
 from paceline.costs import Times
+from paceline.mishaps import Mishaps
 
 
 class Direction:
@@ -26,3 +29,11 @@ class Direction:
                 self._free_at = begin + seconds
         # A slower link at the worker's own end stretches its transfer, but does not keep the server's link busy.
         return begin + max(seconds, size / times.bandwidth(worker)) + latency
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """Both directions, and what befalls messages on them."""
+
+    up: Direction
+    down: Direction
+    mishaps: Mishaps

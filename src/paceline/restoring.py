@@ -100,7 +100,9 @@ def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
     c.now = at
     for name, due in taken.timers.items():
         c.outbox.timer(name, due, c.timers.set(name, due))
-    for worker in taken.members:
+    # The fastest first: each that leaves may let `min` rise, and everybody is to join where the slowest stood.
+    clocks = getattr(getattr(c.strategy.state, "clocks", None), "of", {})
+    for worker in sorted(taken.members, key=lambda worker: (-clocks.get(worker, 0), worker)):
         event = Left(at, worker, "crash")
         actions = c.strategy.handle(event)
         if c.sink is not None:

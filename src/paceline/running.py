@@ -1,8 +1,8 @@
 """What a run does beside deciding: its store, evaluations, target, limits, divergence. Shared by the engines."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -14,12 +14,14 @@ from paceline.journal import Header, Sink
 from paceline.ledger import Ledger
 from paceline.seats import Held
 from paceline.store import ModelSpec, Parameters, Store
-from paceline.strategies import build, canonical
+from paceline.strategies import build, canonical, names, strategy_class
 from paceline.strategies.base import Strategy
+from paceline.tables.spec import TableSpec
 from paceline.transport.messages import Hello
 
 Cause = Literal["done", "target", "limit", "stopped", "interrupted", "error", "divergence"]
 LOST_SHARE = 0.01  # of the samples; what a script filters out on purpose is below or well known
+ROUNDS_OF_AN_EPOCH = 10  # where there is no data: `0.1e`, the default, is then a round
 PROGRESS_SECONDS = 0.1  # between two reports of progress, on the wall's clock
 
 
@@ -42,6 +44,22 @@ class Snapshot(msgspec.Struct, frozen=True):
     version: int
     samples_used: int
     epoch: float
+
+
+class Tables(Protocol):
+    """A store of tables instead of a model."""
+
+    def apply(self, gradients: Sequence[Any], weights: Sequence[float], samples: Sequence[int], *, stock: bool) -> Any:
+        """Take in what pushes bring."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]: ...
+
+    def shards(self) -> Mapping[str, Sequence[Any]]:
+        """What a checkpoint holds."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every table as an array, by name."""
 
 
 Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Conduct.measured`
@@ -70,6 +88,7 @@ class Conduct:
         self.metrics: dict[str, float] = {}
         self.watch = TargetWatch(config.target)
         self.store_or_none: Store | None = None
+        self.tables: Tables | None = None
         self._progress = progress
         self._shown = time.monotonic()
         self._schedule = Schedule(config.evaluate_every)
@@ -81,6 +100,7 @@ class Conduct:
         self._size = 0
         self._epochs_before = 0.0
         self._phases = 0
+        self._by_rounds = False
         self._remarks: set[str] = set()
         self._verdict = "the run diverged and was stopped, as --on-divergence stop asks"
         self._options_checked = False
@@ -173,9 +193,21 @@ class Conduct:
             self._remarks.add(text)
             self.coordinator.observe("warning", {"text": text})
 
+    def keep_tables(self, tables: Tables) -> None:
+        """The run works on these. There is no data whose passes could be counted: an epoch is so many rounds."""
+        strategy = self.strategy
+        if not strategy.serves_tables:
+            serving = [name for name in names() if strategy_class(name).serves_tables]
+            raise OptionError(f"{strategy.name} does not work on tables: choose {', '.join(serving)}")
+        self._by_rounds = True
+        self.tables = tables
+        self.coordinator.keep_tables(tables)
+
     @property
     def _epochs(self) -> float:
         """Passes over the data so far, each phase's over its own."""
+        if self._by_rounds:
+            return self.coordinator.position / ROUNDS_OF_AN_EPOCH
         ledger = self.coordinator.ledger
         return self._epochs_before + (ledger.used / self._size if ledger is not None and self._size else 0.0)
 
@@ -268,8 +300,8 @@ class Conduct:
     @property
     def unmeasured(self) -> bool:
         """Whether there are no numbers of the current version, although they could be had."""
-        stale = self._evaluated != self.coordinator.version and self.store_or_none is not None
-        return stale and self._measure is not None
+        something = self.store_or_none is not None or self.tables is not None
+        return something and self._evaluated != self.coordinator.version and self._measure is not None
 
     def evaluate_last(self, at: float) -> None:
         """Have the final version measured, unless that was done or nothing can do it."""
@@ -325,8 +357,11 @@ class Conduct:
         c = self.coordinator
         if self.cause not in (None, "done"):
             return
-        if not self._phases:
+        if not self._phases and self.tables is None:
             self.remark("no worker called session.batches(): nothing was trained")
+        elif self.tables is not None:
+            if not c.version:
+                self.remark("no clock was ever completed: does the script call session.clock()?")
         elif not c.version:
             self.remark(
                 "no gradient was ever pushed: does the script call loss.backward() and optimizer.step() for each batch?"

@@ -24,13 +24,19 @@ from paceline.ledger import SAMPLINGS, Sampling
 from paceline.passes import OVER, Passes
 from paceline.replica import Replica, has_batch_statistics, spec_of
 from paceline.slots import SlotReplica
+from paceline.tables.client import Client
+from paceline.tables.client import Evaluate as EvaluateTables
+from paceline.tables.spec import make_spec
+from paceline.tables.table import Table
 from paceline.transport.base import Closed
 from paceline.transport.messages import Asked, Note, Over, Ready, Remark, Stop
+from paceline.transport.table_messages import Measures
 from paceline.worker_state import WorkerState
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+CLOCKS = 1 << 40  # the size of data that nobody counts
 EMPTY_PHASES = 1000  # loops without data that a script may make after the run is over
 
 
@@ -62,6 +68,7 @@ class Session:
         self._replica: Replica | None = None
         self._greeting: Greeting | None = None
         self._passes: Passes | None = None
+        self._tables: Client | None = None
         self._follower: FollowingScheduler | None = None
         self._asked: set[str] = set()
         self._phase = 0
@@ -116,6 +123,8 @@ class Session:
         """
         if self._replica is not None:
             raise UserError("prepare() was called twice; one session trains one model")
+        if self._tables is not None:
+            raise UserError("prepare() was called after table(): a run trains a model or works on tables")
         if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             given = f"{type(model).__name__} and {type(optimizer).__name__}"
             raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
@@ -198,8 +207,79 @@ class Session:
             if name == "loss":
                 if self._passes is not None:
                     self._passes.on_loss(number)
+                elif self._tables is not None:
+                    self._tables.report_loss(number)
             else:
                 self._endpoint.send(Note(name, number))
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        rows: int,
+        width: int = 1,
+        *,
+        dtype: Any = "float32",
+        staleness: int | None = None,
+        init: Any = None,
+        update: str = "add",
+        eager: bool = False,
+        cache_rows: int | None = None,
+    ) -> Table:
+        """A table that all workers share: rows of a fixed width, read with `get` and added to with `inc`.
+
+        `staleness` bounds the age of what is read, in clocks; without it the strategy's bound holds. `init` is a
+        number, an array, or a function of rows and width; the first worker's is taken. `update` is what an increment
+        does at the server (`add`, `clip:limit=...`, `adagrad:rate=...`). `eager` has rows once read sent again as they
+        change. `cache_rows` bounds the memory of the cache.
+        """
+        if self._replica is not None:
+            raise UserError("table() was called after prepare(): a run trains a model or works on tables")
+        spec = make_spec(name, rows, width, dtype, staleness, update, eager)
+        if self._tables is None:
+            ready = None if self._context.evaluator else Ready(self._phase, CLOCKS, 1, 1, "clocks", 1)
+            self._tables = Client(self._endpoint, self._context.worker, ready, self._state)
+        return self._tables.open(spec, init, cache_rows)
+
+    def clock(self, work: int = 1) -> bool:
+        """This worker has completed an iteration on its tables: ship what it wrote. False once the run is over.
+
+        `work` says what the iteration cost, in samples, tokens, ratings; a scenario's times are per unit of it.
+        """
+        return self._on_tables("clock()").complete_clock(work)
+
+    @property
+    def clocks(self) -> int:
+        """Iterations on tables that count as completed for this worker: a newcomer starts where the slowest stands, and
+        a resumed run where it was left."""
+        client = self._on_tables("clocks")
+        client.require_going("clocks")
+        return client.clock
+
+    def barrier(self) -> None:
+        """Wait for all workers; what any of them wrote before it, all of them read after it."""
+        self._on_tables("barrier()").barrier()
+
+    def share(self, count: int) -> Any:
+        """This worker's part of `count` rows, as an array of their numbers: dealt anew when a worker comes or goes."""
+        return self._on_tables("share()").share(count)
+
+    def measure(self, evaluate: EvaluateTables) -> None:
+        """Have the tables measured as the run goes on: `evaluate(tables)` gets arrays by name, returns numbers by name.
+
+        To be called before the first `get` or `clock`; it is no worker's time.
+        """
+        if not callable(evaluate):
+            raise OptionError(f"evaluate must be a function of the tables, not {type(evaluate).__name__}")
+        if self._context.evaluator:
+            evaluating.serve_tables(self._endpoint, evaluate)
+        self._endpoint.send(Measures(evaluate if self._context.evaluates else None))
+
+    def _on_tables(self, what: str) -> Client:
+        if self._tables is None:
+            raise UserError(f"{what} was called before session.table(...): open the tables first")
+        return self._tables
 
     def stop(self, reason: str) -> None:
         """End this phase for all workers."""

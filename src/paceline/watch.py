@@ -24,6 +24,10 @@ class Watch:
         self._told_of_losses = False
         self._seen_loss = False
 
+    def expect_no_losses(self) -> None:
+        """Not every iteration has a loss, and nobody need say so."""
+        self._told_of_losses = True
+
     def snapshot(self) -> dict[str, Any]:
         """What it has seen, as plain data."""
         told, seen = self._told_of_losses, self._seen_loss

@@ -1,8 +1,10 @@
 """What every transport promises. A transport is tested by giving `TransportContract` a way to make links."""
 
+import copy
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from paceline.ledger import Allotment
 from paceline.optimizers import OptimizerSpec
 from paceline.regions import RegionLayout
 from paceline.store import Gradient, ModelSpec, Parameters
+from paceline.tables.spec import TableSpec
+from paceline.transport import table_messages as tables
 from paceline.transport.base import Closed
 from paceline.transport.messages import (
     Asked,
@@ -43,6 +47,49 @@ SPEC = ModelSpec(
     OptimizerSpec("Adam", ({"lr": 0.1, "betas": (0.9, 0.999), "foreach": None, "maximize": False},), ((0, 1, 2),)),
     (("weight", 0), ("bias", 1), ("half", 2), ("mean", 3)),
 )
+
+
+MATRIX = np.arange(30_000, dtype=np.float64).reshape(10_000, 3)
+TABLE = TableSpec("t", 10_000, 3, "float64", 2, "add", True)
+TABLE_MESSAGES_UP = [
+    tables.OpenTable(TABLE),
+    tables.TableInit(1, MATRIX),
+    tables.Measures(),
+    tables.Fetch(1, 7, np.array([3, 1, 2])),
+    tables.Fetch(1, 8, None),
+    tables.Forget(1, np.array([9])),
+    tables.Tick(
+        5, 100, [tables.TableLog(0, None, MATRIX), tables.TableLog(1, np.array([4]), np.ones((1, 2), dtype=np.int32))],
+        0.5, 0.25, 0.125, [(0, [3, 0, 1])],
+    ),
+    tables.Tick(6, 1, []),
+    tables.AtBarrier(2, 6),
+]  # fmt: skip
+TABLE_MESSAGES_DOWN = [
+    tables.Opened(1, True),
+    tables.Roster(3, [0, 2]),
+    tables.Entered(4, 3.0, float("inf"), [tables.Roster(0, [1])], True, b"state"),
+    tables.Rows(1, np.array([3, 1]), MATRIX[:2], 4, 5, 6),
+    tables.Rows(1, None, MATRIX.astype(np.float32), 4, 5, None),
+    tables.Clocked(0.5, 12.0),
+    tables.Included(7),
+    tables.Passed(2, 6),
+    tables.Save(3),
+    tables.EvaluateTables(4, ["a", "b"], [MATRIX, np.empty((0, 2), dtype=np.int64)]),
+]
+
+
+def alike(one, other):
+    """Equal, arrays included."""
+    if isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(other, msgspec.Struct):
+        return type(one) is type(other) and all(
+            alike(getattr(one, f), getattr(other, f)) for f in other.__struct_fields__
+        )
+    return one == other
 
 
 def values_of(entries, seed):
@@ -191,6 +238,32 @@ class TransportContract:
             thread.join(0.001)
         assert torch.equal(push.gradient.flat[0], up)
         assert torch.equal(got[0].parameters.flat[0], down)
+
+    def test_messages_about_tables_keep_all_that_they_say(self):
+        worker, server = self.make()
+        for message in TABLE_MESSAGES_UP:
+            worker.send(message)
+            assert alike(self.take(server), message)
+        for message in TABLE_MESSAGES_DOWN:
+            server.deliver(message)
+            assert alike(worker.receive(), message)
+
+    def test_rows_of_any_size_come_one_after_the_other_unchanged(self):
+        worker, server = self.make()
+        chance = np.random.default_rng(1)
+        sent = [chance.random((int(size), 3)) for size in chance.integers(0, 60_000, 60)]
+        got = []
+        thread = threading.Thread(target=lambda: got.extend(copy.deepcopy(worker.receive()) for _ in sent))
+        thread.start()
+        for number, values in enumerate(sent):
+            server.deliver(tables.Rows(0, np.arange(len(values)), values, number, 0, None))
+            self.flush(server)
+        while thread.is_alive():
+            self.flush(server)
+            thread.join(0.001)
+        assert [message.slowest for message in got] == list(range(len(sent)))
+        for message, values in zip(got, sent, strict=True):
+            np.testing.assert_array_equal(message.values, values)
 
     def flush(self, server):
         """Whatever the server's loop does when something can be written."""

@@ -1,8 +1,12 @@
 """The transport of one host: the contract, and what only shared memory promises."""
 
+import copy
 import os
 import socket
+import struct
+import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +18,7 @@ from paceline.transport.base import Closed, Lost
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Cancelled, Extra, Hello, More, Push
 from paceline.transport.shm import ShmEndpoint, ShmServerEnd
+from paceline.transport.table_messages import Fetch, Rows
 from paceline.transport.wire import Codec
 from transport.contract import SPEC, ProcessContract, same, values_of
 from transport.leaks import Census
@@ -39,6 +44,38 @@ class TestShm(ProcessContract):
     def make(self):
         self.links.append(linked())
         return self.links[-1]
+
+    def test_rows_of_a_table_go_through_memory_and_not_over_the_socket(self):
+        worker, server = self.make()
+        values = np.random.default_rng(2).random((10_000, 20), dtype=np.float32)
+        for number in range(20):  # the ring goes round
+            server.deliver(Rows(0, None, values, number, 0, None))
+            assert not server.wants_write
+            got = worker.receive()
+            assert got.slowest == number
+            assert np.array_equal(got.values, values)
+
+    def test_a_ring_that_nobody_reads_from_is_not_overwritten(self):
+        worker, server = self.make()
+        sent = [np.full((10_000, 20), number, dtype=np.float32) for number in range(40)]
+        for number, values in enumerate(sent):
+            server.deliver(Rows(0, None, values, number, 0, None))
+        thread = threading.Thread(target=lambda: got.extend(copy.deepcopy(worker.receive()) for _ in sent))
+        got = []
+        thread.start()
+        while thread.is_alive():
+            self.flush(server)
+            thread.join(0.001)
+        for message, values in zip(got, sent, strict=True):
+            assert np.array_equal(message.values, values)
+
+    def test_a_place_that_there_is_not_is_the_peers_fault(self):
+        worker, server = self.make()
+        data, _ = Codec().encode(Fetch(0, 1, np.array([1, 2])))
+        frame = [bytes([129]), struct.pack("<I", len(data)), data, struct.pack("<QQQ", 1 << 40, 16, 64)]
+        worker._channel.send(frame)
+        with pytest.raises(PeerError, match="names a place that there is not"):
+            self.take(server)
 
     def test_a_push_moves_no_byte(self):
         worker, server = self.make()

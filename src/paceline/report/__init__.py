@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.journal import spelled_out
 
-__all__ = ["Report", "Staleness", "TargetReport", "WorkerReport", "to_json"]
+__all__ = ["Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -41,6 +41,14 @@ class WorkerReport(msgspec.Struct, frozen=True):
     state: str | None
 
 
+class TableReads(msgspec.Struct, frozen=True):
+    """Rows read of one table, and how many clocks old each was: `ages[a]` of them were `a` clocks old."""
+
+    rows: int
+    max_age: int
+    ages: list[int]
+
+
 class Report(msgspec.Struct, frozen=True):
     """What every run reports. `seconds` is virtual under `sim` and wall-clock elsewhere."""
 
@@ -66,6 +74,7 @@ class Report(msgspec.Struct, frozen=True):
     per_worker: list[WorkerReport]
     warnings: list[str]
     journal: str | None
+    table_reads: dict[str, TableReads] | None = None  # by table
 
 
 def to_json(report: Report) -> str:

@@ -58,6 +58,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     stale = report.staleness
     if stale.mean is not None:
         facts.append(("staleness", f"mean {stale.mean:.2f}, 95 % within {stale.p95}, at most {stale.max} versions"))
+    for name, reads in (report.table_reads or {}).items():
+        mean = sum(age * count for age, count in enumerate(reads.ages)) / max(1, reads.rows)
+        text = f"{_count(reads.rows)} rows of {escape(name)}, {mean:.2f} clocks old, at most {reads.max_age}"
+        facts.append(("reads", text))
     facts.append(("traffic", f"{_bytes(report.bytes_up)} up, {_bytes(report.bytes_down)} down"))
     if report.exchanges is not None:
         facts.append(("exchanges", f"{report.exchanges:,}"))

@@ -73,6 +73,8 @@ class AdaptiveSync(Strategy):
     citation = "Zhang et al., Adaptive synchronous parallel strategy for distributed machine learning, IEEE Access 2018"
     Options = AdaptiveSyncOptions
     State = AdaptiveSyncState
+    serves_tables = True
+    waits_for_fast = True
     options: AdaptiveSyncOptions
     state: AdaptiveSyncState
 

@@ -7,6 +7,7 @@ are numbers on the event. Rule two: all that it remembers lives in `self.state`,
 
 import random
 from abc import ABC, abstractmethod
+from math import inf
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -36,6 +37,12 @@ class Strategy(ABC):
     needs_applied: bool = False  # feed Applied with the inner product and norm of applied gradients
     needs_norms: bool = False  # put the gradient's norm on each Pushed
     needs_losses: bool = False  # the script must report a loss
+
+    # Of workers on tables, where a clock may begin without a word to the server:
+    serves_tables: ClassVar[bool] = False
+    free_lead: float = 0.0  # clocks by which a worker may lead the slowest without ever being made to wait
+    waits_for_fast: ClassVar[bool] = False  # the slowest may be made to wait for a push of one who leads it
+    max_lead: float = inf  # clocks by which a computing worker leads the slowest at most, whatever happens
 
     def __init__(self, options: Any, rng: random.Random) -> None:
         self.options: Any = options

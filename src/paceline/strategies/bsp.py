@@ -21,6 +21,8 @@ class Bsp(Strategy):
     citation = "Valiant, A bridging model for parallel computation, CACM 1990"
     State = Rounds
     state: Rounds
+    serves_tables = True
+    max_lead = 0.0
 
     def handle(self, event: Event) -> list[Action]:
         state = self.state

@@ -52,3 +52,24 @@ class Clocks(msgspec.Struct):
         while self.min not in self.count:
             self.min += 1
         return True
+
+
+def may_read(slowest: int, clock: int, staleness: float) -> bool:
+    """Whether a read at `clock` sees all that a bound of `staleness` promises it: every update stamped
+    clock - staleness - 1 or older, which are those of workers that have completed clock - staleness clocks."""
+    return slowest >= clock - staleness
+
+
+def park(parked: dict[int, set[int]], worker: int, until: int) -> None:
+    """The worker waits until `min` is at least `until`."""
+    parked.setdefault(until, set()).add(worker)
+
+
+def released(parked: dict[int, set[int]], before: int, after: int) -> list[int]:
+    """Whoever the rise of `min` from `before` to `after` lets go; amortized O(1) per clock that `min` gains."""
+    if not parked:
+        return []
+    free: list[int] = []
+    for clock in range(before + 1, after + 1):
+        free += parked.pop(clock, ())
+    return free

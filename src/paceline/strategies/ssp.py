@@ -19,7 +19,7 @@ from paceline.actions import Action, Apply, Grant
 from paceline.errors import OptionError
 from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
-from paceline.strategies.clocks import Clocks
+from paceline.strategies.clocks import Clocks, park, released
 from paceline.strategies.roster import Roster
 
 WholeSteps = Annotated[
@@ -56,7 +56,7 @@ class SspState(State):
 
     def park(self, worker: int, until: int) -> None:
         """The worker waits until `min` is at least `until`."""
-        self.parked.setdefault(until, set()).add(worker)
+        park(self.parked, worker, until)
 
     def left(self, event: Left, bound: float) -> list[Action]:
         """Forget the worker and release whoever was parked only because of it."""
@@ -72,12 +72,7 @@ class SspState(State):
 
     def released(self, before: int) -> list[int]:
         """Whoever the rise of `min` from `before` lets go; amortized O(1) per clock that `min` gains."""
-        if not self.parked:
-            return []
-        free: list[int] = []
-        for clock in range(before + 1, self.clocks.min + 1):
-            free += self.parked.pop(clock, ())
-        return free
+        return released(self.parked, before, self.clocks.min)
 
     def grants(self, causes: dict[int, str]) -> list[Action]:
         """The next clock for each worker named, in worker order."""
@@ -97,10 +92,12 @@ class Ssp(Strategy):
     Options = SspOptions
     State = SspState
     state: SspState
+    serves_tables = True
 
     def __init__(self, options: Any, rng: random.Random) -> None:
         super().__init__(options, rng)
         self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
+        self.free_lead = self.max_lead = self.bound
         self._cause = f"staleness {self.bound:g}"
         # Parts of the reasons that many pushes share, and what they are about: put into words when that changes.
         self._pace, self._slowest = "", -1

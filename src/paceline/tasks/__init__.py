@@ -15,9 +15,13 @@ __all__ = ["describe", "get", "learning_rate", "learning_rates", "names"]
 _SUMMARIES = {
     "cifar": "CIFAR-10 with a small convolutional net and momentum, from a folder of JPEG coefficients (--data-dir)",
     "digits": "8x8 handwritten digits with a small MLP; bundled with scikit-learn, needs no data folder",
+    "factorize": "matrix factorization on tables; made ratings, or Jester's (--data-dir)",
+    "lasso": "Lasso by coordinate descent on tables; a made problem, or a9a (--data-dir)",
     "linreg": "linear regression of the fastest-k publication on made data; needs no data folder",
+    "logreg": "sparse logistic regression on a table; made examples, or a9a (--data-dir)",
     "mnist": "MNIST with an MLP or a small CNN, from idx files (--data-dir)",
     "shakespeare": "a small character transformer with AdamW, from input.txt (--data-dir)",
+    "topics": "a topic model by Gibbs sampling on tables; made documents, or the AP corpus (--data-dir)",
 }
 
 

@@ -19,7 +19,7 @@ class Endpoint(Protocol):
 
     def receive(self) -> ToWorker:
         """The next message for this worker; waits for it. Raises `Closed` if there will be none, `Lost` if the server
-        is gone and may come back."""
+        is gone and may come back. Rows of a table may lie in memory that the next call lets the server use again."""
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether `receive` would return or raise at once; waits so long for that to become true."""

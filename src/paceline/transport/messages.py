@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.ledger import Allotment, Indices, Sampling
 from paceline.store import Gradient, ModelSpec, Parameters
+from paceline.transport.table_messages import TableToServer, TableToWorker
 
 
 class Hello(msgspec.Struct):
@@ -105,7 +106,10 @@ class Ended(msgspec.Struct, frozen=True):
     """The script came to its end."""
 
 
-ToServer = Hello | Ready | Push | More | Done | Stop | Note | Remark | Asked | State | Evaluated | Failed | Ended
+ToServer = (
+    Hello | Ready | Push | More | Done | Stop | Note | Remark | Asked | State | Evaluated | Failed | Ended
+    | TableToServer
+)  # fmt: skip
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -164,4 +168,4 @@ class Bye(msgspec.Struct, frozen=True):
     """Nothing more will come: the link closes, and not by accident."""
 
 
-ToWorker = Welcome | Work | Extra | Over | Cancelled | Evaluate | Bye
+ToWorker = Welcome | Work | Extra | Over | Cancelled | Evaluate | Bye | TableToWorker

@@ -13,6 +13,8 @@ import struct
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
+from typing import Any
 
 from torch import Tensor
 
@@ -22,11 +24,16 @@ from paceline.regions import Region, RegionLayout, parameters_in
 from paceline.store import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.frames import Channel, Frame
+from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
+from paceline.transport.table_messages import Rows
+from paceline.transport.table_wire import Form, arrays_of
 from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 
 _LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
+_LANE = 129  # likewise, but the tensors lie in the sender's lane
 _LENGTH = struct.Struct("<I")
+_PLACE = struct.Struct("<QQQ")  # in a lane: offset, length, and where the ring goes on
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 CLOSING_S = 1.0  # for the last words to a peer that reads slowly; a longer wait would hold up the end of the run
 LEAVING_S = 5.0  # for a worker's last words: the server reads in passes, and may be applying
@@ -39,6 +46,7 @@ class ShmEndpoint:
         self._channel = channel
         self._relink = relink
         self._codec = Codec()
+        self._out, self._in = LaneOut(anonymous_file), LaneIn()
         self._descriptor: int | None = None
         self._spec: ModelSpec | None = None
         self._closed = False
@@ -51,7 +59,7 @@ class ShmEndpoint:
             descriptors = (self._descriptor,)
             self._codec.region.take_in(message.values, message.buffers)
         with suppress(Lost):
-            _send(self._channel, self._codec, message, descriptors)
+            _send(self._channel, self._codec, message, descriptors, self._out)
 
     def receive(self) -> ToWorker:
         if self._closed:
@@ -59,10 +67,14 @@ class ShmEndpoint:
         frame = self._channel.receive()
         if frame is None:
             raise InternalError("a wait without a limit came to nothing")
-        data, tensors = _split(frame)
-        message, loose = self._codec.at_worker(data)
-        if loose or tensors is not None:
+        data, tensors, place = _split(frame)
+        self._in.give_back()
+        make = None if place is None else _placed(place, self._in, frame)
+        message, loose = self._codec.at_worker(data, make)
+        if place is None and (loose or tensors is not None):
             _fill(message, tensors)
+        if make is not None and not isinstance(message, Rows):
+            message = deepcopy(message)  # whoever gets it may keep it
         if frame.descriptors:
             self._borrow(frame.descriptors)
         if isinstance(message, Bye):
@@ -100,6 +112,7 @@ class ShmEndpoint:
             raise Closed
         self._channel.close()
         self._channel = self._relink()
+        self._out, self._in = LaneOut(anonymous_file), LaneIn()
 
     def close(self) -> None:
         """Say what is still to be said, then let go. The region lives as long as its tensors."""
@@ -117,6 +130,7 @@ class ShmServerEnd:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._out, self._in = LaneOut(anonymous_file), LaneIn()
         self._codec = Codec(self._map)
         self._shared: int | None = None  # the descriptor that came with the frame being read
         self._lent: int | None = None  # one that goes with the next Welcome; it is the lender's
@@ -147,7 +161,7 @@ class ShmServerEnd:
         if self._lent is not None and isinstance(message, Welcome):
             descriptors, self._lent = (self._lent,), None
         with suppress(Lost):  # whoever went away is found when it is listened to
-            _send(self._channel, self._codec, message, descriptors)
+            _send(self._channel, self._codec, message, descriptors, self._out)
 
     def lend(self, flat: list[Tensor], descriptor: int) -> None:
         """Let the worker read these parameters where they lie: after the next Welcome messages may have them."""
@@ -168,11 +182,16 @@ class ShmServerEnd:
         return None if frame is None else self._message(frame)
 
     def _message(self, frame: Frame) -> ToServer:
-        data, tensors = _split(frame)
+        data, tensors, place = _split(frame)
         if frame.descriptors:
             self._shared = frame.descriptors[0]
         try:
-            message, loose = self._codec.at_server(data)
+            make = None if place is None else _placed(place, self._in, frame)
+            message, loose = self._codec.at_server(data, make)
+            if make is not None:
+                message = deepcopy(message)  # increments are held, and a read may be parked
+                self._in.give_back()
+                return message
         finally:
             for descriptor in frame.descriptors:
                 os.close(descriptor)
@@ -199,26 +218,49 @@ class ShmServerEnd:
         return Region(layout, mmap.mmap(self._shared, size))
 
 
-def _send(channel: Channel, codec: Codec, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+def _send(channel: Channel, codec: Codec, message: Message, descriptors: tuple[int, ...], lane: LaneOut) -> None:
     data, loose = codec.encode(message)
     if not loose:
         channel.send(data, descriptors)
+        return
+    placed = lane.place([array for array in arrays_of(message) if array is not None])
+    if placed is not None:
+        where = _PLACE.pack(placed.offset, placed.total, placed.end)
+        try:
+            channel.send(
+                [bytes([_LANE]), _LENGTH.pack(len(data)), data, where],
+                () if placed.descriptor is None else (placed.descriptor,),
+            )
+        finally:
+            if placed.descriptor is not None:
+                os.close(placed.descriptor)
         return
     tensors = [bytes_of(tensor) for tensor in tensors_of(message)]
     channel.send([bytes([_LOOSE]), _LENGTH.pack(len(data)), data, *tensors], descriptors)
 
 
-def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None]:
-    """The message and the bytes of its tensors, if any came with it."""
+def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None, memoryview | None]:
+    """The message, and the bytes of its tensors or the place where they lie, if either came with it."""
     data = frame.data
-    if not data or data[0] != _LOOSE:
-        return data, None
+    if not data or data[0] not in (_LOOSE, _LANE):
+        return data, None, None
     begin = 1 + _LENGTH.size
     if len(data) < begin:
         raise PeerError(f"a message ends after {len(data)} bytes, in the middle of its length")
     (length,) = _LENGTH.unpack_from(data, 1)
     view = memoryview(data)
-    return view[begin : begin + length], view[begin + length :]
+    message, rest = view[begin : begin + length], view[begin + length :]
+    return (message, None, rest) if data[0] == _LANE else (message, rest, None)
+
+
+def _placed(place: memoryview, lane: LaneIn, frame: Frame) -> Callable[[Form], Any]:
+    """What hands out the arrays of a message that lie in a lane."""
+    if frame.descriptors:
+        lane.adopt(frame.descriptors.pop(0))
+    try:
+        return lane.arrays(*_PLACE.unpack(place))
+    except (ValueError, struct.error) as error:
+        raise PeerError(f"a message names a place that there is not: {error}") from error
 
 
 def _fill(message: Message, data: memoryview | None) -> None:

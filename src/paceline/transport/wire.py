@@ -19,6 +19,7 @@ from paceline.ledger import Allotment, Indices
 from paceline.regions import Region, dtype_of
 from paceline.store import Gradient, ModelSpec, Parameters
 from paceline.transport import messages as m
+from paceline.transport import table_wire
 from paceline.transport import wire_forms as w
 
 FORMAT = 1
@@ -59,6 +60,8 @@ class Codec:
                 )
             case m.Hello() | m.Welcome() | m.Over() | m.Evaluate():
                 wire, loose = self._write_rare(message)
+            case _ if kind in table_wire.FORMS:
+                wire, loose = table_wire.write(message)
         body = _pack(wire)
         if kind is m.Hello:
             body = FORMAT.to_bytes(2, "little") + body
@@ -89,8 +92,11 @@ class Codec:
 
     # -- from bytes --------------------------------------------------------------------------------------------------
 
-    def at_server(self, data: bytearray | memoryview) -> tuple[m.ToServer, bool]:
-        """A worker's message, and whether it has tensors outside of the region, which are yet to be filled."""
+    def at_server(
+        self, data: bytearray | memoryview, make: Callable[[table_wire.Form], Any] | None = None
+    ) -> tuple[m.ToServer, bool]:
+        """A worker's message, and whether it has tensors outside of the region, which are yet to be filled; of one
+        about tables the arrays are those that `make` has, if it is given."""
         number, wire = _unpack(data, to_worker=False)
         message: Any = wire
         loose = False
@@ -101,16 +107,23 @@ class Codec:
             elif isinstance(wire, w.Hello):
                 message = self._read_hello(wire)
                 loose = wire.tensors is not None
+            elif number in w.TABLE_KINDS:
+                message, loose = table_wire.read(w.TABLE_KINDS[number], wire, make)
         except _MALFORMED as error:
             raise _malformed(number, error) from error
         return message, loose
 
-    def at_worker(self, data: bytearray | memoryview) -> tuple[m.ToWorker, bool]:
-        """The server's message, and whether it has tensors outside of the region, which are yet to be filled."""
+    def at_worker(
+        self, data: bytearray | memoryview, make: Callable[[table_wire.Form], Any] | None = None
+    ) -> tuple[m.ToWorker, bool]:
+        """The server's message, and whether it has tensors outside of the region, which are yet to be filled; rows of
+        a table are those that `make` has, if it is given."""
         number, wire = _unpack(data, to_worker=True)
         message: Any = wire
         parameters: w.Parameters | None = None
         try:
+            if number in w.TABLE_KINDS:
+                return cast(tuple[m.ToWorker, bool], table_wire.read(w.TABLE_KINDS[number], wire, make))
             match wire:
                 case w.Work():
                     parameters = wire.parameters
@@ -201,7 +214,7 @@ def tensors_of(message: Message) -> list[torch.Tensor]:
             return [*message.values, *message.buffers]
         case m.Work() | m.Over() | m.Welcome() | m.Evaluate():
             return [] if message.parameters is None else [*message.parameters.flat, *message.parameters.buffers]
-    return []
+    return table_wire.tensors_of(message)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -9,6 +9,8 @@ import msgspec
 
 from paceline.store import ModelSpec
 from paceline.transport import messages as m
+from paceline.transport import table_messages as t
+from paceline.transport import table_wire
 
 Form = tuple[str, tuple[int, ...]]  # of a tensor: dtype and shape
 Scalar = bool | int | float | str | None
@@ -108,7 +110,15 @@ KINDS: dict[type[Any], tuple[int, type[Any]]] = {
     m.Welcome: (65, Welcome), m.Work: (66, Work), m.Extra: (67, Extra), m.Over: (68, Over),
     m.Cancelled: (69, m.Cancelled), m.Evaluate: (70, Evaluate), m.Bye: (71, m.Bye),
 }  # fmt: skip
+_TABLES_TO_SERVER = (t.OpenTable, t.TableInit, t.Measures, t.Fetch, t.Forget, t.Tick, t.AtBarrier)
+_TABLES_TO_WORKER = (
+    t.Opened, t.Roster, t.Entered, t.Rows, t.Clocked, t.Included, t.Passed, t.EvaluateTables,
+    t.Save,
+)  # fmt: skip
+KINDS |= {kind: (14 + i, table_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_SERVER)}
+KINDS |= {kind: (72 + i, table_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_WORKER)}
 TO_WORKER = 64  # kinds above it go to a worker
 PREFIXES = {kind: bytes([number]) for kind, (number, _) in KINDS.items()}
 DECODERS = {number: msgspec.msgpack.Decoder(wire) for number, wire in KINDS.values()}
 NAMES = {number: kind.__name__ for kind, (number, _) in KINDS.items()}
+TABLE_KINDS = {KINDS[kind][0]: kind for kind in _TABLES_TO_SERVER + _TABLES_TO_WORKER}

@@ -15,19 +15,22 @@ from paceline.coordinator import Coordinator
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.emulation import Emulation
 from paceline.engines.local.evaluator import Evaluator
+from paceline.engines.local.grants import Grants
 from paceline.engines.local.lending import Lending
 from paceline.engines.local.members import Member, initial_values, region_of
 from paceline.engines.local.parting import as_error
 from paceline.engines.local.processes import how_it_ended
+from paceline.engines.local.tables import LocalTables
 from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
 from paceline.errors import InternalError, PeerError, ScriptError
 from paceline.events import Cause
 from paceline.ledger import Ledger
 from paceline.phases import Phases, as_data
 from paceline.running import Conduct
-from paceline.seats import Arrival, Order
+from paceline.seats import Order
 from paceline.store import ModelSpec, Parameters, Store
 from paceline.transport import messages as m
+from paceline.transport.table_messages import TableToServer
 
 
 class LocalCluster:
@@ -44,9 +47,11 @@ class LocalCluster:
         self.phases = Phases()
         self.phases.alive |= expected  # nobody begins before all of these are there
         self.members: dict[int, Member] = {}
-        self.evaluator = Evaluator(conduct, self._version_for, awaited=conduct.config.evaluate_every is not None)
+        self.evaluator = Evaluator(conduct, self.version_for, awaited=conduct.config.evaluate_every is not None)
         self.asked: set[str] = set()
         self.lending = Lending(conduct.remark)
+        self.grants = Grants(self)
+        self.tables = LocalTables(self)
         self.starting: dict[int, int] = {}  # incarnations asked of the launcher that have not yet said Hello
         self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
         self.on_phase: Callable[[], None] = _nothing
@@ -79,6 +84,9 @@ class LocalCluster:
             return
         if self.members.get(member.worker) is not member or member.gone:
             return
+        if member.ended and self.tables.is_parting(member.worker):
+            self.tables.part(member.worker, lambda: self.exited(member, code))
+            return
         if not member.ended and code > 0 and self.conduct.active:
             raise ScriptError(f"the script of worker {member.worker} exited with {code}")
         if not member.ended and code < 0 and not member.meant_to_die:
@@ -107,6 +115,7 @@ class LocalCluster:
         if self.conduct.active:
             self.coordinator.leave(member.worker, cause, self.moment())
         self.phases.gone(member.worker)
+        self.tables.left(member.worker)
         self.greet_waiting()
         self._notice_empty_phase()
         self.begin_phase_if_ready()
@@ -127,9 +136,9 @@ class LocalCluster:
         """Deal with one message; the most frequent kinds come first."""
         match message:
             case m.Push():
-                self._on_push(member, message)
+                self.grants.pushed(member, message)
             case m.More():
-                self._on_more(member, message)
+                self.grants.more(member, message)
             case m.Note():
                 self.coordinator.now = self.clock.now()
                 self.coordinator.observe("report", {"name": message.name, "value": message.value}, member.worker)
@@ -146,6 +155,8 @@ class LocalCluster:
             case m.Remark():
                 self.coordinator.now = self.clock.now()
                 self.conduct.remark(message.text)
+            case _ if isinstance(message, TableToServer):
+                self.tables.hear_from(member, message)
             case _:
                 self._on_end(member, message)
 
@@ -169,6 +180,10 @@ class LocalCluster:
             self.evaluator.awaited = False
             self.begin_phase_if_ready()
             return
+        self.tables.part(member.worker, lambda: self._depart(member))
+
+    def _depart(self, member: Member) -> None:
+        """The script is at its end, and all that it wrote has arrived."""
         self.phases.gone(member.worker)
         self.greet_waiting()
         self._out_of_loop(member)
@@ -181,9 +196,13 @@ class LocalCluster:
         if self.conduct.store_or_none is None and not any(o.hello for o in self.members.values() if o is not member):
             require_server(hello.spec, regions=len(self.phases.alive) - 1)  # all but the first are about to take theirs
         if not member.evaluator:
-            self._has_started(member)
-            self.phases.alive.add(member.worker)
+            self.has_come(member)
         self.greet_waiting()
+
+    def has_come(self, member: Member) -> None:
+        """A worker's script has said what it is to work on."""
+        self._has_started(member)
+        self.phases.alive.add(member.worker)
 
     def greet_waiting(self) -> None:
         """Answer those who have prepared a model; at first that waits until all have, since worker 0's is taken."""
@@ -211,7 +230,7 @@ class LocalCluster:
         if hello.reads:
             self.lending.offer(member, self.conduct.store)
         state = self.restored_states.pop(member.worker, None)
-        member.link.deliver(m.Welcome(self._version_for(member), state))
+        member.link.deliver(m.Welcome(self.version_for(member), state))
 
     def timed_store(
         self, spec: ModelSpec, values: Sequence[Tensor], buffers: Sequence[Tensor], statistics: bool
@@ -219,7 +238,7 @@ class LocalCluster:
         """A store whose effort is counted."""
         return TimedStore(spec, values, buffers, statistics, self.effort)
 
-    def _version_for(self, member: Member) -> Parameters:
+    def version_for(self, member: Member) -> Parameters:
         """The current version, copied into the process's memory."""
         region = region_of(member)
         version = self.conduct.store.write_to(region.flat, region.buffers)
@@ -234,6 +253,7 @@ class LocalCluster:
             self._tell_over(member)
         elif answer == "join":
             self.coordinator.join(member.worker, message.batch_size, self.clock.now())
+            self.tables.settle()
         else:
             self.begin_phase_if_ready()
 
@@ -254,13 +274,15 @@ class LocalCluster:
         members = sorted(self.phases.members)
         round_samples = current.batch_size * len(members)
         if self.unfinished_phase is not None:
-            round_samples = self._take_up_again(ledger)
+            before = self._take_up_again(ledger)
+            round_samples = round_samples if self.tables.in_use else before
         self.coordinator.now = self.clock.now()
         self.coordinator.observe("phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.conduct.phase_begins(ledger, current.size, round_samples)
         self.on_phase()
         for worker in members:
             self.coordinator.join(worker, current.batch_size, self.clock.now())
+        self.tables.settle()
 
     def _take_up_again(self, ledger: Ledger) -> int:
         """Bring a phase's data to where the checkpoint left it; its nominal round."""
@@ -298,7 +320,7 @@ class LocalCluster:
         member.order = None
         if member.gone:
             return
-        final = self._version_for(member) if self.conduct.store_or_none is not None else None
+        final = self.version_for(member) if self.conduct.store_or_none is not None else None
         run_over = not self.conduct.active
         save = self.save_number(member)
         member.link.deliver(m.Over(self.phases.number, final, self.coordinator.position, run_over, save))
@@ -309,39 +331,23 @@ class LocalCluster:
         member.order = None
         if self.conduct.active:
             self.coordinator.leave(member.worker, "done", self.moment())
+        self.tables.left(member.worker)
         self._notice_empty_phase()
 
     def _notice_empty_phase(self) -> None:
         if self.phases.running and not self.phases.members and not self.starting and self.phases.alive:
             self.conduct.nobody_left()
 
-    # -- grants and pushes -------------------------------------------------------------------------------------------
+    # -- what the coordinator wants ----------------------------------------------------------------------------------
 
     def order(self, order: Order) -> None:
-        """Put the version into the worker's memory and tell it to compute."""
-        member = self.members[order.worker]
-        parameters = (self.lending.version_for(member) or self._version_for(member)) if order.fresh else None
-        member.order, member.computing = order, True
-        member.bytes_down = self.coordinator.model_bytes if order.fresh else 0
-        delay_s, compute_s, sent_at = 0.0, None, None
-        if self.emulation is not None:
-            member.attempt = self.emulation.attempt(order.worker)
-            delay_s, compute_s = self.emulation.order(
-                order.worker, member.attempt, order.allotment.samples, member.bytes_down, order.at
-            )
-            sent_at = self.clock.on_host(order.at)
-        slot, save = member.free_slot(self.coordinator.held), self.save_number(member)
-        member.link.deliver(m.Work(
-            order.ticket, order.allotment, parameters, order.position, slot, delay_s, compute_s, save, sent_at,
-            self.phases.number,
-        ))  # fmt: skip
+        """Tell a worker to go on."""
+        (self.tables if self.tables.in_use else self.grants).order(order)
 
     def cancel(self, worker: int, ticket: int) -> None:
-        """The grant is void; a push that already set out crosses the cancellation and is refused on arrival."""
-        member = self.members[worker]
-        member.order = None
-        if not member.gone:
-            member.link.deliver(m.Cancelled(ticket))
+        """The grant is void. One to work on tables is none of a worker's business."""
+        if not self.tables.in_use:
+            self.grants.cancel(worker, ticket)
 
     def timer(self, name: str, at: float | None, generation: int) -> None:
         """Wake the strategy at that time."""
@@ -351,47 +357,7 @@ class LocalCluster:
     def _ring(self, timer: tuple[str, int]) -> None:
         if self.conduct.active:
             self.coordinator.fire(*timer, self.clock.now())
-
-    def _on_push(self, member: Member, message: m.Push) -> None:
-        now = self.clock.now()
-        member.pushed, member.computing = True, False
-        arrival = Arrival(
-            member.worker, member.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
-            bytes_up=self.coordinator.model_bytes, bytes_down=member.bytes_down,
-            gradient=message.gradient, kept=message.kept, nominal=message.nominal,
-        )  # fmt: skip
-        if self.emulation is None or member.order is None or member.order.ticket != message.ticket:
-            self._arrived(arrival)  # one that crossed a cancellation takes no part in the emulated traffic
-            return
-        self.emulation.computed(message.overrun_s)
-        attempt, size = member.attempt, arrival.bytes_up
-        for moment in self.emulation.arrivals(member.worker, attempt, size, now, message.compute_s):
-            if moment <= now:
-                self._arrived(arrival)
-            else:
-                self.alarms.at(moment, self._arrived, arrival)
-
-    def _arrived(self, arrival: Arrival) -> None:
-        """The push is there; one whose process died on the way is not, nor is one that comes after the end."""
-        member = self.members[arrival.worker]
-        if member.incarnation != arrival.incarnation or member.gone or not self.conduct.active:
-            return
-        now, order = self.clock.now(), member.order
-        if order is not None and order.ticket == arrival.ticket:
-            member.order = None
-            arrival.transfer_s = max(0.0, now - order.at - arrival.compute_s)
-        self.coordinator.arrive(now, arrival)
-
-    def _on_more(self, member: Member, message: m.More) -> None:
-        if member.order is None or member.order.ticket != message.ticket:
-            return  # it crosses a cancellation or the phase's end, which is the answer
-        current = self.phases.current
-        work = current.batch_size if current is not None else 1
-        extra = self.coordinator.more(member.worker, member.incarnation, message.ticket, work)
-        seconds = None
-        if extra is not None and self.emulation is not None:
-            seconds = self.emulation.more(member.worker, extra.samples, self.clock.now())
-        member.link.deliver(m.Extra(extra, seconds))
+            self.tables.settle()
 
 
 def _nothing() -> None:

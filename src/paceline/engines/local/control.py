@@ -122,6 +122,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     report: bytes  # as JSON; empty if there is none
     error: Failure | None = None
     keys: list[str] = []  # of the model's state, in its own order
+    tables: bool = False  # it is not a model's but that of tables
 
 
 ToLauncher = Listening | Began | Start | Signal | Progressed | Lines | Failure | Finished

@@ -8,7 +8,7 @@ have in common, and not from when a message was read: what messages really take 
 
 from paceline.costs import Times
 from paceline.mishaps import Mishaps
-from paceline.network import Direction
+from paceline.network import Direction, Ways
 from paceline.scenario import Scenario
 
 OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario
@@ -22,9 +22,7 @@ class Emulation:
         self.times = Times(scenario)
         self.overruns = 0
         self.computations = 0
-        self._mishaps = Mishaps(scenario)
-        self._down = Direction(self.times, upward=False)
-        self._up = Direction(self.times, upward=True)
+        self.ways = Ways(Direction(self.times, upward=True), Direction(self.times, upward=False), Mishaps(scenario))
         self._attempts: dict[int, int] = {}
         self._begins: dict[int, float] = {}  # when each worker's latest computation began, by the scenario
 
@@ -36,7 +34,7 @@ class Emulation:
 
     def order(self, worker: int, attempt: int, samples: int, bytes_down: int, now: float) -> tuple[float, float]:
         """Seconds that the model is under way, and seconds that the computation then takes."""
-        begin = self._begins[worker] = self._down.arrival(worker, attempt, bytes_down, now)
+        begin = self._begins[worker] = self.ways.down.arrival(worker, attempt, bytes_down, now)
         return begin - now, self.times.compute_s(worker, attempt, samples, begin)
 
     def more(self, worker: int, samples: int, now: float) -> float:
@@ -49,8 +47,8 @@ class Emulation:
         It set out when its computation was over. What its message really took is part of the modelled way, not added.
         """
         sent_at = min(now, self._begins.get(worker, now) + compute_s)
-        at = self._up.arrival(worker, attempt, bytes_up, sent_at)
-        return self._mishaps.deliveries(worker, attempt, sent_at, at)
+        at = self.ways.up.arrival(worker, attempt, bytes_up, sent_at)
+        return self.ways.mishaps.deliveries(worker, attempt, sent_at, at)
 
     def computed(self, overrun_s: float) -> None:
         """Count a computation, and whether it took longer than the scenario has it."""

@@ -12,7 +12,9 @@ def notice_the_end(cluster: LocalCluster, emulation: Emulation | None) -> None:
         return
     left_at, members = cluster.coordinator.now, list(cluster.members.values())
     unfinished = phases.running or cluster.unfinished_phase is not None
-    if (not unfinished and any(m.at_its_end for m in members)) or (phases.running and all(m.ended for m in members)):
+    over = phases.running and all(m.ended for m in members)
+    no_data = cluster.tables.in_use or not unfinished  # scripts on tables know themselves when they have done enough
+    if over or (no_data and any(m.at_its_end for m in members)):
         conduct.cause = "done"
     elif cluster.unfinished_phase is not None:
         raise PeerError("the server was restored and every worker has ended meanwhile: start it again with --resume")

@@ -282,8 +282,8 @@ class Launcher:
         cause: Cause = "error" if failure is not None or finished is None else finished.cause
         report = finished.report if finished is not None else b""
         model, self._model = self._model, None
-        keys = finished.keys if finished is not None else []
-        return Outcome(cause=cause, encoded_report=report, failure=failure, model=model, keys=keys)
+        keys, tables = (finished.keys, finished.tables) if finished is not None else ([], False)
+        return Outcome(cause=cause, encoded_report=report, failure=failure, model=model, keys=keys, tables=tables)
 
     def _leave_nothing(self) -> None:
         """Whatever happened, no process and no descriptor is left."""

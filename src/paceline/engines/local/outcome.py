@@ -28,6 +28,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None
     model: int | None
     keys: list[str] = []  # of the model's state, in its own order
+    tables: bool = False  # it is not a model's but that of tables
 
     @property
     def report(self) -> Report | None:
@@ -36,8 +37,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return msgspec.json.decode(self.encoded_report, type=Report, strict=False)  # "nan" is how JSON has it
 
-    def model_state(self) -> dict[str, torch.Tensor] | None:
-        """The trained model under its ordinary `state_dict` keys."""
+    def state(self) -> dict[str, torch.Tensor] | None:
+        """The trained model under its ordinary `state_dict` keys, or the tables by their names."""
         if self.model is None:
             return None
         with open(self.model, "rb", closefd=False) as file:

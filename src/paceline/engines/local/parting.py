@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import torch
 
 from paceline.engines.local import control
 from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
+from paceline.running import Tables
 from paceline.store import Store, model_state
 from paceline.transport.messages import Failed
 
 
-def trained_state(store: Store | None) -> dict[str, torch.Tensor] | None:
-    """The model's state, each key with a tensor of its own: tied ones are foreign to the file format."""
+def trained_state(store: Store | None, tables: Tables | None) -> dict[str, torch.Tensor] | None:
+    """The model's state, each key with a tensor of its own: tied ones are foreign to the file format. Or the tables."""
+    if tables is not None:
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in tables.snapshot().items()}
     if store is None:
         return None
     return {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in model_state(store).items()}
@@ -39,16 +43,16 @@ def _anonymous() -> IO[bytes]:
     return os.fdopen(os.memfd_create("paceline-model"), "w+b")
 
 
-def save_model(data: bytes, folder: Path) -> str | None:
+def save_result(data: bytes, folder: Path, name: str) -> str | None:
     """Whole or not at all; that it cannot be written is a complaint, and no reason to lose the run."""
-    unfinished, path = folder / ".model.safetensors", folder / "model.safetensors"
+    unfinished, path = folder / f".{name}.safetensors", folder / f"{name}.safetensors"
     try:
         unfinished.write_bytes(data)
         unfinished.rename(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-        return f"cannot write {path}: {error.strerror}; `Run.model_state` has the model"
+        return f"cannot write {path}: {error.strerror}; the `Run` that launch() returns has it"
     return None
 
 

@@ -86,8 +86,8 @@ class Saving:
         """Write what the server has; the workers' states follow."""
         self.due = False
         cluster, writer = self._cluster, self._writer
-        store = cluster.conduct.store_or_none
-        if writer is None or store is None:
+        contents = cluster.conduct.store_or_none or cluster.conduct.tables
+        if writer is None or contents is None:
             return
         cluster.coordinator.now = cluster.clock.now()
         self._began = time.monotonic()
@@ -100,7 +100,7 @@ class Saving:
             "seed": cluster.conduct.config.seed, "workers": cluster.conduct.header.workers,
             "sampling": phases.current.sampling if phases.current is not None else None,
         }  # fmt: skip
-        writer.begin(snapshot(cluster.coordinator), store, engine, present)
+        writer.begin(snapshot(cluster.coordinator), contents, engine, present)
         if not present:
             self.finish()
 
@@ -185,15 +185,17 @@ class Resumption:
         cluster.stand_still(moment)
         if at is not None:
             cluster.clock.start(at)  # it went on while there was no server
-        conduct.adopt(self.found.store(conduct.strategy.needs_applied, cluster.timed_store))
+        states = {worker: state for worker in self.found.workers if (state := self.found.state(worker)) is not None}
+        if self.found.head.spec is None:
+            cluster.tables.restore(self.found, states)
+        else:
+            conduct.adopt(self.found.store(conduct.strategy.needs_applied, cluster.timed_store))
+            cluster.restored_states = states
         restore(cluster.coordinator, run, moment)
         conduct.restore(engine["conduct"])
         running = bool(engine["running"])
         cluster.phases.number = int(engine["phase"]) - (1 if running else 0)
         if running:
             cluster.unfinished_phase = int(engine["phase"])
-        cluster.restored_states = {
-            worker: state for worker in self.found.workers if (state := self.found.state(worker)) is not None
-        }
         if cluster.emulation is not None:
             cluster.emulation.resume({int(worker): count for worker, count in engine["attempts"].items()})

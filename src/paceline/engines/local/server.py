@@ -25,7 +25,7 @@ from paceline.engines.local.emulation import Emulation
 from paceline.engines.local.endings import notice_the_end, require_movement
 from paceline.engines.local.happenings import Happenings
 from paceline.engines.local.members import Member
-from paceline.engines.local.parting import as_failure, behind_descriptor, save_model, trained_state
+from paceline.engines.local.parting import as_failure, behind_descriptor, save_result, trained_state
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.saving import Resumption, Saving
 from paceline.engines.local.wiring import Wiring
@@ -369,12 +369,13 @@ class Server:
         return failure
 
     def _last_word(self, failure: control.Failure | None) -> None:
-        state = trained_state(self.conduct.store_or_none)
+        tables = self.conduct.tables
+        state = trained_state(self.conduct.store_or_none, tables)
         data = safetensors.torch.save(state) if state is not None else None
         try:
             self.saving.finish()
             if data is not None and self.setup.folder is not None:
-                complaint = save_model(data, Path(self.setup.folder))
+                complaint = save_result(data, Path(self.setup.folder), "model" if tables is None else "tables")
                 if complaint is not None:
                     self.coordinator.observe("warning", {"text": complaint})
             if self._writer is not None:
@@ -384,7 +385,7 @@ class Server:
         self._relay.flush()
         report = to_json(self._metrics.report(self.setup.journal)).encode()
         cause = "error" if failure is not None else self.conduct.cause or "done"
-        finished = control.Finished(cause, report, failure, list(state or ()))
+        finished = control.Finished(cause, report, failure, list(state or ()), tables is not None)
         with behind_descriptor(data) as descriptors:
             self._tell(finished, descriptors)
             self._channel.finish(LAST_WORDS_S)

@@ -41,12 +41,12 @@ class VirtualCluster(ABC):
         self.scenario = scenario
         self.times = times = Times(scenario)
         self.incarnations: dict[int, int] = {}
-        self._mishaps = Mishaps(scenario)
+        self.mishaps = Mishaps(scenario)
         self.attempts: dict[int, int] = {}
         self.flights: dict[int, Flight] = {}
         self.gone: set[int] = set()
-        self._down = Direction(times, upward=False)
-        self._up = Direction(times, upward=True)
+        self.down = Direction(times, upward=False)
+        self.up = Direction(times, upward=True)
 
     @abstractmethod
     def push_bytes(self, order: Order) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class VirtualCluster(ABC):
         attempt = self.attempts.get(worker, 0)
         self.attempts[worker] = attempt + 1
         down = self.push_bytes(order)[0] if order.fresh else 0
-        begin = self._down.arrival(worker, attempt, down, now)
+        begin = self.down.arrival(worker, attempt, down, now)
         end = begin + self.times.compute_s(worker, attempt, order.allotment.samples, begin)
         flight = Flight(order, attempt, down, begin, end, now)
         self.flights[worker] = flight
@@ -122,8 +122,8 @@ class VirtualCluster(ABC):
         """The push sets out; times and bytes are filled in here, where they are known."""
         order, now = flight.order, self.kernel.now
         arrival.bytes_up, arrival.bytes_down = self.push_bytes(order)[1], flight.bytes_down
-        at = self._up.arrival(order.worker, flight.attempt, arrival.bytes_up, now)
-        moments = self._mishaps.deliveries(order.worker, flight.attempt, now, at)
+        at = self.up.arrival(order.worker, flight.attempt, arrival.bytes_up, now)
+        moments = self.mishaps.deliveries(order.worker, flight.attempt, now, at)
         arrival.compute_s = now - flight.computing_from
         arrival.transfer_s = (flight.computing_from - flight.granted_at) + (moments[0] - now)
         for moment in moments:

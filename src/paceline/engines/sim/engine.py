@@ -13,6 +13,7 @@ from paceline.coordinator import Coordinator
 from paceline.engines.sim.cluster import Flight, VirtualCluster
 from paceline.engines.sim.interrupts import Interrupts, deferred
 from paceline.engines.sim.kernel import Kernel
+from paceline.engines.sim.tables import VirtualTables
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
 from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
 from paceline.jitter import worker_key
@@ -38,6 +39,7 @@ from paceline.transport.messages import (
     Welcome,
     Work,
 )
+from paceline.transport.table_messages import TableToServer
 
 
 class ScriptCluster(VirtualCluster):
@@ -52,6 +54,7 @@ class ScriptCluster(VirtualCluster):
         self.threads: dict[int, ScriptThread] = {}
         self.turns = Turns()
         self._versions: dict[int, Parameters | None] = {}  # what each worker computes on
+        self.tables = VirtualTables(self)
         self._starting = True
 
     # -- workers come and go -----------------------------------------------------------------------------------------
@@ -88,6 +91,7 @@ class ScriptCluster(VirtualCluster):
             self._abandon(worker)
         self._versions.pop(worker, None)
         self.phases.gone(worker)
+        self.tables.left(worker)
         self._begin_phase_if_ready()
 
     def _abandon(self, worker: int) -> None:
@@ -98,10 +102,16 @@ class ScriptCluster(VirtualCluster):
             self.coordinator.observe("warning", {"text": text})
 
     def _script_ended(self, worker: int) -> None:
-        thread = self.threads.pop(worker)
-        self.phases.gone(worker)
+        thread = self.threads[worker]
         if thread.error is not None:
+            del self.threads[worker]
             raise self._blame(worker, thread.error)
+        self.tables.part(worker, lambda: self._depart(worker))
+        self.threads.pop(worker, None)
+
+    def _depart(self, worker: int) -> None:
+        """The script is at its end, and all that it wrote has arrived."""
+        self.phases.gone(worker)
         self._out_of_loop(worker)
         self.gone.add(worker)
 
@@ -118,7 +128,8 @@ class ScriptCluster(VirtualCluster):
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
-    def _tell(self, worker: int, message: ToWorker) -> None:
+    def tell(self, worker: int, message: ToWorker) -> None:
+        """Hand a message over and hear what the script says to it."""
         self.threads[worker].resume(message)
         self._listen(worker)
 
@@ -156,6 +167,8 @@ class ScriptCluster(VirtualCluster):
             case Stop():
                 self.coordinator.now = self.kernel.now
                 self.conduct.stop_phase(message.reason)
+            case _ if isinstance(message, TableToServer):
+                self.tables.hear(worker, message)
         return None
 
     def _on_ready(self, worker: int, message: Ready) -> Over | None:
@@ -164,6 +177,9 @@ class ScriptCluster(VirtualCluster):
             return self._over()
         if answer == "join":
             self.coordinator.join(worker, message.batch_size, self.kernel.now)
+            self.tables.settle()
+        elif self.tables.in_use:
+            self._begin_phase_if_ready()
         return None
 
     def _begin_phase_if_ready(self) -> None:
@@ -180,6 +196,7 @@ class ScriptCluster(VirtualCluster):
             self.conduct.phase_begins(ledger, current.size, current.batch_size * len(members))
             for worker in members:
                 self.coordinator.join(worker, current.batch_size, self.kernel.now)
+            self.tables.settle()
 
     # -- grants and pushes -------------------------------------------------------------------------------------------
 
@@ -187,6 +204,9 @@ class ScriptCluster(VirtualCluster):
         return self.conduct.model_bytes, self.conduct.model_bytes
 
     def order(self, order: Order) -> None:
+        if self.tables.in_use:
+            self.tables.order(order)
+            return
         if order.fresh:
             self._versions[order.worker] = self.conduct.store.read()
         super().order(order)
@@ -195,7 +215,7 @@ class ScriptCluster(VirtualCluster):
         order = flight.order
         version = self._versions.get(order.worker) if order.fresh else None
         work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number)
-        self._tell(order.worker, work)
+        self.tell(order.worker, work)
 
     def _on_push(self, worker: int, message: Push) -> None:
         flight = self.flights[worker]
@@ -227,7 +247,7 @@ class ScriptCluster(VirtualCluster):
     def _on_prolonged(self, going: tuple[Flight, Allotment]) -> None:
         flight, extra = going
         if self.flights.get(flight.order.worker) is flight:
-            self._tell(flight.order.worker, Extra(extra))
+            self.tell(flight.order.worker, Extra(extra))
 
     def _out_of_loop(self, worker: int) -> None:
         """The script wants no more of this phase; whatever the worker computed is not delivered."""
@@ -235,8 +255,13 @@ class ScriptCluster(VirtualCluster):
         self.flights.pop(worker, None)
         if self.conduct.active:
             self.coordinator.leave(worker, "done", self.kernel.now)
+        self.tables.left(worker)
         if self.phases.running and not self.phases.members:
             self.conduct.nobody_left()
+
+    def _ring(self, timer: tuple[str, int]) -> None:
+        super()._ring(timer)
+        self.tables.settle()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -257,7 +282,7 @@ class ScriptCluster(VirtualCluster):
         """Tell these workers that their loop is over."""
         for worker in sorted(members):
             if worker in self.threads:
-                self._tell(worker, self._over())
+                self.tell(worker, self._over())
 
     def finish(self) -> None:
         """The run is over: scripts run to their end without further work."""
@@ -325,7 +350,7 @@ def _loop(cluster: ScriptCluster, conduct: Conduct, interrupts: Interrupts) -> N
             conduct.cause = "done"
         elif not stopped:
             raise _stuck(cluster)
-        if not cluster.threads and conduct.cause is None:
+        if not cluster.threads and not cluster.tables.parting and conduct.cause is None:
             conduct.cause = "done"
 
 

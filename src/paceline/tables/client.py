@@ -1,0 +1,292 @@
+"""A worker's end of the conversation about tables: its clock, what it shipped, and what it waits for.
+
+Reads within the bound are answered from the caches, without a word to the server. Whatever the server says unasked
+(rows of eager tables, rosters) is taken in when the worker waits for something, and at each clock.
+"""
+
+from collections.abc import Callable, Mapping
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import InternalError, OptionError, UserError
+from paceline.tables.spec import Rows, TableSpec
+from paceline.tables.table import Table
+from paceline.transport import table_messages as t
+from paceline.transport.base import Closed, Endpoint, Lost
+from paceline.transport.messages import Over, Ready, State
+from paceline.worker_state import WorkerState
+
+Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
+CLOCK = "clock()"
+MOST_AHEAD = 256  # own clocks that a worker may have sent before it hears that the first of them was taken in
+
+
+class Client:
+    """One worker's tables."""
+
+    def __init__(self, endpoint: Endpoint, worker: int, ready: Ready | None, state: WorkerState) -> None:
+        """`ready` says how to take part; a process that only measures the tables takes none."""
+        self._endpoint = endpoint
+        self._worker = worker
+        self._ready = ready
+        self._state = state
+        self._save: int | None = None  # the number under which the state is wanted
+        self._losses_of_server = 0
+        self._takes_part = False
+        self._included = 0  # own clocks that the server has taken in, as far as it has said so
+        self._era = 0  # barriers passed
+        self._tables: dict[str, Table] = {}
+        self._by_number: dict[int, Table] = {}
+        self.clock = 0  # clocks completed
+        self._entered: t.Entered | None = None
+        self._rosters: list[t.Roster] = []
+        self._shipped: list[t.Tick] = []  # whose increments may not yet be in what the server sends
+        self._awaited: set[tuple[int, int]] = set()  # fetches under way, by table and clock
+        self._barriers = 0
+        self._passed = 0
+        self._clocked: t.Clocked | None = None
+        self._opened: t.Opened | None = None
+        self._loss: list[tuple[float, int]] = []
+        self._over: Over | None = None
+        self._began = perf_counter()
+        self._blocked_s = 0.0  # of the current clock, spent waiting for the server
+
+    # -- what the session calls --------------------------------------------------------------------------------------
+
+    def open(self, spec: TableSpec, init: Any, cache_rows: int | None) -> Table:
+        """The table of that spec, as everybody has it."""
+        known = self._tables.get(spec.name)
+        if known is not None:
+            known.spec.require_same(spec, f"worker {self._worker}")
+            return known
+        if self._entered is not None:
+            raise UserError(
+                f"table {spec.name!r} is opened after the first clock() or get(): open all tables before that"
+            )
+        if self._ready is None:
+            return Table(self, spec, len(self._tables), 1, dict)
+        values = Table.initial_values(spec, init)
+        number = None
+        while number is None:
+            number = self._number_of(spec, values, self._wait)
+        table = self._tables[spec.name] = Table(self, spec, number, cache_rows, values)
+        self._by_number[number] = table
+        return table
+
+    def _number_of(self, spec: TableSpec, values: Callable[[], Any], wait: Callable[..., None]) -> int | None:
+        """Of a table that is opened hereby, once everybody has done so; None if the server was lost meanwhile."""
+        server, self._opened = self._losses_of_server, None
+        self._endpoint.send(t.OpenTable(spec))
+        while True:
+            wait(lambda: self._opened is not None or self._losses_of_server != server)
+            opened, self._opened = self._opened, None
+            if opened is None:
+                return None
+            if not opened.wanted:
+                return opened.table
+            self._endpoint.send(t.TableInit(opened.table, values()))
+
+    def complete_clock(self, work: int) -> bool:
+        """Ship what was written in this clock and go on to the next; False once the run is over."""
+        self.require_going(CLOCK)
+        if isinstance(work, bool) or not isinstance(work, int | np.integer) or work < 1:
+            raise OptionError(f"clock(work=...) must be a whole number >= 1, not {work!r}")
+        compute_s = perf_counter() - self._began - self._blocked_s
+        logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
+        reads = [(table.number, ages) for table in self._tables.values() if (ages := table.take_ages())]
+        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, 0.0, reads, self._era)
+        self._endpoint.send(tick)
+        if logs:
+            self._shipped.append(tick)
+        self.clock += 1
+        if self._entered is not None and self._entered.paced:
+            self._clocked, server = None, self._losses_of_server
+            self._wait(lambda: self._clocked is not None or self._over is not None or self._losses_of_server != server)
+            self._sleep_until_its_end()
+        while self._over is None and self._endpoint.poll():
+            self._wait_once()
+        # Whoever only writes must not run away from a server that takes it in slowly.
+        self._wait(lambda: self.clock - self._included <= MOST_AHEAD or self._over is not None)
+        if self._save is not None:
+            self._endpoint.send(State(self._save, self._state.capture(self._phase, over=False)))
+            self._save = None
+        self._began, self._blocked_s = perf_counter(), 0.0
+        return self._over is None
+
+    @property
+    def _phase(self) -> int:
+        return 0 if self._ready is None else self._ready.phase
+
+    def barrier(self) -> None:
+        """Wait until everybody is here; what was written before is then seen by all."""
+        self.require_going("barrier()")
+        self._barriers += 1
+        while self._passed < self._barriers:
+            server = self._losses_of_server
+            self._endpoint.send(t.AtBarrier(self._barriers, self.clock))
+            self._wait(lambda: self._passed >= self._barriers or self._losses_of_server != server)  # noqa: B023
+        for table in self._tables.values():
+            table.expire()
+
+    def share(self, count: int) -> Rows:
+        """This worker's part of `count` rows at this clock."""
+        self.require_going("share()")
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise OptionError(f"share(n) needs a whole number >= 0, not {count!r}")
+        current = [r for r in self._rosters if r.from_clock <= self.clock]
+        workers = current[-1].workers if current else []
+        if self._worker not in workers:
+            return np.empty(0, dtype=np.int64)
+        place, of = workers.index(self._worker), len(workers)
+        return np.arange(count * place // of, count * (place + 1) // of, dtype=np.int64)
+
+    def report_loss(self, loss: float) -> None:
+        """The objective on this clock's data, as far as this worker knows it."""
+        self._loss.append((loss, 1))
+
+    def require_going(self, what: str) -> None:
+        """Nothing can be done with tables once the run is over; before that, take part."""
+        if self._over is not None:
+            if what != CLOCK:
+                raise Closed
+            raise UserError(f"{what} after the run ended: leave the loop when session.clock() returns False")
+        if self._ready is None:
+            raise Closed  # there is nothing to measure, and nobody works here
+        if not self._tables:
+            raise UserError(f"{what} was called before session.table(...): open the tables first")
+        if self._entered is None:
+            self._takes_part = True
+            self._endpoint.send(self._ready)
+            self._wait(lambda: self._entered is not None)
+            self._began, self._blocked_s = perf_counter(), 0.0
+
+    # -- what tables call --------------------------------------------------------------------------------------------
+
+    @property
+    def free_lead(self) -> float:
+        return 0.0 if self._entered is None else self._entered.free_lead
+
+    @property
+    def max_lead(self) -> float:
+        return 0.0 if self._entered is None else self._entered.max_lead
+
+    def fetch(self, table: Table, rows: Rows | None, clock: int) -> None:
+        """Ask for rows as they may be read at that clock."""
+        self._awaited.add((table.number, clock))
+        self._endpoint.send(t.Fetch(table.number, clock, rows))
+
+    def await_rows(self, table: Table) -> None:
+        """Wait until all that was asked for of this table for this clock is here."""
+        self._wait(lambda: (table.number, self.clock) not in self._awaited)
+
+    def forget(self, table: Table, rows: Rows) -> None:
+        """Rows of an eager table were pushed out of the cache."""
+        self._endpoint.send(t.Forget(table.number, rows))
+
+    # -- what the server says ----------------------------------------------------------------------------------------
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        began = perf_counter()
+        while not done():
+            if self._over is not None:
+                raise Closed  # what is waited for will not come, and there is nothing to go on with
+            self._wait_once()
+        self._blocked_s += perf_counter() - began
+
+    def _wait_once(self) -> None:
+        """Take one message in; a server that is gone is waited for, and met anew."""
+        try:
+            self._take_in()
+        except Lost:
+            self._meet_another_server()
+
+    def _take_in(self) -> None:
+        message = self._endpoint.receive()
+        match message:
+            case t.Rows():
+                self._on_rows(message)
+            case t.Roster():
+                self._rosters.append(message)
+            case t.Included():
+                self._are_included(message.clocks)
+            case t.Clocked():
+                self._clocked = message
+            case t.Opened():
+                self._opened = message
+            case t.Passed():
+                self._passed, self.clock, self._shipped = message.number, message.clock, []
+                self._included, self._era = message.clock, self._era + 1
+            case t.Entered():
+                self._entered, self.clock, self._included, self._era = message, message.clock, message.clock, 0
+                self._rosters = message.rosters + self._rosters
+                self._state.welcome(message.state)
+                self._state.reach(self._phase, over=False)
+            case t.Save():
+                self._save = message.number
+            case Over():
+                self._over = message
+                if message.save is not None:
+                    self._endpoint.send(State(message.save, self._state.capture(self._phase, over=False)))
+            case _:
+                raise InternalError(f"{type(message).__name__} has no meaning to a worker on tables")
+
+    def _meet_another_server(self) -> None:
+        """The server is gone: wait for the next, which has the tables of its last checkpoint, and go on with those.
+
+        What was shipped since then is lost, and whatever is cached is of another time.
+        """
+        while True:
+            self._endpoint.reconnect()
+            self._losses_of_server += 1
+            self._awaited.clear()
+            self._shipped, self._rosters, self._entered = [], [], None
+            try:
+                self._introduce_again()
+            except Lost:
+                continue
+            return
+
+    def _introduce_again(self) -> None:
+        self._by_number = {}
+        for table in self._tables.values():
+            table.expire()
+            number = self._number_of(table.spec, table.first_values, self._wait_for_this_server)
+            if number is None:  # the run is over
+                return
+            table.number = number
+            self._by_number[number] = table
+        if self._takes_part and self._ready is not None:
+            self._endpoint.send(self._ready)
+            self._wait_for_this_server(lambda: self._entered is not None)
+
+    def _wait_for_this_server(self, done: Callable[[], bool]) -> None:
+        while not done():
+            if self._over is not None:
+                raise Closed
+            self._take_in()
+
+    def _on_rows(self, message: t.Rows) -> None:
+        self._are_included(message.included)
+        table = self._by_number[message.table]
+        if message.clock is not None:
+            self._awaited.discard((message.table, message.clock))
+        later = [log for tick in self._shipped for log in tick.logs if log.table == message.table]
+        table.take_in(message, later)
+
+    def _are_included(self, clocks: int) -> None:
+        self._included = clocks
+        self._shipped = [tick for tick in self._shipped if tick.through > clocks]
+
+    def _sleep_until_its_end(self) -> None:
+        """Where a scenario is emulated, a clock takes as long as its scenario says."""
+        clocked = self._clocked
+        if clocked is not None and clocked.since is not None:
+            remaining = clocked.since + clocked.seconds - monotonic()
+            if remaining > 0:
+                sleep(remaining)
+
+    def _mean_loss(self) -> float | None:
+        losses, self._loss = self._loss, []
+        return sum(loss for loss, _ in losses) / len(losses) if losses else None

@@ -1,0 +1,44 @@
+"""Sums over rows that may be named more than once, without a loop over them."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+
+class Marks:
+    """A scrap of paper as long as a table: tells in two strokes whether rows are distinct."""
+
+    def __init__(self, rows: int) -> None:
+        self._last = np.zeros(rows, dtype=np.int32)
+
+    def last_of_each(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of these mentions is the last of its row."""
+        order = np.arange(len(rows), dtype=np.int32)
+        self._last[rows] = order
+        return np.asarray(self._last[rows] == order)
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Each of the rows once."""
+        last = self.last_of_each(rows)
+        return rows if last.all() else rows[last]
+
+    def summed(self, rows: Rows, deltas: Array) -> tuple[Rows, Array]:
+        """Each of the rows once, and the sum of what is said of it."""
+        last = self.last_of_each(rows)
+        if last.all():
+            return rows, deltas
+        distinct = rows[last]
+        self._last[distinct] = np.arange(len(distinct), dtype=np.int32)
+        places = self._last[rows]
+        shape = (len(distinct), deltas.shape[1])
+        if deltas.dtype.kind == "i":  # exact, which doubles are not
+            sums = np.zeros(shape, dtype=deltas.dtype)
+            np.add.at(sums, places, deltas)
+            return distinct, sums
+        cells = places.astype(np.int64)[:, None] * shape[1] + np.arange(shape[1])
+        counted = np.bincount(cells.ravel(), weights=deltas.ravel(), minlength=shape[0] * shape[1])
+        return distinct, counted.astype(deltas.dtype).reshape(shape)

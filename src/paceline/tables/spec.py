@@ -1,0 +1,78 @@
+"""What a table is: its name and shape, and how old a read of it may be."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import OptionError
+from paceline.tables.rules import parse_rule
+
+DTYPES = ("float32", "float64", "int32", "int64")
+MOST_ROWS = 1 << 31  # where each row lies is kept in 32 bits
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """What every worker must open alike."""
+
+    name: str
+    rows: int
+    width: int
+    dtype: str
+    staleness: int | None  # clocks that a read may be old; None: as many as the strategy lets it be
+    update: str  # what an increment does at the server
+    eager: bool  # rows once read are sent again whenever the slowest worker moves on
+
+    @property
+    def columns(self) -> int:
+        """Of a row as it travels: its values, and what the rule remembers of it."""
+        return self.width * (2 if parse_rule(self.update).remembers else 1)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.columns * int(np.dtype(self.dtype).itemsize)
+
+    def require_same(self, other: "TableSpec", whose: str) -> None:
+        """A table has one shape, whoever opens it."""
+        for field in self.__struct_fields__:
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine != theirs:
+                raise OptionError(
+                    f"table {self.name!r} has {field} {mine}, {whose} opens it with {field} {theirs}: open it alike, "
+                    "or under another name"
+                )
+
+
+def make_spec(
+    name: str, rows: int, width: int, dtype: Any, staleness: int | None, update: str, eager: bool
+) -> TableSpec:
+    """A table's spec, checked."""
+    if not isinstance(name, str) or not name:
+        raise OptionError(f"a table's name must be some text, not {name!r}")
+    rows, width = _whole("rows", rows, MOST_ROWS), _whole("width", width, MOST_ROWS)
+    try:
+        kind = np.dtype(str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype).name
+    except TypeError:
+        kind = str(dtype)
+    if kind not in DTYPES:
+        raise OptionError(f"table {name!r}: dtype must be one of {', '.join(DTYPES)}, not {kind}")
+    if staleness is not None:
+        if isinstance(staleness, bool) or not isinstance(staleness, int | np.integer) or staleness < 0:
+            raise OptionError(
+                f"table {name!r}: staleness must be a whole number of clocks >= 0 or None, not {staleness!r}"
+            )
+        staleness = int(staleness)
+    rule = parse_rule(update)
+    if kind.startswith("int") and not rule.fits_integers:
+        raise OptionError(f"table {name!r}: update {update!r} needs a table of floats, not {kind}; use update='add'")
+    return TableSpec(name, rows, width, kind, staleness, update, bool(eager))
+
+
+def _whole(name: str, value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < most:
+        raise OptionError(f"a table's {name} must be a whole number from 1 to {most - 1}, not {value!r}")
+    return int(value)

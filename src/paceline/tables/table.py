@@ -1,0 +1,277 @@
+"""What a script holds of a table: `get` reads rows, `inc` adds to them, and both see this worker's own writes."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paceline.errors import InternalError, OptionError
+from paceline.tables.cache import Cache
+from paceline.tables.oplog import OpLog
+from paceline.tables.rowwise import Marks
+from paceline.tables.rules import parse_rule
+from paceline.tables.spec import Array, Rows, TableSpec
+from paceline.transport.table_messages import Rows as RowsMessage
+from paceline.transport.table_messages import TableLog
+
+if TYPE_CHECKING:
+    from paceline.tables.client import Client
+
+
+class Table:
+    """One worker's view of a table: a cache of bounded age, and the increments of its current clock."""
+
+    def __init__(
+        self, client: "Client", spec: TableSpec, number: int, cache_rows: int | None, first_values: Callable[[], Any]
+    ) -> None:
+        self.spec = spec
+        self.first_values = first_values
+        self.number = number
+        self._client = client
+        self._rule = parse_rule(spec.update)
+        self._cache = Cache(spec, cache_rows)
+        self._log = OpLog(spec)
+        self._marks = Marks(spec.rows)
+        self._all = np.arange(spec.rows, dtype=np.int64)
+        self._ages = np.zeros(8, dtype=np.int64)  # rows read in this clock, by how many clocks old they were
+        self._oldest = -1
+        self._dtype = np.dtype(spec.dtype)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def rows(self) -> int:
+        return self.spec.rows
+
+    @property
+    def width(self) -> int:
+        return self.spec.width
+
+    def __repr__(self) -> str:
+        s = self.spec
+        return f"Table({s.name!r}, rows={s.rows}, width={s.width}, dtype={s.dtype}, staleness={s.staleness})"
+
+    # -- what scripts call -------------------------------------------------------------------------------------------
+
+    def get(self, rows: Any = None) -> Any:
+        """The values of these rows, one line each, in an array of the caller's own; without rows, the whole table.
+
+        They hold every update of clocks that lie further back than the bound, all of this worker's own, and perhaps
+        newer ones. Rows may be a number, a sequence, a slice, a NumPy array or a torch tensor, which gets a tensor.
+        """
+        self._client.require_going("get()")
+        wanted = self._all if rows is None else self._checked(rows)
+        if self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks) is not None:
+            self._fetch(wanted)
+        clock = self._client.clock
+        values, slowest = self._cache.read(wanted)
+        self._record(wanted, clock - slowest, clock)
+        if isinstance(rows, torch.Tensor):
+            return torch.from_numpy(values)
+        return values[0] if _is_number(rows) else values
+
+    def inc(self, rows: Any, deltas: Any) -> None:
+        """Add to these rows (None: to all); repeated rows are summed. Others see it once this clock is completed."""
+        self._client.require_going("inc()")
+        named = self._all if rows is None else self._checked(rows)
+        added = self._checked_deltas(deltas, named, one=_is_number(rows))
+        if rows is not None:
+            named, added = self._marks.summed(named, added)
+        if not len(named):
+            return
+        self._log.add(named, added)
+        known, places = self._cache.change(named)
+        self._show(places, added if known.all() else added[known])
+
+    def prefetch(self, rows: Any = None) -> None:
+        """Have rows of the next clock on their way: after `clock()`, a `get` of them waits for the rest of it only."""
+        self._client.require_going("prefetch()")
+        wanted = self._all if rows is None else self._checked(rows)
+        clock = self._client.clock + 1
+        lacking = self._cache.lacking(wanted, clock, self._reuse, self._marks)
+        if lacking is not None:
+            self._client.fetch(self, None if len(lacking) == self.spec.rows else lacking, clock)
+
+    # -- what the client calls ---------------------------------------------------------------------------------------
+
+    def take_log(self) -> TableLog | None:
+        """What this clock adds, which begins anew."""
+        if not self._log.count:
+            return None
+        rows, sums = self._log.take()
+        whole = len(rows) == self.spec.rows and bool((rows == self._all).all())
+        return TableLog(self.number, None if whole else rows, sums)
+
+    def take_ages(self) -> list[int]:
+        """How many of the rows that this clock read were how many clocks old."""
+        oldest, self._oldest = self._oldest, -1
+        if oldest < 0:
+            return []
+        ages: list[int] = self._ages[: oldest + 1].tolist()
+        self._ages[: oldest + 1] = 0
+        return ages
+
+    def take_in(self, message: RowsMessage, later: Sequence[TableLog]) -> None:
+        """Rows from the server; `later` are own increments that are not in them."""
+        rows, values, slowest = self._all if message.rows is None else message.rows, message.values, message.slowest
+        if message.clock is None:
+            known, _ = self._cache.change(rows)
+            rows, values = rows[known], values[known]
+            self._cache.install(rows, values, slowest, None)
+            self._cache.refresh(slowest)
+        else:
+            self._cache.install(rows, values, slowest, message.clock)
+        own = [(log.rows, log.sums) for log in later]
+        for named, sums in own:
+            self._show_again(rows, self._all if named is None else named, sums)
+        if self._log.count:
+            written, sums = self._log.of(rows)
+            if len(sums):
+                _, places = self._cache.change(rows[written])
+                self._show(places, sums)
+        if self.spec.eager:
+            for evicted in self._cache.evicted:
+                self._client.forget(self, evicted)
+        self._cache.evicted.clear()
+
+    def expire(self) -> None:
+        """After a barrier everything is read anew."""
+        self._cache.expire()
+
+    @staticmethod
+    def initial_values(spec: TableSpec, init: Any) -> Callable[[], Array]:
+        """What makes a table's first values: of the worker that is asked for them, theirs are taken."""
+
+        def values() -> Array:
+            given = init(spec.rows, spec.width) if callable(init) else 0 if init is None else init
+            if isinstance(given, torch.Tensor):
+                given = given.detach().cpu().numpy()
+            array = np.asarray(given)
+            if array.ndim and array.shape != (spec.rows, spec.width):
+                raise OptionError(
+                    f"table {spec.name!r}: init must be a number or have shape ({spec.rows}, {spec.width}), not "
+                    f"{array.shape}"
+                )
+            if array.dtype.kind not in "iufb" or (spec.dtype.startswith("int") and array.dtype.kind == "f"):
+                raise OptionError(f"table {spec.name!r}: init is of {array.dtype}, the table of {spec.dtype}")
+            array = array.astype(spec.dtype)
+            if not np.isfinite(array).all():
+                raise OptionError(f"table {spec.name!r}: init has values that are not finite")
+            return array if array.ndim else np.full((1, spec.width), array, dtype=spec.dtype)
+
+        return values
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _reuse(self) -> int:
+        """Clocks by which a row may be older than this one and still be read without asking."""
+        free, own = self._client.free_lead, self.spec.staleness
+        if own is not None:
+            return int(min(free, own))
+        return 0 if free == inf else int(free)
+
+    @property
+    def bound(self) -> float:
+        """Clocks by which nothing that `get` returns is older than the clock it is called in."""
+        own = self.spec.staleness
+        return self._client.max_lead if own is None else min(self._client.max_lead, own)
+
+    def _fetch(self, wanted: Rows) -> None:
+        self._client.await_rows(self)  # they may be on their way already
+        # A server that was lost and found again may have set the clock back, and has answered nothing.
+        while (lacking := self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks)) is not None:
+            self._client.fetch(self, None if len(lacking) == self.spec.rows else lacking, self._client.clock)
+            self._client.await_rows(self)
+
+    def _record(self, rows: Rows, ages: Array, clock: int) -> None:
+        """Keep how old the rows were, and stop if one was too old: then a promise of this package is broken."""
+        if not len(ages):
+            return
+        oldest = int(ages.max())
+        if oldest > self.bound:
+            row = int(rows[int(ages.argmax())])
+            raise InternalError(
+                f"row {row} of table {self.name!r} was read at clock {clock} as of clock {clock - oldest} of the "
+                f"slowest worker: {oldest} clocks old, and the bound is {self.bound:g}"
+            )
+        counts = np.bincount(ages)
+        if len(counts) > len(self._ages):
+            self._ages = np.concatenate((self._ages, np.zeros(2 * len(counts) - len(self._ages), dtype=np.int64)))
+        self._ages[: len(counts)] += counts
+        self._oldest = max(self._oldest, oldest)
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def _show(self, places: Array, deltas: Array) -> None:
+        """Let this worker see its own increments of rows that are in its cache."""
+        values, width = self._cache.values, self.spec.width
+        if not self._rule.remembers:
+            values[places] += self._rule.change(deltas, None)
+            return
+        part = values[places]
+        part[:, :width] += self._rule.change(deltas, part[:, width:])
+        values[places] = part
+
+    def _show_again(self, rows: Rows, named: Rows, sums: Array) -> None:
+        """Own increments that rows just fetched do not hold yet."""
+        chosen = np.isin(named, rows)
+        if chosen.any():
+            _, places = self._cache.change(named[chosen])
+            self._show(places, sums[chosen])
+
+    # -- input -------------------------------------------------------------------------------------------------------
+
+    def _checked(self, rows: Any) -> Rows:
+        if isinstance(rows, torch.Tensor):
+            rows = rows.detach().cpu().numpy()
+        if isinstance(rows, slice):
+            return self._all[rows]
+        named = np.asarray([rows] if _is_number(rows) else rows)
+        if not named.size:
+            return np.empty(0, dtype=np.int64)
+        if named.ndim != 1 or named.dtype.kind not in "iu":
+            raise OptionError(
+                f"table {self.name!r}: rows must be whole numbers in one dimension, not {named.dtype} of shape "
+                f"{named.shape}"
+            )
+        low, high = int(named.min()), int(named.max())
+        if low < 0 or high >= self.spec.rows:
+            wrong = low if low < 0 else high
+            raise OptionError(f"table {self.name!r}: rows must be 0 to {self.spec.rows - 1}, not {wrong}")
+        return named.astype(np.int64, copy=False)
+
+    def _checked_deltas(self, deltas: Any, rows: Rows, *, one: bool) -> Array:
+        if isinstance(deltas, torch.Tensor):
+            deltas = deltas.detach().cpu().numpy()
+        added = deltas if isinstance(deltas, np.ndarray) else self._converted(deltas)
+        if one and added.ndim == 1:
+            added = added[None]
+        if added.shape != (len(rows), self.spec.width):
+            raise OptionError(
+                f"table {self.name!r}: deltas for {len(rows)} rows of width {self.spec.width} must have shape "
+                f"({len(rows)}, {self.spec.width}), not {added.shape}"
+            )
+        if added.dtype != self._dtype:
+            raise OptionError(
+                f"table {self.name!r} is of {self._dtype}, the deltas of {added.dtype}: convert them with "
+                f".astype(np.{self._dtype})"
+            )
+        if self._dtype.kind == "f" and not np.isfinite(added.sum()) and not np.isfinite(added).all():
+            row = int(rows[int(np.argmin(np.isfinite(added).all(axis=1)))])
+            raise OptionError(f"table {self.name!r}: the delta of row {row} is not finite; nothing of it was applied")
+        return added
+
+    def _converted(self, deltas: Any) -> Array:
+        """Plain numbers, in the table's dtype if none is cut off by that."""
+        given = np.asarray(deltas)
+        lossless = given.dtype.kind in "biu" or (given.dtype.kind == "f" and self._dtype.kind == "f")
+        return given.astype(self._dtype) if lossless else given
+
+
+def _is_number(rows: Any) -> bool:
+    return isinstance(rows, int | np.integer) and not isinstance(rows, bool)

@@ -1,0 +1,124 @@
+"""Lasso by coordinate descent: features are shared out, and the residual they all explain is a table.
+
+A worker goes round through its share of the features. Each clock reads the residual, takes the next features one after
+the other to the minimum of `|residual|^2 / (2 n) + lam |weights|_1` along each of them, and adds what that changes.
+How far others have moved the residual meanwhile is what staleness costs. Without a data folder the problem is made as
+in the SSP publication, smaller: independent normal features, of which a few matter. With one it is a9a (`a9a.gz`), its
+columns scaled to unit length times sqrt(n). Evaluates `loss`, that objective, and `nonzeros`.
+
+`lasso_alone` is the same in one process without tables.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import paceline
+from paceline.tasks import svmlight
+from paceline.tasks.bounds import within
+from paceline.tasks.folders import require_file
+
+Numbers = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+
+
+class Problem(NamedTuple):
+    """Columns of length sqrt(n) each, one after the other in memory, and what they are to explain."""
+
+    columns: Numbers  # features x samples
+    target: Numbers
+
+    @property
+    def features(self) -> int:
+        return len(self.columns)
+
+    @property
+    def samples(self) -> int:
+        return len(self.target)
+
+
+def scaled(matrix: Numbers, target: Numbers) -> Problem:
+    """With every column brought to length sqrt(n); empty ones are left out."""
+    lengths = np.sqrt((matrix**2).sum(axis=0))
+    kept = lengths > 0
+    columns = np.ascontiguousarray((matrix[:, kept] / lengths[kept]).T) * len(target) ** 0.5
+    return Problem(columns, target)
+
+
+def make(samples: int, features: int, seed: int) -> Problem:
+    """Independent normal features; one in fifty has a weight, and noise is a tenth of what they explain."""
+    chance = np.random.default_rng(seed)
+    matrix = chance.normal(size=(samples, features))
+    weights = np.where(chance.random(features) < 0.02, chance.normal(size=features), 0.0)
+    weights[0] = 1.0
+    clean = matrix @ weights
+    return scaled(matrix, clean + 0.1 * clean.std() * chance.normal(size=samples))
+
+
+def load(folder: Path) -> Problem:
+    """a9a with its labels as numbers to be predicted."""
+    examples = svmlight.load(require_file(folder, "a9a.gz", "a9a"))
+    return scaled(examples.dense(), examples.label)
+
+
+def descend(problem: Problem, residual: Numbers, weights: Numbers, features: Whole, lam: float) -> Numbers:
+    """Take these features to their minima one after the other; `residual` is updated, their changes come back."""
+    changes = np.zeros(len(features))
+    for place, feature in enumerate(features):
+        column = problem.columns[feature]
+        pull = weights[place] + column @ residual / problem.samples
+        wanted = np.sign(pull) * max(abs(pull) - lam, 0.0)
+        change = wanted - weights[place]
+        if change:
+            residual -= change * column
+            changes[place] = change
+    return changes
+
+
+def objective(problem: Problem, weights: Numbers, lam: float) -> float:
+    """What is minimized."""
+    residual = problem.target - weights @ problem.columns
+    return float(residual @ residual / (2 * problem.samples) + lam * np.abs(weights).sum())
+
+
+def lasso_alone(problem: Problem, lam: float, block: int, clocks: int) -> Numbers:
+    """The same in one process and without tables."""
+    weights, residual = np.zeros(problem.features), problem.target.copy()
+    for clock in range(clocks):
+        features = (clock * block + np.arange(block)) % problem.features
+        weights[features] += descend(problem, residual, weights[features], features, lam)
+    return weights
+
+
+def train() -> None:
+    """Entry point of `paceline run --task lasso`."""
+    session = paceline.init()
+    samples = within("samples", session.option("samples", 500), low=2)
+    features = within("features", session.option("features", 1000), low=1)
+    lam = within("lam", session.option("lam", 0.05), low=0.0)
+    block = within("block", session.option("block", 20), low=1)  # features of a clock
+    clocks = within("clocks", session.option("clocks", 200), low=1)
+    data_seed = within("data_seed", session.option("data_seed", 0), low=0)
+
+    folder = session.data_dir
+    key = f"lasso-{folder}-{samples}-{features}-{data_seed}"
+    problem = session.once(key, lambda: load(folder) if folder else make(samples, features, data_seed))
+    weights = session.table("weights", problem.features, 1, dtype="float64")
+    residual = session.table("residual", problem.samples, 1, dtype="float64", init=problem.target[:, None])
+    session.measure(
+        lambda tables: {
+            "loss": objective(problem, tables["weights"][:, 0], lam),
+            "nonzeros": float(np.count_nonzero(tables["weights"])),
+        }
+    )
+    while session.clocks < clocks:
+        mine = session.share(problem.features)
+        chosen = np.unique(mine[(session.clocks * block + np.arange(min(block, len(mine)))) % max(1, len(mine))])
+        before = residual.get()[:, 0]
+        after = before.copy()
+        weights.inc(chosen, descend(problem, after, weights.get(chosen)[:, 0], chosen, lam)[:, None])
+        residual.inc(None, (after - before)[:, None])
+        if not session.clock(work=max(1, len(chosen))):
+            break

@@ -1,0 +1,83 @@
+"""Sparse examples in LIBSVM's format, and sums over them."""
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+
+Numbers = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+
+
+class Examples(NamedTuple):
+    """Rows of a sparse matrix with a label each: row i has the entries from starts[i] to starts[i + 1]."""
+
+    starts: Whole
+    feature: Whole
+    value: Numbers
+    label: Numbers  # -1 or 1, or any number to be predicted
+    features: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.label)
+
+    def chosen(self, rows: Whole) -> "Examples":
+        """These rows of it."""
+        lengths = self.starts[rows + 1] - self.starts[rows]
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        entries = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
+        return Examples(starts, self.feature[entries], self.value[entries], self.label[rows], self.features)
+
+    @property
+    def row(self) -> Whole:
+        """Of each entry."""
+        return np.repeat(np.arange(self.rows), np.diff(self.starts))
+
+    def times(self, weights: Numbers) -> Numbers:
+        """Each row's product with the weights, which are given for each entry."""
+        return np.asarray(np.bincount(self.row, weights=self.value * weights, minlength=self.rows), dtype=np.float64)
+
+    def dense(self) -> Numbers:
+        """The matrix with all its zeros."""
+        matrix = np.zeros((self.rows, self.features))
+        np.add.at(matrix, (self.row, self.feature), self.value)
+        return matrix
+
+
+def load(path: Path, features: int | None = None) -> Examples:
+    """Read a file, plain or compressed; features count from 1 in it."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    labels, starts, feature, value = [], [0], [], []
+    try:
+        with opener(path, "rt") as file:
+            for line in file:
+                label, *entries = line.split()
+                labels.append(float(label))
+                for entry in entries:
+                    number, _, amount = entry.partition(":")
+                    feature.append(int(number) - 1)
+                    value.append(float(amount))
+                starts.append(len(feature))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is not in LIBSVM's format (label feature:value ...): {error}") from error
+    most = max(feature, default=-1) + 1
+    if features is not None and most > features:
+        raise DataError(f"{path} has {most} features, {features} were expected")
+    return Examples(np.array(starts), np.array(feature), np.array(value), np.array(labels), features or most)
+
+
+def make(count: int, features: int, per_row: int, seed: int) -> Examples:
+    """Random sparse rows whose labels a random weight of each feature decides, a tenth of them wrongly."""
+    chance = np.random.default_rng(seed)
+    feature = np.sort(chance.random((count, features)).argpartition(per_row - 1, axis=1)[:, :per_row], axis=1).ravel()
+    weights = chance.normal(size=features)
+    value = np.ones(len(feature))
+    starts = np.arange(count + 1) * per_row
+    score = weights[feature].reshape(count, per_row).sum(axis=1)
+    label = np.where((score > np.median(score)) ^ (chance.random(count) < 0.1), 1.0, -1.0)
+    return Examples(starts, feature, value, label, features)

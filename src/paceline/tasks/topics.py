@@ -1,0 +1,188 @@
+"""A topic model (latent Dirichlet allocation) by collapsed Gibbs sampling on tables, as in the SSP publication.
+
+The tables hold how often each word is in each topic (`words`), how many tokens each topic has (`topics`), and which
+topic each token is in (`assignments`). A worker samples the tokens of its share of the documents, some documents in
+each clock. `assignments` asks for no staleness, but is read only when documents change hands: their next owner then
+finds them exactly as the last one left them, so the counts stay those of the assignments.
+
+Without a data folder the documents are made by the model itself; with one they are those of `ap.dat.gz` in lda-c's
+format. Evaluates `loss`: minus the log likelihood of the words given their topics, per token. `topics_alone` is the
+same in one process without tables.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import paceline
+from paceline.errors import DataError
+from paceline.tasks.bounds import within
+from paceline.tasks.corpora import Corpus, load_corpus, make_corpus
+
+Counts = npt.NDArray[np.int32]
+Whole = npt.NDArray[np.int64]
+
+
+def _sample(
+    words: Whole, documents: Whole, assigned: Counts, in_document: Counts, in_topic: Counts, totals: Whole,
+    chances: npt.NDArray[np.float64], alpha: float, beta: float, vocabulary: int,
+) -> None:  # fmt: skip
+    """Give every token a topic drawn by what all others say. Counts of others may be old: none is below zero here."""
+    topics = len(totals)
+    sums = np.empty(topics)
+    for token in range(len(words)):
+        word, document, topic = words[token], documents[token], assigned[token]
+        in_document[document, topic] -= 1
+        in_topic[word, topic] -= 1
+        totals[topic] -= 1
+        total = 0.0
+        for k in range(topics):
+            like_word = (max(in_topic[word, k], 0) + beta) / (max(totals[k], 0) + vocabulary * beta)
+            total += (in_document[document, k] + alpha) * like_word
+            sums[k] = total
+        wanted, topic = chances[token] * total, 0
+        while sums[topic] < wanted and topic < topics - 1:
+            topic += 1
+        assigned[token] = topic
+        in_document[document, topic] += 1
+        in_topic[word, topic] += 1
+        totals[topic] += 1
+
+
+@cache
+def sampler() -> Callable[..., None]:
+    """The inner loop, compiled."""
+    try:
+        import numba
+    except ImportError as error:
+        raise DataError("task topics compiles its inner loop with numba: pip install 'paceline[tasks]'") from error
+    compiled: Any = numba.njit(_sample)
+    return compiled  # type: ignore[no-any-return]
+
+
+def count_words(words: Whole, assigned: Counts, rows: int, topics: int) -> Counts:
+    """How often each word, or document, is in each topic."""
+    cells = np.bincount(words * topics + assigned, minlength=rows * topics)
+    return cells.reshape(rows, topics).astype(np.int32)
+
+
+def first_assignment(corpus: Corpus, topics: int, seed: int) -> Counts:
+    """Any topic for any token."""
+    return np.random.default_rng(seed).integers(0, topics, len(corpus.words)).astype(np.int32)
+
+
+def loss_of(in_topic: Counts, beta: float) -> float:
+    """Minus the log likelihood of the words given their topics, per token."""
+    counts = torch.from_numpy(np.maximum(in_topic, 0)).double()
+    vocabulary, topics = counts.shape
+    totals = counts.sum(dim=0)
+    likelihood = float(torch.lgamma(counts + beta).sum() - torch.lgamma(totals + vocabulary * beta).sum())
+    likelihood += topics * (math.lgamma(vocabulary * beta) - vocabulary * math.lgamma(beta))
+    return -likelihood / float(totals.sum())
+
+
+def topics_alone(corpus: Corpus, topics: int, alpha: float, beta: float, passes: int, seed: int) -> Counts:
+    """The same in one process and without tables; how often each word is in each topic."""
+    chance, sample = np.random.default_rng(seed), sampler()
+    assigned = first_assignment(corpus, topics, seed)
+    documents = np.repeat(np.arange(corpus.documents), np.diff(corpus.starts))
+    in_document = count_words(documents, assigned, corpus.documents, topics)
+    in_topic = count_words(corpus.words, assigned, corpus.vocabulary, topics)
+    totals = in_topic.sum(axis=0, dtype=np.int64)
+    for _ in range(passes):
+        chances = chance.random(len(corpus.words))
+        sample(
+            corpus.words, documents, assigned, in_document, in_topic, totals, chances, alpha, beta, corpus.vocabulary
+        )
+    return in_topic
+
+
+class Part(NamedTuple):
+    """Some documents of a worker's share: its tokens, and their words by their place among the distinct ones."""
+
+    first: int  # token
+    distinct: Whole
+    places: Whole
+    documents: Whole
+    documents_in_it: int
+
+    @classmethod
+    def of(cls, corpus: Corpus, documents: Whole) -> "Part":
+        begin, end = int(corpus.starts[documents[0]]), int(corpus.starts[documents[-1] + 1])
+        distinct, places = np.unique(corpus.words[begin:end], return_inverse=True)
+        lengths = np.diff(corpus.starts[documents[0] : documents[-1] + 2])
+        return cls(begin, distinct, places, np.repeat(np.arange(len(documents)), lengths), len(documents))
+
+
+def train() -> None:
+    """Entry point of `paceline run --task topics`."""
+    session = paceline.init()
+    topics = within("topics", session.option("topics", 10), low=1)
+    alpha = within("alpha", session.option("alpha", 0.1), low=1e-6)
+    beta = within("beta", session.option("beta", 0.05), low=1e-6)
+    parts = within("parts", session.option("parts", 4), low=1)  # clocks of a pass over a worker's documents
+    clocks = within("clocks", session.option("clocks", 80), low=1)
+    documents = within("documents", session.option("documents", 200), low=1)
+    vocabulary = within("vocabulary", session.option("vocabulary", 500), low=2)
+    data_seed = within("data_seed", session.option("data_seed", 0), low=0)
+
+    def load() -> Corpus:
+        if session.data_dir is not None:
+            return load_corpus(session.data_dir)
+        return make_corpus(documents, vocabulary, topics, 100, data_seed)
+
+    corpus = session.once(f"topics-{session.data_dir}-{documents}-{vocabulary}-{topics}-{data_seed}", load)
+    sample, size = sampler(), corpus.vocabulary
+    start = first_assignment(corpus, topics, data_seed)
+    in_topic = session.table(
+        "words", size, topics, dtype="int32", init=lambda *_: count_words(corpus.words, start, size, topics)
+    )
+    totals = session.table(
+        "topics", 1, topics, dtype="int64", init=lambda *_: np.bincount(start, minlength=topics)[None]
+    )
+    assignments = session.table("assignments", len(corpus.words), 1, dtype="int32", staleness=0, init=start[:, None])
+    session.measure(lambda tables: {"loss": loss_of(tables["words"], beta)})
+
+    mine, assigned, pieces, clock = np.empty(0, dtype=np.int64), start[:0], list[Part](), -1
+    while session.clocks < clocks:
+        share = session.share(corpus.documents)
+        # A server that went back to a checkpoint has set the clock back, and the assignments with it.
+        if not np.array_equal(share, mine) or session.clocks != clock + 1:
+            mine, pieces = share, [Part.of(corpus, p) for p in np.array_split(share, parts) if len(p)]
+            first, last = (corpus.starts[share[0]], corpus.starts[share[-1] + 1]) if len(share) else (0, 0)
+            assigned = assignments.get(slice(int(first), int(last)))[:, 0] if len(share) else assigned[:0]
+        work, clock = 1, session.clocks
+        if pieces:
+            part = pieces[session.clocks % len(pieces)]
+            tokens = part.first - pieces[0].first
+            own = assigned[tokens : tokens + len(part.places)]
+            before, sums_before, counts = own.copy(), totals.get(0), in_topic.get(part.distinct)
+            if session.clocks != clock:
+                clock = -1
+                continue
+            in_document = count_words(part.documents, own, part.documents_in_it, topics)
+            after, sums = counts.copy(), sums_before.copy()
+            sample(
+                part.places,
+                part.documents,
+                own,
+                in_document,
+                after,
+                sums,
+                np.random.random(len(own)),
+                alpha,
+                beta,
+                size,
+            )
+            in_topic.inc(part.distinct, after - counts)
+            totals.inc(0, sums - sums_before)
+            moved = np.flatnonzero(own != before)
+            assignments.inc(part.first + moved, (own - before)[moved][:, None])
+            work = max(1, len(own))
+        if not session.clock(work=work):
+            break
