@@ -64,8 +64,6 @@ def test_a_killed_worker_leaves_its_committed_clocks_and_nothing_of_the_one_unde
 def test_a_killed_worker_comes_back_at_the_slowest_ones_clock_and_shares_the_work():
     run = launch(
         Count(60, victim=1, at=5, pause_s=0.01),
-        evaluate_every="off",
-        engine="local",
         workers=3,
         strategy="ssp:staleness=1",
         respawn=True,
@@ -97,8 +95,6 @@ def test_a_resumed_run_ends_as_one_never_interrupted(tmp_path):
     whole = launch(job, workers=2, strategy="bsp")
     first = launch(
         job,
-        evaluate_every="off",
-        engine="local",
         workers=2,
         strategy="bsp",
         runs_dir=tmp_path,
@@ -125,8 +121,6 @@ def test_an_emulated_scenario_takes_its_time_and_loses_none_of_it(tmp_path):
     scenario = cluster(1.0, 0.5, jitter="lognormal:0.2", network="latency_ms = 5.0\nbandwidth_mbps = 100")
     run = launch(
         Count(20, workers=2, work=3),
-        evaluate_every="off",
-        engine="local",
         scenario=scenario,
         strategy="ssp:staleness=2",
         runs_dir=tmp_path,
@@ -198,8 +192,6 @@ def test_a_script_may_stop_everybody():
 def test_a_worker_that_only_writes_is_told_that_its_clocks_arrived():
     run = launch(
         Count(100, workers=2, pause_s=0.0, read=False),
-        evaluate_every="off",
-        engine="local",
         workers=2,
         strategy="ssp:staleness=200",
     )

@@ -175,7 +175,7 @@ class TestExamples:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
-    "task", ["topics", *(pytest.param(name, marks=pytest.mark.soak) for name in ("factorize", "lasso", "logreg"))]
+    "task", ["lasso", *(pytest.param(name, marks=pytest.mark.soak) for name in ("factorize", "logreg", "topics"))]
 )
 def test_the_same_task_runs_on_real_processes(task):
     run = paceline.launch(
