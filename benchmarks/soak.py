@@ -1,4 +1,10 @@
-"""The long tests, all of them: `make soak`. Its dated result says how many ran and how they ended."""
+"""The long tests, all of them: `make soak`. Its dated result says how many ran and how they ended.
+
+    python benchmarks/soak.py                              # writes results/soak.md and .json
+    python benchmarks/soak.py tests/test_local_faults.py   # some of them: writes results/soak_test_local_faults.md
+
+To be run in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which some of them test.
+"""
 
 import os
 import re
@@ -15,10 +21,10 @@ COMMAND = "python benchmarks/soak.py"
 
 def main() -> int:
     """Run them and write the result."""
-    began = time.monotonic()
+    began, only = time.monotonic(), sys.argv[1:]
     arguments = ["-m", "pytest", "-q", "-m", "slow or soak", "-n", "2", "--dist", "worksteal", "--durations=25"]
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *arguments, *only],
         cwd=ROOT,
         env={**os.environ, "PACELINE_SOAK": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -39,7 +45,8 @@ def main() -> int:
         + "".join(f"\n- failed: `{name}`" for name in failures)
     )
     rows = [{"test": f"`{name}`", "seconds": float(seconds)} for seconds, name in durations]
-    print(results.write("soak", COMMAND, [verdict], rows, notes))
+    question = "_".join(["soak", *(Path(name).stem for name in only)])
+    print(results.write(question, " ".join([COMMAND, *only]), [verdict], rows, notes))
     return done.returncode
 
 

@@ -235,35 +235,14 @@ class TestComingAndGoing:
         def train():
             session = paceline.init()
             table = session.table("t", 3)
-            for it in range(20):
+            for _ in range(20):
                 table.get()
                 table.inc([session.worker], [[1.0]])
                 session.clock(work=10)
-                assert it < 20
 
         run = launch(train, cluster(1.0, 1.0, 1.0, events=event("crash", 0.55, worker=1)), "ssp:staleness=2")
         assert run.tables["t"][:, 0].tolist() == [20, 5, 20]
         assert run.summary.seconds == pytest.approx(20 * 0.1)
-
-    def test_work_is_dealt_anew_when_a_worker_leaves_and_every_row_is_somebodys_at_every_clock(self):
-        def train():
-            session = paceline.init()
-            table = session.table("t", 12)
-            for it in range(24):
-                mine = session.share(12)
-                table.inc(mine, np.ones((len(mine), 1), dtype=np.float32))
-                table.get([0])
-                session.clock(work=10)
-                if session.worker == 2 and it == 5:
-                    break
-
-        lines = Lines()
-        run = launch(train, cluster(1.0, 1.0, 1.0), "ssp:staleness=1", sink=lines)
-        counts = run.tables["t"][:, 0]
-        # Each row once per clock, apart from the clocks between the parting and the new deal.
-        assert counts.max() == 24
-        assert counts[:8].tolist() == [24.0] * 8 or counts.min() >= 20
-        assert counts.min() >= 20
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["bsp", "ssp:staleness=1", "ssp:staleness=3", "dssp:lower=1,upper=3"])
