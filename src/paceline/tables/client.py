@@ -96,7 +96,7 @@ class Client:
         compute_s = perf_counter() - self._began - self._blocked_s
         logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
         reads = [(table.number, ages) for table in self._tables.values() if (ages := table.take_ages())]
-        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, 0.0, reads, self._era)
+        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._era)
         self._endpoint.send(tick)
         if logs:
             self._shipped.append(tick)

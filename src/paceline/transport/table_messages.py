@@ -60,7 +60,6 @@ class Tick(msgspec.Struct, frozen=True):
     logs: list[TableLog]
     loss: float | None = None
     compute_s: float = 0.0  # by the worker's own clock
-    overrun_s: float = 0.0
     reads: list[tuple[int, list[int]]] = []  # by table: how many rows were so many clocks old
     era: int = 0  # barriers that the worker has passed
 

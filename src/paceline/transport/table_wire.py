@@ -22,7 +22,6 @@ class Tick(msgspec.Struct, array_like=True, gc=False):
     work: int
     loss: float | None
     compute_s: float
-    overrun_s: float
     reads: list[tuple[int, list[int]]]
     tables: list[int]
     arrays: list[Form | None]
@@ -71,7 +70,7 @@ def write(message: Any) -> tuple[Any, bool]:
     match message:
         case t.Tick():
             wire = Tick(
-                message.through, message.work, message.loss, message.compute_s, message.overrun_s, message.reads,
+                message.through, message.work, message.loss, message.compute_s, message.reads,
                 [log.table for log in message.logs], arrays, message.era,
             )  # fmt: skip
         case t.Rows():
@@ -99,7 +98,7 @@ def read(kind: type[Any], wire: Any, make: Callable[[Form], Any] | None = None) 
     if kind is t.Tick:
         pairs = zip(wire.tables, arrays[::2], arrays[1::2], strict=True)
         logs = [t.TableLog(table, rows, sums) for table, rows, sums in pairs]
-        tick = t.Tick(wire.through, wire.work, logs, wire.loss, wire.compute_s, wire.overrun_s, wire.reads, wire.era)
+        tick = t.Tick(wire.through, wire.work, logs, wire.loss, wire.compute_s, wire.reads, wire.era)
         return tick, loose
     numbers = wire.numbers
     match kind:
