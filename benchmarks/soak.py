@@ -1,13 +1,13 @@
 """The long tests, all of them: `make soak`. Its dated result says how many ran and how they ended.
 
-    python benchmarks/soak.py                              # writes results/soak.md and .json
-    python benchmarks/soak.py tests/test_local_faults.py   # some of them: writes results/soak_test_local_faults.md
+python benchmarks/soak.py                              # writes results/soak.md and .json
+python benchmarks/soak.py tests/test_local_faults.py   # some of them: writes results/soak_test_local_faults.md
 
-To be run in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which some of them test.
 """
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,22 +22,27 @@ COMMAND = "python benchmarks/soak.py"
 def main() -> int:
     """Run them and write the result."""
     began, only = time.monotonic(), sys.argv[1:]
-    arguments = ["-m", "pytest", "-q", "-m", "slow or soak", "-n", "2", "--dist", "worksteal", "--durations=25"]
-    done = subprocess.run(
+    # A shell lets what it starts in the background ignore Ctrl-C, and some of these tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = ["-m", "pytest", "-v", "-m", "slow or soak", "-n", "2", "--dist", "worksteal", "--durations=25"]
+    with subprocess.Popen(
         [sys.executable, *arguments, *only],
         cwd=ROOT,
         env={**os.environ, "PACELINE_SOAK": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    print(done.stdout[-6000:], done.stderr[-2000:])
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
-    durations = re.findall(r"^\s*([\d.]+)s call\s+(\S+)", done.stdout, re.MULTILINE)
-    failures = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    verdict = results.Verdict(
-        "failures", str(counts.get("failed", 0) + counts.get("error", 0)), "= 0", done.returncode == 0
-    )
+    ) as pytest:
+        assert pytest.stdout is not None
+        said = []
+        for line in pytest.stdout:
+            print(line, end="", flush=True)
+            said.append(line)
+    code, text = pytest.returncode, "".join(said)
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", text)}
+    durations = re.findall(r"^\s*([\d.]+)s call\s+(\S+)", text, re.MULTILINE)
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    verdict = results.Verdict("failures", str(counts.get("failed", 0) + counts.get("error", 0)), "= 0", code == 0)
     seed = os.environ.get("LAWS_SEED", "the fixed one")
     notes = (
         f"{counts.get('passed', 0)} tests passed, {counts.get('failed', 0)} failed, {counts.get('skipped', 0)} skipped "
@@ -47,7 +52,7 @@ def main() -> int:
     rows = [{"test": f"`{name}`", "seconds": float(seconds)} for seconds, name in durations]
     question = "_".join(["soak", *(Path(name).stem for name in only)])
     print(results.write(question, " ".join([COMMAND, *only]), [verdict], rows, notes))
-    return done.returncode
+    return code
 
 
 if __name__ == "__main__":

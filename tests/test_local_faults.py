@@ -43,11 +43,17 @@ def cases():
 
 
 class Patient(Job):
-    """Old workers wait at their fifth batch for the newcomer to have taken one."""
+    """Old workers dawdle from their fifth batch on until the newcomer has taken one.
+
+    They do not stand still: whoever comes in the middle of a round may get its first batch only after it.
+    """
+
+    DAWDLE_S = 2.0  # a batch
 
     def before_batch(self, worker, number):
         newcomer = Path(self.notes) / f"worker-{NEWCOMER}.jsonl"
-        while worker != NEWCOMER and number == 5 and not (newcomer.exists() and newcomer.stat().st_size):
+        until = time.monotonic() + (self.DAWDLE_S if worker != NEWCOMER and number >= 5 else 0.0)
+        while time.monotonic() < until and not (newcomer.exists() and newcomer.stat().st_size):
             time.sleep(0.01)
 
 
