@@ -55,32 +55,60 @@ class TestTables:
 
 
 class TestStaleness:
-    def test_curves_as_in_the_publication_meet_every_bar(self, monkeypatch):
-        monkeypatch.setattr(bench_staleness, "stalled", lambda name: bench_staleness.Bar(name, 0.0, 0.1, False, ""))
-        rows, curves = self.made()
-        bars = bench_staleness.judge("lasso", rows, curves, bench_staleness.Size(("lasso",), (0, 1, 4), 1))
-        assert [bar.name for bar in bars if not bar.passed] == []
+    SIZE = bench_staleness.Size(("lasso",), (0, 1, 4), 1)
 
-    def test_a_bound_that_costs_nothing_per_clock_is_noticed(self, monkeypatch):
-        monkeypatch.setattr(bench_staleness, "stalled", lambda name: bench_staleness.Bar(name, 0.0, 0.1, False, ""))
-        rows, curves = self.made(best_per_clock=4)
-        bars = bench_staleness.judge("lasso", rows, curves, bench_staleness.Size(("lasso",), (0, 1, 4), 1))
-        assert "lasso_per_clock" in [bar.name for bar in bars if not bar.passed]
+    def missed(self, **changed):
+        rows, curves = self.made(**changed)
+        return [bar.name for bar in bench_staleness.judge("lasso", rows, curves, self.SIZE) if not bar.passed]
+
+    def test_curves_as_in_the_publication_meet_every_bar(self):
+        assert self.missed() == []
+
+    @pytest.mark.parametrize(
+        ("strategy", "field", "value", "bars"),
+        [
+            ("ssp:staleness=4", "waiting", 0.4, ["lasso_waiting_rises"]),
+            ("ssp:staleness=0", "clocks_to_level", 90, ["lasso_per_clock"]),
+            ("ssp:staleness=4", "seconds_to_level", 5.0, ["lasso_per_second"]),
+            ("ssp:staleness=0", "seconds_to_level", 5.0, ["lasso_per_second", "lasso_sooner_than_bsp"]),
+            ("asp", "last_loss", 1.0, ["lasso_over_asp"]),
+            ("asp", "seconds_to_level", 5.0, ["lasso_sooner_than_asp"]),
+            ("ssp:staleness=4", "bytes_per_clock_even", 60.0, ["lasso_traffic"]),
+        ],
+    )
+    def test_what_the_publication_does_not_say_is_noticed(self, strategy, field, value, bars):
+        assert self.missed(strategy=strategy, field=field, value=value) == bars
+
+    def test_a_bound_that_never_gets_there_counts_as_last(self):
+        assert self.missed(strategy="ssp:staleness=4", field="seconds_to_level", value=None) == []
 
     @staticmethod
-    def made(best_per_clock=0):
+    def made(strategy=None, field=None, value=None):
         rows, curves = [], {}
-        known = [("ssp:staleness=0", 0, 40), ("ssp:staleness=1", 1, 20), ("ssp:staleness=4", 4, 18), ("asp", None, 17)]
-        for strategy, bound, seconds in known:
-            cost = {0: 0.0, 1: 0.01, 4: 0.4, None: 0.5}[bound] - (1.0 if bound == best_per_clock and bound else 0.0)
-            losses = [10.0, 5.0 + cost, 1.0 + cost]
-            curves[strategy] = [Curve([0.0, seconds * 0.4, seconds], [0, 50, 100], losses, seconds, 0.5, 100.0)]
-            rows.append({
-                "application": "lasso", "strategy": strategy, "seconds": seconds,
-                "waiting": 0.0 if bound is None else 0.5 / (bound + 1),
-                "bytes_per_clock": 100.0 if bound is None else 100.0 / (bound + 1), "last_loss": losses[-1],
-            })  # fmt: skip
+        of = {
+            "ssp:staleness=0": (0.5, 80, 20.0, 100.0, 1.0),
+            "ssp:staleness=1": (0.2, 84, 10.0, 50.0, 1.01),
+            "ssp:staleness=4": (0.1, 120, 14.0, 20.0, 1.5),
+            "asp": (0.0, 90, 12.0, 100.0, 1.2),
+        }
+        for name, (waiting, clocks, seconds, even, loss) in of.items():
+            curves[name] = [
+                Curve(
+                    [0.0, seconds, 2 * seconds], [0, clocks, 160], [9.0, 2 * loss, loss], 2 * seconds, waiting, 1, 9, 0
+                )
+            ]
+            row = {"strategy": name, "waiting": waiting, "clocks_to_level": clocks, "seconds_to_level": seconds}
+            rows.append({**row, "bytes_per_clock_even": even, "last_loss": loss})
+            if name == strategy:
+                rows[-1][field] = value
         return rows, curves
+
+    def test_stragglers_come_one_after_the_other_and_a_stall_is_one_event(self):
+        app = bench_staleness.APPLICATIONS["lasso"]
+        kinds = {kind: bench_staleness.cluster(app, 0, kind).events for kind in ("stragglers", "even", "stall")}
+        assert len(kinds["stragglers"]) == 1000
+        assert len(kinds["even"]) == 0
+        assert len(kinds["stall"]) == 1
 
 
 @pytest.mark.slow
