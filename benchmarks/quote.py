@@ -120,13 +120,36 @@ def uneven_real() -> str:
     return f"{headline}{results.table(rows)}\n\n{source}"
 
 
+def staleness() -> str:
+    """What each bound costs and buys, and which of the publication's findings are not shown."""
+    if not _path("staleness").exists():
+        return "*No result yet: `python benchmarks/bench_staleness.py` writes it.*"
+    found = _result("staleness")
+    rows = [
+        {
+            "application": row["application"],
+            "bound": row["strategy"].removeprefix("ssp:staleness="),
+            "waiting": f"{row['waiting']:.0%}",
+            "bytes fetched per clock": f"{row['bytes_per_clock']:,.0f}",
+            "clocks to the level": "never" if row["clocks_to_level"] is None else f"{row['clocks_to_level']:,.0f}",
+            "seconds to the level": "never" if row["seconds_to_level"] is None else f"{row['seconds_to_level']:.1f}",
+            "loss at the end": f"{row['last_loss']:.4g}",
+        }
+        for row in found["rows"]
+    ]
+    met = sum(verdict["passed"] for verdict in found["verdicts"])
+    missed = [f"- {v['name']}: {v['value']}, bar {v['bar']}" for v in found["verdicts"] if not v["passed"]]
+    told = f"{met} of {len(found['verdicts'])} bars are met" + (". Missed:\n\n" if missed else ".")
+    return f"{results.table(rows)}\n\n{told}" + "\n".join(missed)
+
+
 QUOTES: dict[str, Callable[[], str]] = {
     "cuda": lambda: bars("cuda"),
     "datapath": lambda: bars("datapath"),
     "fidelity": lambda: bars("fidelity"),
     "overhead": lambda: bars("overhead"),
     "simulator": lambda: bars("simulator"),
-    "staleness": lambda: bars("staleness"),
+    "staleness": staleness,
     "strategies": strategies,
     "tables": lambda: bars("tables"),
     "uneven8": uneven8,
