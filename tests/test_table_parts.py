@@ -9,7 +9,7 @@ from paceline.errors import OptionError
 from paceline.tables import shelf as shelves
 from paceline.tables.cache import Cache
 from paceline.tables.oplog import OpLog
-from paceline.tables.rowwise import Marks
+from paceline.tables.rowwise import Marks, add_rows, put_rows
 from paceline.tables.rules import parse_rule
 from paceline.tables.shelf import Shelf
 from paceline.tables.spec import make_spec
@@ -63,6 +63,27 @@ class TestSums:
         rows, sums = log.take()
         assert len(rows) == 5000
         assert (sums == 2).all()
+
+
+class TestWrites:
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+    @pytest.mark.parametrize("width", [1, 3, 20])
+    @pytest.mark.parametrize("kind", ["rows", "slice", "none", "view"])
+    def test_rows_are_put_and_added_as_numpy_would(self, dtype, width, kind):
+        chance = np.random.default_rng(width)
+        target = chance.integers(-9, 9, (30, width)).astype(dtype)
+        places = {"slice": slice(4, 14), "none": np.empty(0, dtype=np.int64)}.get(kind, chance.permutation(30)[:10])
+        rows = chance.integers(-9, 9, (0 if kind == "none" else 10, 2 * width)).astype(dtype)
+        rows = rows[:, :width] if kind == "view" else np.ascontiguousarray(rows[:, :width])
+        for ours, put in ((put_rows, True), (add_rows, False)):
+            found, expected = target.copy(), target.copy()
+            ours(found, places, rows)
+            expected[places] = rows if put else expected[places] + rows
+            assert np.array_equal(found, expected)
+
+    def test_a_place_that_is_not_there_is_refused(self):
+        with pytest.raises(IndexError):
+            put_rows(np.zeros((3, 2)), np.array([3]), np.ones((1, 2)))
 
 
 class TestCache:

@@ -8,7 +8,7 @@ that may not hold the whole table forgets the rows used longest ago.
 import numpy as np
 
 from paceline.errors import OptionError
-from paceline.tables.rowwise import Marks
+from paceline.tables.rowwise import Marks, put_rows
 from paceline.tables.spec import Array, Rows, TableSpec
 
 NEVER = -(1 << 40)
@@ -60,7 +60,7 @@ class Cache:
     def install(self, rows: Rows, values: Array, slowest: int, clock: int | None) -> None:
         """Rows as they came from the server; distinct. `clock` is the one they were asked for in, None if in none."""
         places = rows if self._place is None else self._place_for(rows)
-        self._values[places] = values
+        put_rows(self._values, places, values)
         self._clock[places] = slowest
         if clock is not None:
             self._fetched[places] = clock

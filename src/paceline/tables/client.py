@@ -177,9 +177,12 @@ class Client:
         self._awaited.add((table.number, clock))
         self._endpoint.send(t.Fetch(table.number, clock, rows))
 
-    def await_rows(self, table: Table) -> None:
-        """Wait until all that was asked for of this table for this clock is here."""
+    def await_rows(self, table: Table) -> bool:
+        """Wait until all that was asked for of this table for this clock is here; False: nothing had been."""
+        if (table.number, self.clock) not in self._awaited:
+            return False
         self._wait(lambda: (table.number, self.clock) not in self._awaited)
+        return True
 
     def forget(self, table: Table, rows: Rows) -> None:
         """Rows of an eager table were pushed out of the cache."""

@@ -6,6 +6,7 @@ lies. A write costs two look-ups and one sum, however many rows the table has.
 
 import numpy as np
 
+from paceline.tables.rowwise import add_rows
 from paceline.tables.spec import Array, Rows, TableSpec
 
 FIRST = 1024  # places before the block has to grow
@@ -31,13 +32,13 @@ class OpLog:
             self._append(rows[unknown], deltas[unknown])
             known = ~unknown
             places, deltas = places[known], deltas[known]
-        self._sums[places] += deltas
+        add_rows(self._sums, places, deltas)
 
     def of(self, rows: Rows) -> tuple[Array, Array]:
         """Which of these rows have sums here (a mask), and those sums."""
         places = self._place[rows]
         known = places >= 0
-        return known, self._sums[places[known]]
+        return known, self._sums.take(places[known], axis=0)
 
     def take(self) -> tuple[Rows, Array]:
         """All sums, which are no longer here."""

@@ -1,4 +1,4 @@
-"""Sums over rows that may be named more than once, without a loop over them."""
+"""Rows of arrays, many at a time and without a loop over them: sums where rows are named more than once, and writes."""
 
 from typing import Any
 
@@ -7,6 +7,26 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+
+
+def put_rows(target: Array, places: Rows | slice, rows: Array) -> None:
+    """`target[places] = rows` for distinct places: each row is moved as one thing, which NumPy's own does not."""
+    if isinstance(places, slice):
+        target[places] = rows
+        return
+    whole = np.dtype((np.void, target.shape[1] * target.itemsize))
+    rows = np.ascontiguousarray(rows, dtype=target.dtype)
+    np.put(target.view(whole).reshape(-1), places, rows.view(whole).reshape(-1))
+
+
+def add_rows(target: Array, places: Rows | slice, deltas: Array) -> None:
+    """`target[places] += deltas` for distinct places."""
+    if isinstance(places, slice):
+        target[places] += deltas
+        return
+    sums = target.take(places, axis=0)
+    sums += deltas
+    put_rows(target, places, sums)
 
 
 class Marks:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.tables.rowwise import add_rows, put_rows
 from paceline.tables.rules import parse_rule
 from paceline.tables.spec import Array, Rows, TableSpec
 
@@ -59,11 +60,11 @@ class Shelf:
         for shard, places, chosen in self._parts(rows):
             deltas = sums[chosen]
             if not self._rule.remembers:
-                shard[places] += self._rule.change(deltas, None)
+                add_rows(shard, places, self._rule.change(deltas, None))
                 continue
             part = shard[places]
             part[:, :width] += self._rule.change(deltas, part[:, width:])
-            shard[places] = part
+            put_rows(shard, places, part)
         self.changes += 1
         if self.changed is not None:
             self.changed[slice(None) if rows is None else rows] = self.changes

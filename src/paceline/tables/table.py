@@ -10,7 +10,7 @@ import torch
 from paceline.errors import InternalError, OptionError
 from paceline.tables.cache import Cache
 from paceline.tables.oplog import OpLog
-from paceline.tables.rowwise import Marks
+from paceline.tables.rowwise import Marks, add_rows, put_rows
 from paceline.tables.rules import parse_rule
 from paceline.tables.spec import Array, Rows, TableSpec
 from paceline.transport.table_messages import Rows as RowsMessage
@@ -65,8 +65,9 @@ class Table:
         """
         self._client.require_going("get()")
         wanted = self._all if rows is None else self._checked(rows)
-        if self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks) is not None:
-            self._fetch(wanted)
+        lacking = self._lacking(wanted)
+        if lacking is not None:
+            self._fetch(wanted, lacking)
         clock = self._client.clock
         values, slowest = self._cache.read(wanted)
         self._record(wanted, clock - slowest, clock)
@@ -181,12 +182,17 @@ class Table:
         own = self.spec.staleness
         return self._client.max_lead if own is None else min(self._client.max_lead, own)
 
-    def _fetch(self, wanted: Rows) -> None:
-        self._client.await_rows(self)  # they may be on their way already
-        # A server that was lost and found again may have set the clock back, and has answered nothing.
-        while (lacking := self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks)) is not None:
+    def _lacking(self, wanted: Rows) -> Rows | None:
+        return self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks)
+
+    def _fetch(self, wanted: Rows, lacking: Rows | None) -> None:
+        if self._client.await_rows(self):  # they may be on their way already
+            lacking = self._lacking(wanted)
+        while lacking is not None:
             self._client.fetch(self, None if len(lacking) == self.spec.rows else lacking, self._client.clock)
             self._client.await_rows(self)
+            # A server that was lost and found again may have set the clock back, and has answered nothing.
+            lacking = self._lacking(wanted)
 
     def _record(self, rows: Rows, ages: Array, clock: int) -> None:
         """Keep how old the rows were, and stop if one was too old: then a promise of this package is broken."""
@@ -211,11 +217,11 @@ class Table:
         """Let this worker see its own increments of rows that are in its cache."""
         values, width = self._cache.values, self.spec.width
         if not self._rule.remembers:
-            values[places] += self._rule.change(deltas, None)
+            add_rows(values, places, self._rule.change(deltas, None))
             return
-        part = values[places]
+        part = values.take(places, axis=0)
         part[:, :width] += self._rule.change(deltas, part[:, width:])
-        values[places] = part
+        put_rows(values, places, part)
 
     def _show_again(self, rows: Rows, named: Rows, sums: Array) -> None:
         """Own increments that rows just fetched do not hold yet."""
