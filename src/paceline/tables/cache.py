@@ -11,7 +11,7 @@ from paceline.errors import OptionError
 from paceline.tables.rowwise import Marks, put_rows
 from paceline.tables.spec import Array, Rows, TableSpec
 
-NEVER = -(1 << 40)
+NEVER = -(1 << 30)
 
 
 class Cache:
@@ -25,8 +25,9 @@ class Cache:
         self._name = spec.name
         self._width = spec.width
         self._values = np.zeros((places, spec.columns), dtype=spec.dtype)
-        self._clock = np.full(places, NEVER, dtype=np.int64)  # of the slowest worker, when the row was fetched
-        self._fetched = np.full(places, NEVER, dtype=np.int64)  # the own clock, then
+        self._clock = np.full(places, NEVER, dtype=np.int32)  # of the slowest worker, when the row was fetched
+        self._fetched = np.full(places, NEVER, dtype=np.int32)  # the own clock, then
+        self._newest = self._last = NEVER  # the highest of each
         self._place: np.ndarray | None = None
         if self.limit is not None:
             self._place = np.full(spec.rows, -1, dtype=np.int32)
@@ -43,6 +44,8 @@ class Cache:
             places = self._touch(rows, marks)
             if len(places) and places.min() < 0:
                 return self._lacking_or_absent(rows, places, clock, reuse, marks)
+        elif self._newest < clock - reuse and self._last < clock:
+            return marks.distinct(rows) if len(rows) else None
         fetched = self._clock[places]
         if not len(fetched) or fetched.min() >= clock - reuse:
             return None
@@ -62,13 +65,16 @@ class Cache:
         places = rows if self._place is None else self._place_for(rows)
         put_rows(self._values, places, values)
         self._clock[places] = slowest
+        self._newest = max(self._newest, slowest)
         if clock is not None:
             self._fetched[places] = clock
+            self._last = max(self._last, clock)
 
     def refresh(self, slowest: int) -> None:
         """All rows here are as the server had them at that clock of the slowest worker."""
         known = self._clock > NEVER
         self._clock[known] = np.maximum(self._clock[known], slowest)
+        self._newest = max(self._newest, slowest)
 
     def change(self, rows: Rows) -> tuple[Array, Array]:
         """Which of these distinct rows are here (a mask), and their places, for `values`."""
@@ -85,6 +91,7 @@ class Cache:
         """Nothing here may be read before it is fetched again."""
         self._clock.fill(NEVER)
         self._fetched.fill(NEVER)
+        self._newest = self._last = NEVER
 
     # -- a cache smaller than its table ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 
-def put_rows(target: Array, places: Rows | slice, rows: Array) -> None:
+def put_rows(target: Array, places: Array | slice, rows: Array) -> None:
     """`target[places] = rows` for distinct places: each row is moved as one thing, which NumPy's own does not."""
     if isinstance(places, slice):
         target[places] = rows
@@ -19,7 +19,7 @@ def put_rows(target: Array, places: Rows | slice, rows: Array) -> None:
     np.put(target.view(whole).reshape(-1), places, rows.view(whole).reshape(-1))
 
 
-def add_rows(target: Array, places: Rows | slice, deltas: Array) -> None:
+def add_rows(target: Array, places: Array | slice, deltas: Array) -> None:
     """`target[places] += deltas` for distinct places."""
     if isinstance(places, slice):
         target[places] += deltas

@@ -37,6 +37,8 @@ class Table:
         self._all = np.arange(spec.rows, dtype=np.int64)
         self._ages = np.zeros(8, dtype=np.int64)  # rows read in this clock, by how many clocks old they were
         self._oldest = -1
+        self._asked: Rows | None = None  # rows that a `get` waits for and all of which were asked for
+        self._answer: tuple[Array, int] | None = None  # its values, and the slowest worker's clock
         self._dtype = np.dtype(spec.dtype)
 
     @property
@@ -66,11 +68,9 @@ class Table:
         self._client.require_going("get()")
         wanted = self._all if rows is None else self._checked(rows)
         lacking = self._lacking(wanted)
-        if lacking is not None:
-            self._fetch(wanted, lacking)
-        clock = self._client.clock
-        values, slowest = self._cache.read(wanted)
-        self._record(wanted, clock - slowest, clock)
+        answer = None if lacking is None else self._fetch(wanted, lacking)
+        values, slowest = self._cache.read(wanted) if answer is None else answer
+        self._record(wanted, slowest, self._client.clock)
         if isinstance(rows, torch.Tensor):
             return torch.from_numpy(values)
         return values[0] if _is_number(rows) else values
@@ -126,6 +126,8 @@ class Table:
             self._cache.refresh(slowest)
         else:
             self._cache.install(rows, values, slowest, message.clock)
+            if not later and not self._log.count and self._answers(message):
+                self._answer = np.array(values[:, : self.spec.width]), slowest
         own = [(log.rows, log.sums) for log in later]
         for named, sums in own:
             self._show_again(rows, self._all if named is None else named, sums)
@@ -185,30 +187,46 @@ class Table:
     def _lacking(self, wanted: Rows) -> Rows | None:
         return self._cache.lacking(wanted, self._client.clock, self._reuse, self._marks)
 
-    def _fetch(self, wanted: Rows, lacking: Rows | None) -> None:
+    def _fetch(self, wanted: Rows, lacking: Rows | None) -> tuple[Array, int] | None:
+        """Have these rows in the cache; if they all came with one answer, that, with the slowest worker's clock."""
         if self._client.await_rows(self):  # they may be on their way already
             lacking = self._lacking(wanted)
         while lacking is not None:
+            self._asked, self._answer = lacking if lacking is wanted else None, None
             self._client.fetch(self, None if len(lacking) == self.spec.rows else lacking, self._client.clock)
             self._client.await_rows(self)
+            answer, self._asked, self._answer = self._answer, None, None
+            if answer is not None:
+                return answer
             # A server that was lost and found again may have set the clock back, and has answered nothing.
             lacking = self._lacking(wanted)
+        return None
 
-    def _record(self, rows: Rows, ages: Array, clock: int) -> None:
+    def _answers(self, message: RowsMessage) -> bool:
+        """Whether these are all the rows that a `get` waits for, in its order."""
+        asked = self._asked
+        if asked is None or message.clock != self._client.clock:
+            return False
+        return asked is self._all if message.rows is None else np.array_equal(message.rows, asked)
+
+    def _record(self, rows: Rows, slowest: Array | int, clock: int) -> None:
         """Keep how old the rows were, and stop if one was too old: then a promise of this package is broken."""
-        if not len(ages):
+        if not len(rows):
             return
-        oldest = int(ages.max())
+        alike = isinstance(slowest, int)
+        oldest = clock - int(np.min(slowest))
         if oldest > self.bound:
-            row = int(rows[int(ages.argmax())])
+            row = int(rows[int(np.argmin(slowest))])
             raise InternalError(
                 f"row {row} of table {self.name!r} was read at clock {clock} as of clock {clock - oldest} of the "
                 f"slowest worker: {oldest} clocks old, and the bound is {self.bound:g}"
             )
-        counts = np.bincount(ages)
-        if len(counts) > len(self._ages):
-            self._ages = np.concatenate((self._ages, np.zeros(2 * len(counts) - len(self._ages), dtype=np.int64)))
-        self._ages[: len(counts)] += counts
+        if oldest >= len(self._ages):
+            self._ages = np.concatenate((self._ages, np.zeros(2 * oldest + 2 - len(self._ages), dtype=np.int64)))
+        if alike:
+            self._ages[oldest] += len(rows)
+        else:
+            self._ages[: oldest + 1] += np.bincount(clock - slowest)
         self._oldest = max(self._oldest, oldest)
 
     # -- writes ------------------------------------------------------------------------------------------------------

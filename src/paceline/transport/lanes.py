@@ -11,6 +11,7 @@ keep what it is given (a server holds increments) copies it first.
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -107,7 +108,7 @@ class LaneIn:
         def next_array(form: Form) -> Any:
             nonlocal at
             dtype, shape = dtype_and_shape(form)
-            place, at = at, at + _aligned(int(np.prod(shape)) * dtype.itemsize)
+            place, at = at, at + _aligned(prod(shape) * dtype.itemsize)
             if at > offset + total:
                 raise ValueError(f"an array of {dtype} {shape} does not fit into {total} bytes")
             return _view(memory, place, dtype, shape)
@@ -121,7 +122,7 @@ class LaneIn:
 
 
 def _view(memory: Any, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
-    return np.frombuffer(memory, dtype=dtype, count=int(np.prod(shape)), offset=PAGE + offset).reshape(shape)
+    return np.frombuffer(memory, dtype=dtype, count=prod(shape), offset=PAGE + offset).reshape(shape)
 
 
 def _write(array: Any, out: Any) -> None:

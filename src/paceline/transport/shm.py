@@ -187,11 +187,11 @@ class ShmServerEnd:
             self._shared = frame.descriptors[0]
         try:
             make = None if place is None else _placed(place, self._in, frame)
-            message, loose = self._codec.at_server(data, make)
-            if make is not None:
-                message = deepcopy(message)  # increments are held, and a read may be parked
+            if make is not None:  # increments are held, and a read may be parked: their arrays are copied
+                message, _ = self._codec.at_server(data, lambda form: make(form).copy())
                 self._in.give_back()
                 return message
+            message, loose = self._codec.at_server(data)
         finally:
             for descriptor in frame.descriptors:
                 os.close(descriptor)
