@@ -41,7 +41,7 @@ class Size(msgspec.Struct, frozen=True):
     workers: int = 4
 
 
-FULL = Size(table_rows=100_000, rows=10_000, rounds=200, passes=8, topics=50, repeats=5)
+FULL = Size(table_rows=100_000, rows=10_000, rounds=200, passes=100, topics=50, repeats=5)
 QUICK = Size(table_rows=2_000, rows=500, rounds=5, passes=2, topics=5, repeats=1)
 
 
@@ -114,8 +114,9 @@ in every round (each ends with a clock, which is not timed), `fetch` is the firs
 the server's process, its answer through shared memory, and the rows in the worker's cache and in an array of the
 caller's own. Ray is an actor asked with row numbers, Redis a key per row and one MGET. `topics` is the topic model of
 the task of that name with {size.topics} topics, {size.passes} passes over the AP corpus, {size.workers} workers under
-ssp with staleness 2 against the same sampler in one process. Processor seconds are those of all processes, the server's
-among them, less those of a run of one pass: starting, compiling and reading the corpus take long and are in both.
+ssp with staleness 2, a clock for each pass over a worker's documents, against the same sampler in one process.
+Processor seconds are those of all processes, the server's among them, less those of a run of one pass; compiling is not
+counted.
 """
 
 

@@ -179,7 +179,7 @@ class Sample:
     topics: int
     passes: int
     workers: int
-    parts: int = 4
+    parts: int = 1  # clocks of a pass over a worker's documents
     staleness: int = 2
     threads: int = 1
 

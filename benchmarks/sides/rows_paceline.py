@@ -20,6 +20,7 @@ from paceline.tasks import topics
 from sides.paceline_local import _answer_file, _launched
 from sides.questions import Gather, Gathered, Sample, Sampled
 from sides.row_numbers import draws, first_values, timed
+from sides.rows_plain import compile_sampler
 
 
 def gather(task: Gather) -> Gathered:
@@ -79,8 +80,10 @@ def sample(task: Sample) -> Sampled:
     with tempfile.TemporaryDirectory() as folder:
 
         def train() -> None:
+            compile_sampler()
+            began = time.process_time()
             topics.train()
-            (Path(folder) / str(os.getpid())).write_text(str(time.process_time()))
+            (Path(folder) / str(os.getpid())).write_text(str(time.process_time() - began))
 
         run = paceline.launch(
             train, engine="local", workers=task.workers, threads=task.threads, evaluate_every="off",

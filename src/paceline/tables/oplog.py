@@ -1,7 +1,7 @@
 """A worker's increments of one clock, summed per row until they are shipped.
 
 Each row that is incremented gets the next place in a block that grows; what is shipped is the block's beginning, as it
-lies. A write costs two look-ups and one sum, however many rows the table has.
+lies, and the next clock gets another block. A write costs two look-ups and one sum, however many rows the table has.
 """
 
 import numpy as np
@@ -42,9 +42,9 @@ class OpLog:
 
     def take(self) -> tuple[Rows, Array]:
         """All sums, which are no longer here."""
-        rows, sums = self._rows[: self.count].copy(), self._sums[: self.count].copy()
+        rows, sums = self._rows[: self.count], self._sums[: self.count]
         self._place[rows] = -1
-        self.count = 0
+        self._rows, self._sums, self.count = np.empty_like(self._rows), np.empty_like(self._sums), 0
         return rows, sums
 
     def _append(self, rows: Rows, deltas: Array) -> None:

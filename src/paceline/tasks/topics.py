@@ -1,9 +1,9 @@
 """A topic model (latent Dirichlet allocation) by collapsed Gibbs sampling on tables, as in the SSP publication.
 
 The tables hold how often each word is in each topic (`words`), how many tokens each topic has (`topics`), and which
-topic each token is in (`assignments`). A worker samples the tokens of its share of the documents, some documents in
-each clock. `assignments` asks for no staleness, but is read only when documents change hands: their next owner then
-finds them exactly as the last one left them, so the counts stay those of the assignments.
+topic each token is in (`assignments`, many tokens to a row). A worker samples the tokens of its share of the documents,
+some documents in each clock. `assignments` asks for no staleness, but is read only when documents change hands: their
+next owner then finds them exactly as the last one left them, so the counts stay those of the assignments.
 
 Without a data folder the documents are made by the model itself; with one they are those of `ap.dat.gz` in lda-c's
 format. Evaluates `loss`: minus the log likelihood of the words given their topics, per token. `topics_alone` is the
@@ -26,6 +26,7 @@ from paceline.tasks.corpora import Corpus, load_corpus, make_corpus
 
 Counts = npt.NDArray[np.int32]
 Whole = npt.NDArray[np.int64]
+TOKENS = 64  # of a row of `assignments`
 
 
 def _sample(
@@ -102,6 +103,14 @@ def topics_alone(corpus: Corpus, topics: int, alpha: float, beta: float, passes:
     return in_topic
 
 
+def in_rows(numbers: Counts, first: int) -> tuple[slice, Counts]:
+    """What is said of tokens from that one on, as rows of `assignments`; of others nothing is said."""
+    begin, end = first // TOKENS, -(-(first + len(numbers)) // TOKENS)
+    rows = np.zeros((end - begin) * TOKENS, dtype=np.int32)
+    rows[first - begin * TOKENS :][: len(numbers)] = numbers
+    return slice(begin, end), rows.reshape(-1, TOKENS)
+
+
 class Part(NamedTuple):
     """Some documents of a worker's share: its tokens, and their words by their place among the distinct ones."""
 
@@ -109,7 +118,7 @@ class Part(NamedTuple):
     distinct: Whole
     places: Whole
     documents: Whole
-    documents_in_it: int
+    size: int  # documents
 
     @classmethod
     def of(cls, corpus: Corpus, documents: Whole) -> "Part":
@@ -145,44 +154,45 @@ def train() -> None:
     totals = session.table(
         "topics", 1, topics, dtype="int64", init=lambda *_: np.bincount(start, minlength=topics)[None]
     )
-    assignments = session.table("assignments", len(corpus.words), 1, dtype="int32", staleness=0, init=start[:, None])
+    assignments = session.table(
+        "assignments",
+        -(-len(start) // TOKENS),
+        TOKENS,
+        dtype="int32",
+        staleness=0,
+        init=lambda *_: in_rows(start, 0)[1],
+    )
     session.measure(lambda tables: {"loss": loss_of(tables["words"], beta)})
 
-    mine, assigned, pieces, clock = np.empty(0, dtype=np.int64), start[:0], list[Part](), -1
+    mine, pieces, clock = np.empty(0, dtype=np.int64), list[Part](), -1
     while session.clocks < clocks:
         share = session.share(corpus.documents)
         # A server that went back to a checkpoint has set the clock back, and the assignments with it.
         if not np.array_equal(share, mine) or session.clocks != clock + 1:
             mine, pieces = share, [Part.of(corpus, p) for p in np.array_split(share, parts) if len(p)]
-            first, last = (corpus.starts[share[0]], corpus.starts[share[-1] + 1]) if len(share) else (0, 0)
-            assigned = assignments.get(slice(int(first), int(last)))[:, 0] if len(share) else assigned[:0]
+            first, last = (int(corpus.starts[share[0]]), int(corpus.starts[share[-1] + 1])) if len(share) else (0, 0)
+            begin, end = first // TOKENS, -(-last // TOKENS)
+            assigned = assignments.get(slice(begin, end)).ravel()[first - begin * TOKENS :] if len(share) else start[:0]
+            owned = [assigned[p.first - first :][: len(p.places)] for p in pieces]
+            inside = [count_words(p.documents, own, p.size, topics) for p, own in zip(pieces, owned, strict=True)]
+            # Memory that is used again: new pages cost more than what is done with them.
+            scrap = np.empty((max((len(p.distinct) for p in pieces), default=0), topics), dtype=np.int32)
         work, clock = 1, session.clocks
         if pieces:
-            part = pieces[session.clocks % len(pieces)]
-            tokens = part.first - pieces[0].first
-            own = assigned[tokens : tokens + len(part.places)]
+            number = session.clocks % len(pieces)
+            part, own = pieces[number], owned[number]
             before, sums_before, counts = own.copy(), totals.get(0), in_topic.get(part.distinct)
             if session.clocks != clock:
                 clock = -1
                 continue
-            in_document = count_words(part.documents, own, part.documents_in_it, topics)
-            after, sums = counts.copy(), sums_before.copy()
-            sample(
-                part.places,
-                part.documents,
-                own,
-                in_document,
-                after,
-                sums,
-                np.random.random(len(own)),
-                alpha,
-                beta,
-                size,
-            )
-            in_topic.inc(part.distinct, after - counts)
+            after, sums = scrap[: len(counts)], sums_before.copy()
+            after[:] = counts
+            chances = np.random.default_rng(np.random.randint(1 << 62)).random(len(own))
+            sample(part.places, part.documents, own, inside[number], after, sums, chances, alpha, beta, size)
+            after -= counts
+            in_topic.inc(part.distinct, after)
             totals.inc(0, sums - sums_before)
-            moved = np.flatnonzero(own != before)
-            assignments.inc(part.first + moved, (own - before)[moved][:, None])
+            assignments.inc(*in_rows(own - before, part.first))
             work = max(1, len(own))
         if not session.clock(work=work):
             break

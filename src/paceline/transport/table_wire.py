@@ -10,6 +10,8 @@ import torch
 from paceline.transport import table_messages as t
 
 Form = tuple[str, tuple[int, ...]]  # of an array: dtype and shape
+DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64")}  # asking NumPy is slow
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 PLAIN = (
     t.OpenTable, t.AtBarrier, t.Opened, t.Roster, t.Entered, t.Clocked, t.Included, t.Passed, t.Save,
 )  # fmt: skip
@@ -65,7 +67,7 @@ def tensors_of(message: Any) -> list[torch.Tensor]:
 
 def write(message: Any) -> tuple[Any, bool]:
     """Its form, and whether arrays go with it."""
-    arrays = [None if a is None else (str(a.dtype), tuple(a.shape)) for a in arrays_of(message)]
+    arrays = [None if a is None else (DTYPES[a.dtype], a.shape) for a in arrays_of(message)]
     wire: Any
     match message:
         case t.Tick():
@@ -116,12 +118,13 @@ def read(kind: type[Any], wire: Any, make: Callable[[Form], Any] | None = None) 
 
 def dtype_and_shape(form: Form) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """What an array is to be, checked."""
-    dtype, shape = form
-    if dtype not in ("float32", "float64", "int32", "int64"):
-        raise ValueError(f"{dtype!r} is no dtype of a table")
-    if any(side < 0 for side in shape):
+    name, shape = form
+    dtype = BY_NAME.get(name)
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype of a table")
+    if min(shape, default=0) < 0:
         raise ValueError(f"an array of shape {shape}")
-    return np.dtype(dtype), tuple(shape)
+    return dtype, shape
 
 
 def empty(form: Form) -> Any:

@@ -22,6 +22,7 @@ import torch
 from paceline import context
 from paceline.context import Shared, WorkerContext
 from paceline.engines.local import scratch
+from paceline.engines.local.allocation import keep_freed_memory
 from paceline.engines.local.control import Failure, Finished, Role, encode, for_child
 from paceline.engines.local.links import LAST_WORDS_S, Links
 from paceline.engines.local.processes import end_own_group
@@ -44,6 +45,7 @@ def main() -> NoReturn:
     sys.argv[1:] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_compiler_out()
+    keep_freed_memory()
     channel = Channel(socket.socket(fileno=int(descriptor)))
     try:
         code = serve(channel) if name == "server" else work(channel)
