@@ -17,8 +17,8 @@ otherwise. Answers within `repeat` are left out.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, get_args
 
 import msgspec
 
@@ -32,10 +32,20 @@ _LINE = re.compile(r"(?P<at>[\d.]+) +(?P<what>\w+) *(?P<rest>.*)")
 _REPEAT = re.compile(r"(?P<times>\d+) every (?P<gap>[\d.]+): *(?P<lines>.*)")
 
 
-def answered(text: str, name: str) -> str:
-    """The transcript with the answers that the strategies give; those it came with are dropped."""
+class Talk(Protocol):
+    """A conversation under way."""
+
+    def hear(self, line: str) -> Iterator[str]:
+        """Everything that is answered to the line."""
+
+
+def answered(text: str, name: str, begin: Callable[[str], Talk] | None = None) -> str:
+    """The transcript with the answers that the strategies give; those it came with are dropped.
+
+    `begin` starts a conversation with the strategy of a spec, by default with a central one.
+    """
     out: list[str] = []
-    talk: _Talk | None = None
+    talk: Talk | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith(ANSWER):
             continue
@@ -44,7 +54,7 @@ def answered(text: str, name: str) -> str:
             continue
         try:
             if line.startswith("strategy "):
-                talk = _Talk(line.removeprefix("strategy "))
+                talk = (begin or _Talk)(line.removeprefix("strategy "))
             elif talk is None:
                 raise ValueError("a conversation begins with a line `strategy NAME`")
             else:

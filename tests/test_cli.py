@@ -80,6 +80,36 @@ def test_a_strategy_is_shown_with_its_options_and_its_citation(
         assert ("must be given" if option.default is None else option.default) in shown
 
 
+@pytest.mark.parametrize("name", strategies.peer_names())
+def test_a_strategy_without_a_server_is_shown_too(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(["strategies", name]) == 0
+    out = capsys.readouterr().out
+    description = strategies.describe(strategies.peer_class(name))
+    assert description.citation in out
+    assert all(option.description in out for option in description.options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            "adaptive_gossip:threshold=0.2",
+            "adaptive_gossip trains without a server, which this engine cannot do; choose",
+        ),
+        ("adaptive_gossip:treshold=0.2", "adaptive_gossip has no option 'treshold'; did you mean 'threshold'?"),
+        ("gosip", "unknown strategy 'gosip'; did you mean 'gossip'?"),
+    ],
+)
+def test_no_engine_runs_a_strategy_without_a_server(
+    spec: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--engine", "sim", "--task", "digits", "--strategy", spec]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["tasks"]) == 0

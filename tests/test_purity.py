@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
-PURE_PACKAGES = ("msgspec", "paceline.events", "paceline.actions", "paceline.errors", "paceline.strategies")
+PURE_PACKAGES = (
+    "msgspec", "paceline.events", "paceline.actions", "paceline.peer_events", "paceline.peer_actions",
+    "paceline.errors", "paceline.strategies",
+)  # fmt: skip
 # The standard library less clocks, chance, files, sockets, processes, threads and logging.
 PURE_LIBRARY = {
     "abc", "bisect", "collections", "dataclasses", "difflib", "enum", "functools", "heapq", "importlib", "itertools",
@@ -71,7 +74,7 @@ def imported_from(file: Path) -> set[str]:
     return {name for _, name in imports(ast.parse(file.read_text(encoding="utf-8")), package)}
 
 
-@pytest.mark.parametrize("file", modules("strategies"), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", modules("strategies"), ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_strategies_are_pure(file: Path) -> None:
     assert impurities(file.read_text(encoding="utf-8")) == []
 
@@ -101,6 +104,11 @@ def test_a_planted_impurity_is_caught(line: str, says: str) -> None:
     assert [impurity for impurity in impurities(f"{sound}\n{line}\n") if says in impurity]
 
 
+def test_machines_of_nodes_are_looked_at_too() -> None:
+    looked_at = {file.relative_to(SOURCE).as_posix() for file in modules("strategies")}
+    assert {f"strategies/peers/{name}.py" for name in ("gossip", "elastic", "trigger", "partners")} <= looked_at
+
+
 def test_what_a_strategy_may_use_is_let_through() -> None:
     assert (
         impurities("import random\nfrom math import inf\n\ndef f(rng: random.Random) -> float:\n    return inf") == []
@@ -110,6 +118,7 @@ def test_what_a_strategy_may_use_is_let_through() -> None:
 # What may not be imported where; the arrows of the law point from right to left.
 FORBIDDEN = [
     (("events.py", "actions.py", "errors.py"), ("paceline",)),
+    (("peer_events.py", "peer_actions.py"), ("torch", "numpy", "paceline.strategies", "paceline.journal")),
     (("ledger.py", "journal.py", "metrics.py", "replay.py"), ("torch", "paceline.coordinator", "paceline.engines")),
     (("coordinator.py", "seats.py", "store.py"), ("paceline.engines", "paceline.cli", "paceline.session")),
     (("engines", "transport"), ("paceline.cli",)),
@@ -138,7 +147,11 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import paceline", "from paceline import strategies; [strategies.strategy_class(n) for n in strategies.names()]"],
+    [
+        "import paceline",
+        "from paceline import strategies; [strategies.strategy_class(n) for n in strategies.names()]",
+        "from paceline import strategies; [strategies.peer_class(n) for n in strategies.peer_names()]",
+    ],
 )
 def test_importing_loads_nothing_heavy(statement: str) -> None:
     assert loaded_by(statement) & set(HEAVY) == set()

@@ -23,6 +23,68 @@ def test_names_are_those_of_the_product():
         assert strategies.strategy_class(name).name == name
 
 
+PEERS = ["gossip", "elastic", "local_sgd", "adaptive_gossip", "adaptive_elastic"]
+
+
+def test_there_are_two_kinds():
+    assert strategies.peer_names() == PEERS
+    assert not set(PEERS) & set(strategies.names())
+    assert {strategies.machine_class(name).kind for name in strategies.names()} == {"central"}
+    assert {strategies.machine_class(name).kind for name in PEERS} == {"peer"}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_machine_of_a_node_is_built_and_described_like_the_others(name):
+    cls = strategies.peer_class(name)
+    described = strategies.describe(cls)
+    assert (described.name, cls.name) == (name, name)
+    assert described.rule.endswith(".")
+    assert described.citation
+    for option in described.options:
+        assert option.description, option
+        assert strategies.parse(f"{name}:{option.name}={option.default}")
+    machine = strategies.build_peer(name, 5, 2)
+    assert strategies.canonical(machine) == name
+    assert machine.rng.random() == random.Random("5:peer:2").random()
+
+
+def test_the_canonical_form_of_a_machine_builds_an_equal_one():
+    spec = "adaptive_gossip:scope=model,budget=0.08,form=weighted,peers=ring"
+    machine = strategies.build_peer(spec, 0, 0)
+    again = strategies.build_peer(strategies.canonical(machine), 0, 0)
+    assert again.options == machine.options
+    assert strategies.canonical(machine) == "adaptive_gossip:scope=model,budget=0.08,form=weighted,peers=ring"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gosip", ["unknown strategy 'gosip'", "'gossip'"]),
+        ("adaptive_gossip:treshold=1", ["no option 'treshold'", "'threshold'"]),
+        ("adaptive_gossip:period=2", ["adaptive_gossip has no option 'period'"]),
+        ("gossip:period=0", ["gossip: period must be >= 1, not 0"]),
+        ("gossip:form=pul", ["one of pull, push, weighted", "'pul'"]),
+        ("elastic:alpha=1", ["elastic: alpha must be < 1, not 1"]),
+        ("adaptive_gossip:form=weighted", ["form=weighted has one weight per model", "add scope=model"]),
+        ("adaptive_gossip:form=pull", ["form=pull asks for whole models", "add scope=model"]),
+        ("adaptive_gossip:budget=0.001", ["budget must be >= 1 / max_interval (0.01), not 0.001"]),
+        ("adaptive_elastic:budget=0.1,threshold=0", ["threshold must be > 0 and finite", "not 0"]),
+        ("bsp", ["bsp trains with a server", "choose from gossip"]),
+    ],
+)
+def test_errors_of_machines_name_the_value_the_bound_and_the_fix(spec, words):
+    with pytest.raises(OptionError) as caught:
+        strategies.build_peer(spec, 0, 0)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_central_engine_refuses_a_machine_of_a_node():
+    for refuse in (strategies.strategy_class, lambda name: strategies.build(name, 0)):
+        with pytest.raises(OptionError, match="gossip trains without a server, which this engine cannot do; choose"):
+            refuse("gossip")
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_canonical_form_builds_an_equal_strategy(spec):
     strategy = strategies.build(spec, 5)

@@ -22,7 +22,7 @@ def strategies(
 
     console = Console()
     if name is not None:
-        _show_one(registry.describe(registry.strategy_class(name)), console)
+        _show_one(registry.describe(registry.machine_class(name)), console)
         return
     _show_all([registry.describe(registry.strategy_class(each)) for each in registry.names()], console)
 

@@ -1,5 +1,8 @@
 """What every strategy is: options, plain-data state, and one mutator, `handle`.
 
+There are two kinds. A `Strategy` is central: one machine decides for all workers of a server. A `Peer` (peers/base.py)
+decides for one node of a run without a server, and every node has its own.
+
 Rule one: a strategy sees nothing but its events. Time is `event.at`, chance is the injected `random.Random`, gradients
 are numbers on the event. Rule two: all that it remembers lives in `self.state`, a struct of plain data, so that
 `snapshot` and `restore` need no code of their own and a resumed run decides as an uninterrupted one would.
@@ -8,13 +11,15 @@ are numbers on the event. Rule two: all that it remembers lives in `self.state`,
 import random
 from abc import ABC, abstractmethod
 from math import inf
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
 from paceline.actions import Action
 from paceline.errors import OptionError
 from paceline.events import Event
+
+Kind = Literal["central", "peer"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,36 +30,20 @@ class State(msgspec.Struct):
     """What a strategy remembers: plain data only."""
 
 
-class Strategy(ABC):
-    """A pure state machine that decides who computes what, and when updates are merged."""
+class Machine(ABC):
+    """What strategies of both kinds have in common: words, options, chance, and a state that can be written down."""
 
+    kind: ClassVar[Kind]
     name: ClassVar[str]
     rule: ClassVar[str]  # one sentence
     citation: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
     State: ClassVar[type[State]] = State
 
-    needs_applied: bool = False  # feed Applied with the inner product and norm of applied gradients
-    needs_norms: bool = False  # put the gradient's norm on each Pushed
-    needs_losses: bool = False  # the script must report a loss
-
-    # Of workers on tables, where a clock may begin without a word to the server:
-    serves_tables: ClassVar[bool] = False
-    free_lead: float = 0.0  # clocks by which a worker may lead the slowest without ever being made to wait
-    waits_for_fast: ClassVar[bool] = False  # the slowest may be made to wait for a push of one who leads it
-    max_lead: float = inf  # clocks by which a computing worker leads the slowest at most, whatever happens
-
     def __init__(self, options: Any, rng: random.Random) -> None:
         self.options: Any = options
         self.rng = rng
         self.state: Any = self.State()
-
-    @abstractmethod
-    def handle(self, event: Event) -> list[Action]:
-        """Take note of what happened and say what to do."""
-
-    def check(self, workers: int) -> None:  # noqa: B027 - most options can be met by any number
-        """Refuse options that cannot be met by a run that starts with this many workers."""
 
     def snapshot(self) -> dict[str, Any]:
         """All that `restore` needs, as plain data."""
@@ -68,6 +57,29 @@ class Strategy(ABC):
         version, internal, gauss = data["random"]
         self.rng.setstate((version, tuple(internal), gauss))
         return self
+
+
+class Strategy(Machine):
+    """A pure state machine that decides who computes what, and when updates are merged."""
+
+    kind = "central"
+
+    needs_applied: bool = False  # feed Applied with the inner product and norm of applied gradients
+    needs_norms: bool = False  # put the gradient's norm on each Pushed
+    needs_losses: bool = False  # the script must report a loss
+
+    # Of workers on tables, where a clock may begin without a word to the server:
+    serves_tables: ClassVar[bool] = False
+    free_lead: float = 0.0  # clocks by which a worker may lead the slowest without ever being made to wait
+    waits_for_fast: ClassVar[bool] = False  # the slowest may be made to wait for a push of one who leads it
+    max_lead: float = inf  # clocks by which a computing worker leads the slowest at most, whatever happens
+
+    @abstractmethod
+    def handle(self, event: Event) -> list[Action]:
+        """Take note of what happened and say what to do."""
+
+    def check(self, workers: int) -> None:
+        """Refuse options that cannot be met by a run that starts with this many workers; most can be by any number."""
 
 
 def require_k_within(k: int, workers: int, name: str) -> None:

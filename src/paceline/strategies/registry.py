@@ -1,5 +1,7 @@
 """Strategies by name, and the written form `name:option=value,option=value`.
 
+There are two kinds: central ones, which a server runs, and peers, of which every node of a run without a server has its
+own. Both are written and described alike; `build` and `build_peer` each refuse the other kind.
 Classes are imported when first asked for, so that naming one strategy does not load the others.
 """
 
@@ -11,10 +13,11 @@ from typing import Any
 import msgspec
 
 from paceline.errors import OptionError
-from paceline.strategies.base import Options, Strategy
+from paceline.strategies.base import Machine, Options, Strategy
 from paceline.strategies.option_values import bounds_text, description_text, from_text, to_text, type_text
+from paceline.strategies.peers.base import Peer
 
-CLASSES = {
+CENTRAL = {
     "bsp": "bsp:Bsp",
     "asp": "asp:Asp",
     "ssp": "ssp:Ssp",
@@ -26,6 +29,13 @@ CLASSES = {
     "adaptive_k": "adaptive_k:AdaptiveK",
     "adaptive_k_load": "adaptive_k_load:AdaptiveKLoad",
     "balanced": "balanced:Balanced",
+}
+PEERS = {
+    "gossip": "peers.gossip:Gossip",
+    "elastic": "peers.elastic:Elastic",
+    "local_sgd": "peers.local_sgd:LocalSgd",
+    "adaptive_gossip": "peers.adaptive_gossip:AdaptiveGossip",
+    "adaptive_elastic": "peers.adaptive_elastic:AdaptiveElastic",
 }
 EXAMPLES = {"k": "4"}  # values for the message that asks for a required option
 
@@ -50,26 +60,42 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def names() -> list[str]:
-    """Every strategy, baselines first."""
-    return list(CLASSES)
+    """Every central strategy, baselines first."""
+    return list(CENTRAL)
 
 
-def strategy_class(name: str) -> type[Strategy]:
-    """The class of that name."""
-    if name not in CLASSES:
-        raise OptionError(f"unknown strategy {name!r}{_nearest(name, names())}")
-    module, _, cls = CLASSES[name].partition(":")
-    found: type[Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
+def peer_names() -> list[str]:
+    """Every strategy that needs no server, baselines first."""
+    return list(PEERS)
+
+
+def machine_class(name: str) -> type[Machine]:
+    """The class of that name, whose `kind` says which of the two it is."""
+    place = CENTRAL.get(name) or PEERS.get(name)
+    if place is None:
+        raise OptionError(f"unknown strategy {name!r}{_nearest(name, [*CENTRAL, *PEERS])}")
+    module, _, cls = place.partition(":")
+    found: type[Machine] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
     return found
 
 
-def parse(spec: str) -> tuple[type[Strategy], Options]:
-    """The class and the options that `name:option=value,option=value` stands for.
+def strategy_class(name: str) -> type[Strategy]:
+    """The central strategy of that name."""
+    return _central(machine_class(name))
+
+
+def peer_class(name: str) -> type[Peer]:
+    """The strategy of that name that needs no server."""
+    return _peer(machine_class(name))
+
+
+def parse(spec: str) -> tuple[type[Machine], Options]:
+    """The class, of either kind, and the options that `name:option=value,option=value` stands for.
 
     What an Options class says in its `__post_init__` gets the strategy's name in front.
     """
     name, colon, text = spec.strip().partition(":")
-    cls = strategy_class(name.strip())
+    cls = machine_class(name.strip())
     fields = _fields(cls)
     values: dict[str, Any] = {}
     if colon and not text.strip():
@@ -93,12 +119,18 @@ def parse(spec: str) -> tuple[type[Strategy], Options]:
 
 
 def build(spec: str, seed: int) -> Strategy:
-    """A fresh strategy; its chance comes from the seed alone."""
+    """A fresh central strategy; its chance comes from the seed alone."""
     cls, options = parse(spec)
-    return cls(options, random.Random(f"{seed}:strategy"))
+    return _central(cls)(options, random.Random(f"{seed}:strategy"))
 
 
-def canonical(strategy: Strategy) -> str:
+def build_peer(spec: str, seed: int, node: int) -> Peer:
+    """A fresh machine for that node; its chance comes from the seed and the node's number."""
+    cls, options = parse(spec)
+    return _peer(cls)(options, random.Random(f"{seed}:peer:{node}"))
+
+
+def canonical(strategy: Machine) -> str:
     """The shortest text that `build` makes an equal strategy from."""
     given = []
     for option, field in _fields(type(strategy)).items():
@@ -108,7 +140,7 @@ def canonical(strategy: Strategy) -> str:
     return f"{strategy.name}:{','.join(given)}" if given else strategy.name
 
 
-def describe(cls: type[Strategy]) -> Description:
+def describe(cls: type[Machine]) -> Description:
     """What `paceline strategies` says about one of them."""
     options = []
     for option, field in _fields(cls).items():
@@ -125,7 +157,22 @@ def describe(cls: type[Strategy]) -> Description:
     return Description(cls.name, cls.rule, cls.citation, options)
 
 
-def _fields(cls: type[Strategy]) -> dict[str, msgspec.structs.FieldInfo]:
+def _central(cls: type[Machine]) -> type[Strategy]:
+    if not issubclass(cls, Strategy):
+        raise OptionError(
+            f"{cls.name} trains without a server, which this engine cannot do; choose from {', '.join(names())}"
+        )
+    return cls
+
+
+def _peer(cls: type[Machine]) -> type[Peer]:
+    if not issubclass(cls, Peer):
+        choices = ", ".join(peer_names())
+        raise OptionError(f"{cls.name} trains with a server, and there is none here; choose from {choices}")
+    return cls
+
+
+def _fields(cls: type[Machine]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(cls.Options)}
 
 

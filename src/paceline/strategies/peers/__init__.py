@@ -1,0 +1,1 @@
+"""Training without a server: one pure machine per node, one rule and one citation per file."""

@@ -1,0 +1,61 @@
+"""Adaptive elastic averaging: exchange what has changed with the centre, when it has changed.
+
+Rule: elastic, where a node exchanges the tensors that have changed enough since their last exchange, in place of its
+whole model every `period` steps. Published and reconstructed as trigger.py says (Ho, Wu, Liu, CCGrid 2018). With
+threshold=0 the decisions are those of elastic with period=1.
+"""
+
+import random
+from typing import Any
+
+from msgspec import field
+
+from paceline.peer_actions import Exchange, PeerAction
+from paceline.peer_events import Started, Stepped
+from paceline.strategies.peers.elastic import Alpha, Elastic, ElasticState
+from paceline.strategies.peers.trigger import Trigger, TriggerOptions
+
+
+class AdaptiveElasticOptions(TriggerOptions, frozen=True, kw_only=True):
+    """Elastic's tie, and the trigger in place of its period."""
+
+    alpha: Alpha = None
+
+
+class AdaptiveElasticState(ElasticState):
+    """As elastic, and the trigger."""
+
+    trigger: Trigger = field(default_factory=Trigger)
+
+
+class AdaptiveElastic(Elastic):
+    """Exchange with the centre what has changed enough."""
+
+    name = "adaptive_elastic"
+    rule = "A node and a common centre exchange those tensors that have changed enough since their last exchange."
+    citation = "Ho et al., Adaptive communication for distributed deep learning on commodity GPU cluster, CCGrid 2018"
+    Options = AdaptiveElasticOptions  # type: ignore[assignment]  # the trigger stands in for the period
+    State = AdaptiveElasticState
+    state: AdaptiveElasticState
+
+    def __init__(self, options: Any, rng: random.Random) -> None:
+        super().__init__(options, rng)
+        self.needs_change = options.scope == "model"
+        self.needs_changes = options.scope == "tensor"
+        self.wire = options.wire
+
+    def _started(self, event: Started) -> list[PeerAction]:
+        super()._started(event)
+        self.state.trigger = Trigger.start(event.sizes, self.options)
+        return [self.state.trigger.track()]
+
+    def _stepped(self, event: Stepped) -> list[PeerAction]:
+        trigger, alpha = self.state.trigger, self._alpha
+        due = trigger.step(event, self.options)
+        if not alpha:
+            return []
+        exchange: list[PeerAction] = []
+        if due is not None:
+            trigger.exchanged(due.tensors)
+            exchange.append(Exchange(alpha, due.tensors, f"{due.why}, alpha {alpha:.4g}"))
+        return [*exchange, *trigger.settle(due, self.options)]

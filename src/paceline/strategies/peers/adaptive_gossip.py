@@ -1,0 +1,73 @@
+"""Adaptive gossip: exchange what has changed, when it has changed.
+
+Rule: gossip, where a node sends a peer the tensors that have changed enough since their last exchange, in place of its
+whole model every `period` steps. Published and reconstructed as trigger.py says (Ho, Wu, Liu, CCGrid 2018: 92 % less
+traffic and 52 % less time than gossip at the same accuracy).
+
+All tensors that are due at a step go to one peer. A tensor that is mixed in counts as exchanged too. With threshold=0
+the decisions are those of gossip with period=1. One weight stands for a whole model and an Ask for a whole model, so
+the weighted and the pull form go with `scope=model`. In the pull form the budget counts what this node asks for.
+"""
+
+import random
+from typing import Any
+
+from msgspec import field
+
+from paceline.errors import OptionError
+from paceline.peer_actions import PeerAction
+from paceline.peer_events import Started, Stepped
+from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Peers
+from paceline.strategies.peers.trigger import Trigger, TriggerOptions
+
+
+class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
+    """Gossip's forms, and the trigger in place of its period."""
+
+    form: Form = "push"
+    peers: Peers = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scope == "tensor" and self.form != "push":
+            because = "has one weight per model" if self.form == "weighted" else "asks for whole models"
+            raise OptionError(f"form={self.form} {because}, so scope must be model, not tensor; add scope=model")
+
+
+class AdaptiveGossipState(GossipState):
+    """As gossip, and the trigger."""
+
+    trigger: Trigger = field(default_factory=Trigger)
+
+
+class AdaptiveGossip(Gossip):
+    """Exchange with some peer what has changed enough."""
+
+    name = "adaptive_gossip"
+    rule = "A node averages with some peer those tensors that have changed enough since their last exchange."
+    citation = "Ho et al., Adaptive communication for distributed deep learning on commodity GPU cluster, CCGrid 2018"
+    Options = AdaptiveGossipOptions  # type: ignore[assignment]  # the trigger stands in for the period
+    State = AdaptiveGossipState
+    state: AdaptiveGossipState
+
+    def __init__(self, options: Any, rng: random.Random) -> None:
+        super().__init__(options, rng)
+        self.needs_change = options.scope == "model"
+        self.needs_changes = options.scope == "tensor"
+        self.wire = options.wire
+
+    def _started(self, event: Started) -> list[PeerAction]:
+        super()._started(event)
+        self.state.trigger = Trigger.start(event.sizes, self.options)
+        return [self.state.trigger.track()]
+
+    def _stepped(self, event: Stepped) -> list[PeerAction]:
+        trigger = self.state.trigger
+        due = trigger.step(event, self.options)
+        if not self._can_exchange:
+            return []
+        exchange = [self._exchange(due.tensors, due.why)] if due is not None else []
+        return [*exchange, *trigger.settle(due, self.options)]
+
+    def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
+        self.state.trigger.exchanged(tensors)

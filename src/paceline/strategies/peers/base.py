@@ -1,0 +1,25 @@
+"""What every machine of a node is: a strategy of the kind `peer`, and what it tells the engine that drives it."""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+from paceline.peer_actions import PeerAction
+from paceline.peer_events import PeerEvent
+from paceline.strategies.base import Machine
+
+Wire = Literal["float32", "bfloat16"]
+
+
+class Peer(Machine):
+    """A pure state machine that decides for one node when to exchange what with whom."""
+
+    kind = "peer"
+
+    has_centre: ClassVar[bool] = False  # the engine keeps a centre, which starts as the first node's model
+    needs_change: bool = False  # put the whole model's change on each Stepped
+    needs_changes: bool = False  # put the change of each tensor on each Stepped
+    wire: Wire = "float32"  # what floating-point tensors are sent as
+
+    @abstractmethod
+    def handle(self, event: PeerEvent) -> list[PeerAction]:
+        """Take note of what happened and say what to do."""

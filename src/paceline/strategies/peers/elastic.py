@@ -1,0 +1,88 @@
+"""Elastic averaging: nodes are tied to a common centre by a spring, and to nobody else.
+
+Rule: every `period` steps a node and the centre move towards each other by `alpha` of the distance between them,
+`e = alpha (x - centre); centre += e; x -= e`, so that their sum stays as it was; nobody waits.
+Published, the asynchronous form (Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", NIPS 2015), and
+so are the defaults: a period of 10 steps, and alpha = 0.9 over the number of nodes.
+"""
+
+from typing import Annotated, assert_never
+
+from msgspec import Meta, field
+
+from paceline.events import TimerFired
+from paceline.peer_actions import Exchange, PeerAction
+from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.strategies.base import Options, State
+from paceline.strategies.peers.base import Peer
+from paceline.strategies.peers.partners import Partners
+
+BETA = 0.9  # of all nodes together, shared out among those present
+
+
+Alpha = (
+    Annotated[
+        float,
+        Meta(ge=0, lt=1, description="share of the distance that each side moves; none: 0.9 / nodes, 0: no tie"),
+    ]
+    | None
+)
+
+
+class ElasticOptions(Options, frozen=True, kw_only=True):
+    """How strong the tie is, and how often it is felt."""
+
+    alpha: Alpha = None
+    period: Annotated[int, Meta(ge=1, description="steps between two exchanges with the centre")] = 10
+
+
+class ElasticState(State):
+    """Who is there."""
+
+    partners: Partners = field(default_factory=Partners)
+    gone: bool = False
+
+
+class Elastic(Peer):
+    """Exchange with the centre every so many steps."""
+
+    name = "elastic"
+    rule = "Every period steps a node and a common centre move towards each other by alpha of their distance."
+    citation = "Zhang et al., Deep learning with elastic averaging SGD, NIPS 2015"
+    Options = ElasticOptions
+    State = ElasticState
+    state: ElasticState
+    has_centre = True
+
+    def handle(self, event: PeerEvent) -> list[PeerAction]:
+        match event:
+            case Stepped():
+                return [] if self.state.gone else self._stepped(event)
+            case Joined():
+                self.state.partners.join(event.peer)
+            case Left():
+                self.state.partners.leave(event.peer)
+                self.state.gone |= event.peer == self.state.partners.node
+            case Started():
+                return self._started(event)
+            case Received() | Asked() | Sent() | Averaged() | TimerFired():
+                pass
+            case _:
+                assert_never(event)
+        return []
+
+    @property
+    def _alpha(self) -> float:
+        given: float | None = self.options.alpha
+        return BETA / (1 + len(self.state.partners.others)) if given is None else given
+
+    def _started(self, event: Started) -> list[PeerAction]:
+        self.state = self.State()
+        self.state.partners.node = event.node
+        return []
+
+    def _stepped(self, event: Stepped) -> list[PeerAction]:
+        alpha, period = self._alpha, self.options.period
+        if event.step % period or not alpha:
+            return []
+        return [Exchange(alpha, None, f"step {event.step}, every {period}, alpha {alpha:.4g}")]

@@ -1,0 +1,49 @@
+"""The shared bookkeeping of peers: who is present, and whose turn it is.
+
+Present peers are kept in node order, so that a choice depends on who is there and not on the order in which they came.
+A choice costs O(1) by chance and O(log n) by place; only a peer that comes or goes moves the others in the list.
+"""
+
+import random
+from bisect import bisect_left
+from typing import Literal
+
+import msgspec
+
+Choice = Literal["random", "ring", "exponential"]
+
+
+class Partners(msgspec.Struct):
+    """The nodes that this one can exchange with; never itself."""
+
+    node: int = 0
+    others: list[int] = []
+    draws: int = 0
+
+    def join(self, peer: int) -> None:
+        """From here on the peer may be chosen."""
+        if peer != self.node and peer not in self:
+            self.others.insert(bisect_left(self.others, peer), peer)
+
+    def leave(self, peer: int) -> None:
+        """From here on the peer is not chosen."""
+        if peer in self:
+            del self.others[bisect_left(self.others, peer)]
+
+    def __contains__(self, peer: int) -> bool:
+        place = bisect_left(self.others, peer)
+        return place < len(self.others) and self.others[place] == peer
+
+    def draw(self, choice: Choice, rng: random.Random) -> int:
+        """One of the peers present; there must be one.
+
+        `ring` is the next in node order, and `exponential` in turn the one 1, 2, 4, ... places further, going round.
+        """
+        others = self.others
+        turn, self.draws = self.draws, self.draws + 1
+        if choice == "random":
+            return others[rng.randrange(len(others))]
+        further = 1 if choice == "ring" else 1 << turn % len(others).bit_length()
+        here = bisect_left(others, self.node)
+        place = (here + further) % (len(others) + 1)  # in the circle of all, where this node stands `here`
+        return others[place if place < here else place - 1]

@@ -1,0 +1,160 @@
+"""When a model has changed enough to be worth an exchange: the shared part of the adaptive machines.
+
+Published (Ho, Wu, Liu, "Adaptive communication for distributed deep learning on commodity GPU cluster", CCGrid 2018):
+a fixed period wastes traffic; exchange according to the change of the local model instead, with a threshold set
+dynamically. Reconstruction, the rule: a tensor is due when
+
+    change^2 * steps since its last exchange >= threshold^2 * its share of the model's bytes
+
+with `change = |x - x_last| / |x_last|`; always during the first `warmup` steps of a node, and at least every
+`max_interval` steps. With `scope=model` the whole model is one tensor. A threshold that follows the recent change per
+step would be scale-free and end up as a fixed period, so it stays put, or follows a budget of bytes instead.
+
+The budget is a share of what an exchange of the whole model at every step would send. The account of models sent
+beyond it is kept from the end of the warm-up on, and `threshold = threshold at first * exp(account / MODELS)`: each
+model sent raises it by a tenth, each model's worth of budget left unused lowers it by as much. What is sent therefore
+differs from the budget, over any number of steps, by at most MODELS times the logarithm of how far the threshold has
+moved, whatever the learning rate does. Steps at which no exchange is possible do not count.
+"""
+
+from collections.abc import Sequence
+from math import exp
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from paceline.actions import Track
+from paceline.errors import InternalError, OptionError
+from paceline.peer_events import Stepped
+from paceline.strategies.base import Options
+from paceline.strategies.peers.base import Wire
+
+MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold: slow enough to be smooth
+LIMIT = 100.0  # models; while nothing changes at all, the account stops here and not at infinity
+
+
+class TriggerOptions(Options, frozen=True, kw_only=True):
+    """What is due, and what may be spent."""
+
+    threshold: Annotated[
+        float, Meta(ge=0, description="relative change; 0 exchanges at every step, with a budget it is the first value")
+    ] = 0.3
+    scope: Annotated[
+        Literal["tensor", "model"], Meta(description="tensor: each tensor when it has changed; model: all at once")
+    ] = "tensor"
+    warmup: Annotated[int, Meta(ge=0, description="steps of a node at whose beginning it exchanges every time")] = 20
+    max_interval: Annotated[int, Meta(ge=1, description="steps; no tensor goes longer without an exchange")] = 100
+    budget: (
+        Annotated[float, Meta(gt=0, le=1, description="share of the bytes of period=1 that steers the threshold")]
+        | None
+    ) = None
+    wire: Annotated[Wire, Meta(description="what tensors are sent as; bfloat16 halves the bytes of float32")] = (
+        "float32"
+    )
+
+    def __post_init__(self) -> None:
+        if self.budget is None:
+            return
+        least = 1 / self.max_interval
+        if self.budget < least:
+            raise OptionError(
+                f"budget must be >= 1 / max_interval ({least:g}), not {self.budget:g}; raise it or max_interval"
+            )
+        if not 0 < self.threshold < float("inf"):
+            raise OptionError(f"threshold must be > 0 and finite where a budget steers it, not {self.threshold:g}")
+
+
+class Due(msgspec.Struct, frozen=True):
+    """What is to be exchanged at this step."""
+
+    tensors: tuple[int, ...] | None  # None: all
+    share: float  # of the model's bytes
+    interval: float  # steps since these bytes were last exchanged, on average
+    why: str
+
+
+class Trigger(msgspec.Struct):
+    """Steps since each part's last exchange; a part is a tensor, or the model."""
+
+    threshold: float = 0.0
+    sizes: list[int] = []  # bytes of each part
+    total: int = 0
+    steps: int = 0  # of this node, from its start
+    last: list[int] = []  # the step of each part's last exchange
+    account: float = 0.0  # models sent beyond the budget
+
+    @staticmethod
+    def start(sizes: Sequence[int], options: TriggerOptions) -> "Trigger":
+        """At a node's first step."""
+        total = sum(sizes)
+        parts = list(sizes) if options.scope == "tensor" else [total]
+        return Trigger(threshold=options.threshold, sizes=parts, total=total, last=[0] * len(parts))
+
+    def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
+        """Count the step; what is due after it. Parts without a byte never are."""
+        self.steps += 1
+        steps, last, longest = self.steps, self.last, options.max_interval
+        if steps <= options.warmup:
+            parts = [part for part, size in enumerate(self.sizes) if size]
+            return self._due(parts, options, f"warm-up step {steps} of {options.warmup}")
+        changes = _changes(event, options)
+        per_byte = self.threshold * self.threshold / max(1, self.total)
+        # What cannot be compared, a change that is not a number, is due as well.
+        parts = [
+            part
+            for part, (size, change, at) in enumerate(zip(self.sizes, changes, last, strict=True))
+            if size and (steps - at >= longest or not change * change * (steps - at) < per_byte * size)
+        ]
+        if not parts:
+            return None
+        first = parts[0]
+        what = f"tensor {first}" if options.scope == "tensor" else "the model"
+        change, since = changes[first], steps - last[first]
+        limit = f"max_interval {longest}" if since >= longest else f"threshold {self.threshold:.4g}"
+        return self._due(parts, options, f"{what} changed by {change:.4g} in {since} steps, {limit}")
+
+    def _due(self, parts: list[int], options: TriggerOptions, why: str) -> Due | None:
+        if not parts:
+            return None
+        sizes, nonempty = self.sizes, sum(1 for size in self.sizes if size)
+        size = sum(sizes[part] for part in parts)
+        interval = sum(sizes[part] * (self.steps - self.last[part]) for part in parts) / size
+        if options.scope == "tensor":
+            why = f"{len(parts)} of {nonempty} tensors, {why}"
+        return Due(None if len(parts) == nonempty else tuple(parts), size / self.total, interval, why)
+
+    def exchanged(self, tensors: tuple[int, ...] | None) -> None:
+        """These were exchanged right after the last step."""
+        if tensors is None or len(self.sizes) == 1:  # the one part is the model, or its only tensor
+            self.last = [self.steps] * len(self.sizes)
+        else:
+            for tensor in tensors:
+                self.last[tensor] = self.steps
+
+    def settle(self, due: Due | None, options: TriggerOptions) -> list[Track]:
+        """Account for what a step that could exchange has sent, and say where the trigger stands."""
+        spent = due.share if due is not None else 0.0
+        budget, threshold = options.budget, self.threshold
+        if budget is not None and self.steps > options.warmup:
+            self.account = min(max(self.account + spent - budget, -LIMIT), LIMIT)
+            self.threshold = options.threshold * exp(self.account / MODELS)
+        if due is None:
+            return []
+        tracks = [Track("interval", due.interval, f"{due.share:.4g} of the model after {due.interval:.4g} steps")]
+        if self.threshold != threshold:
+            reason = f"{self.account:.4g} models beyond the budget of {budget:g} a step"
+            tracks.append(Track("threshold", self.threshold, reason))
+        return tracks
+
+    def track(self) -> Track:
+        """The threshold at the start."""
+        return Track("threshold", self.threshold, f"{len(self.sizes)} parts of {self.total} bytes in all")
+
+
+def _changes(event: Stepped, options: TriggerOptions) -> Sequence[float]:
+    if options.scope == "tensor" and event.changes is not None:
+        return event.changes
+    if options.scope == "model" and event.change is not None:
+        return (event.change,)
+    raise InternalError(f"step {event.step} came without the change of each {options.scope}")
