@@ -43,6 +43,7 @@ class WorkerContext(msgspec.Struct, frozen=True):
     evaluates: bool = False  # this worker's module is copied for evaluation
     evaluator: bool = False  # this process trains nothing: it stops at prepare() and measures versions
     device: str | None = None  # where to compute; None: on the CUDA device of this worker's number, if there are any
+    peer: Any = None  # the machine of this node, in a run without a server
     sessions: list[Any] = []  # the one session of this worker, once it was asked for
 
 

@@ -20,6 +20,8 @@ import msgspec
 from paceline.actions import Action, Apply, Grant, SetTimer, Track
 from paceline.errors import JournalError
 from paceline.events import Applied, Event, Pushed
+from paceline.peer_actions import PeerAction
+from paceline.peer_events import PeerEvent
 
 FORMAT = 1
 BEGINNING = b'{"type":"header"'
@@ -62,6 +64,15 @@ class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):
     actions: list[Action]
 
 
+class PeerDecision(msgspec.Struct, frozen=True, tag="peer_decision", tag_field="type"):
+    """One event of a node and what its machine made of it; `life` counts the node's processes."""
+
+    node: int
+    life: int
+    event: PeerEvent
+    actions: list[PeerAction]
+
+
 class Observation(msgspec.Struct, frozen=True, tag="observation", tag_field="type", omit_defaults=True):
     """Something that happened beside the decisions; `what` says which of the kinds, `data` its particulars."""
 
@@ -71,7 +82,7 @@ class Observation(msgspec.Struct, frozen=True, tag="observation", tag_field="typ
     worker: int | None = None
 
 
-Line = Header | Decision | Observation
+Line = Header | Decision | PeerDecision | Observation
 _decode = msgspec.json.Decoder(Line, strict=False).decode
 
 

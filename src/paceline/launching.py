@@ -27,11 +27,12 @@ from paceline.journal import Header, Sink, Tee, Writer, refuse_other_files
 from paceline.logs import Log
 from paceline.metrics import Metrics, Report, to_json
 from paceline.plan import Plan
+from paceline.replay import started
 from paceline.running import Cause, Conduct, Progress
 from paceline.scenario import Scenario
 from paceline.scripts import load_script
 from paceline.store import model_state
-from paceline.strategies import build, canonical
+from paceline.strategies import build, build_peer, canonical, machine_class
 
 __all__ = ["Run", "launch", "load_script"]
 
@@ -101,8 +102,7 @@ def launch(
 
         found = resuming.checkpoint_at(config.resume)
         config, restore = resuming.settings_of(found, config, workers), found.path
-    strategy = build(config.strategy, config.seed)
-    strategy.check(workers)
+    spelled = _strategy(config, workers)
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
     crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
@@ -114,11 +114,24 @@ def launch(
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
     if journal is not None:
         refuse_other_files(journal)
-    header = _header(config, canonical(strategy), cluster, workers)
+    header = _header(config, spelled, cluster, workers)
     plan = Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
     if config.engine == "local":
         return _on_processes(train, plan, progress, sink)
     return _simulated(train, plan, progress, sink)
+
+
+def _strategy(config: RunConfig, workers: int) -> str:
+    """The strategy as a journal writes it; refused where the run could not have it."""
+    name = config.strategy.split(":")[0].strip()
+    if machine_class(name).kind == "peer":
+        machine = build_peer(config.strategy, config.seed, 0)
+        if config.engine != "sim":
+            raise OptionError(f"{machine.name} trains without a server, which so far --engine sim alone can do")
+        return canonical(machine)
+    strategy = build(config.strategy, config.seed)
+    strategy.check(workers)
+    return canonical(strategy)
 
 
 def _settled(
@@ -174,8 +187,7 @@ def _simulated(
 ) -> Run:
     writer = Writer(plan.journal) if plan.journal is not None else None
     metrics = Metrics()
-    strategy = build(plan.config.strategy, plan.config.seed)
-    conduct = Conduct(plan.config, strategy, Tee(writer, metrics, Log(), sink), plan.header, progress)
+    conduct = Conduct(plan.config, started(plan.header), Tee(writer, metrics, Log(), sink), plan.header, progress)
     try:
         _run(train, plan, conduct)
     finally:

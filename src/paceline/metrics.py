@@ -16,8 +16,10 @@ from itertools import zip_longest
 
 from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.events import Event, Joined, Left, Pushed
-from paceline.journal import Decision, Header, Line, Observation, Restored
-from paceline.report import Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
+from paceline.journal import Decision, Header, Line, Observation, PeerDecision, Restored
+from paceline.peer_actions import Send
+from paceline.peer_events import Sent, Stepped
+from paceline.report import PeerReport, Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
@@ -118,6 +120,10 @@ class Metrics:
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
         self._reads: dict[str, list[int]] = {}  # by table: how many rows were read so many clocks old
+        self._exchanges: int | None = None  # of a run without a server
+        self._steps = 0  # of all its nodes
+        self._sending_s = 0.0
+        self._consensus: float | None = None
         self._resuming = False  # the strategy is still being told that its workers are gone
 
     def write(self, line: Line) -> None:
@@ -143,6 +149,9 @@ class Metrics:
         elif isinstance(line, Observation):
             self.seconds = line.at
             self._observed(line)
+        elif isinstance(line, PeerDecision):
+            self.seconds = line.event.at
+            self._exchanged(line)
         else:
             if self.header is None:
                 self._started(line)
@@ -220,6 +229,16 @@ class Metrics:
                 self._losses.append((event.samples, event.loss))
         self.versions = version + counts
 
+    def _exchanged(self, line: PeerDecision) -> None:
+        """Bytes are counted where they are sent, when they have left."""
+        self._exchanges = self._exchanges or 0
+        self._exchanges += sum(isinstance(action, Send) for action in line.actions)
+        if isinstance(line.event, Sent):
+            self.bytes_up += line.event.bytes
+            self._sending_s += line.event.seconds
+        elif isinstance(line.event, Stepped):
+            self._steps += 1
+
     def _observed(self, line: Observation) -> None:
         data = line.data
         match line.what:
@@ -248,6 +267,11 @@ class Metrics:
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "reads":
                 self._reads[data["table"]] = _sum(self._reads.get(data["table"], []), data["ages"])
+            case "consensus":
+                self._consensus = float(data["distance"])
+            case "exchange":  # with the centre, or of an average
+                self._exchanges = (self._exchanges or 0) + 1
+                self.bytes_up += data["bytes"]
             case "end":
                 self.ended = data["cause"]
 
@@ -297,10 +321,10 @@ class Metrics:
             samples_discarded=self.samples_discarded,
             samples_per_second=self.samples_used / self.seconds if self.seconds > 0 else None,
             wait_fraction=sum(worker.wait_s for worker in per_worker) / present if present > 0 else None,
-            staleness=_summary(self._staleness),
+            staleness=_summary(self._staleness if self._exchanges is None else {}),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            exchanges=None,
+            exchanges=self._exchanges,
             loss=self.loss(),
             accuracy=self.evaluation.get("accuracy"),
             metrics=self.evaluation,
@@ -309,8 +333,15 @@ class Metrics:
             warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
             table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
             or None,
+            peers=self._peer_report(),
             journal=journal,
         )
+
+    def _peer_report(self) -> PeerReport | None:
+        if self._exchanges is None:
+            return None
+        interval = self._steps / self._exchanges if self._exchanges else None
+        return PeerReport(interval, self._sending_s, self._consensus)
 
     def _worker_report(self, number: int, fastest: float | None) -> WorkerReport:
         worker, time = self._workers[number], self._monitor.time(number)

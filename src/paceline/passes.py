@@ -170,6 +170,10 @@ class Passes:
         if samples < sum([allotment.samples for allotment in self._allotments]):
             kept = [self._kept_of(number) for number in range(len(self._allotments))]
         gradient = self.replica.take(loss)
+        if self.replica.interrupted is not None:
+            over, self.replica.interrupted = self.replica.interrupted, None
+            self._await_work(over)
+            return
         overrun_s = 0.0
         if self._target_s is not None:
             end = self._began + self._target_s
@@ -271,6 +275,7 @@ class Passes:
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
+        self.replica.meet(work.border)
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)

@@ -5,6 +5,7 @@ wrote it, or that something outside its events leaked into a decision.
 """
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,22 @@ from paceline import journal, strategies
 from paceline.actions import Action
 from paceline.errors import JournalError
 from paceline.events import Event
-from paceline.journal import Decision, Header
+from paceline.journal import Decision, Header, PeerDecision
+from paceline.peer_actions import PeerAction
+from paceline.peer_events import PeerEvent
 from paceline.strategies.base import Strategy
+from paceline.strategies.peers.base import Peer
+from paceline.strategies.peers.members import Members
 
 
 class Difference(msgspec.Struct, frozen=True):
     """The first action that came out differently; None stands for an action that one side does not have."""
 
     line: int
-    event: Event
+    event: Event | PeerEvent
     position: int  # of the action within its decision, from 1
-    expected: Action | None
-    got: Action | None
+    expected: Action | PeerAction | None
+    got: Action | PeerAction | None
     error: str | None = None  # what the strategy raised instead of deciding
 
     def __str__(self) -> str:
@@ -48,10 +53,12 @@ class Replay(msgspec.Struct, frozen=True):
 def replay(path: Path) -> Replay:
     """Compare every decision of the journal with what a fresh strategy decides."""
     strategy: Strategy | None = None
+    header: Header | None = None
+    nodes: dict[tuple[int, int], Peer] = {}
     decisions = 0
     for number, line in enumerate(journal.read(path), 1):
         if isinstance(line, Header):
-            strategy = _started(line)
+            strategy, header, nodes = started(line), line, {}
         elif isinstance(line, Decision):
             if strategy is None:
                 raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
@@ -59,18 +66,36 @@ def replay(path: Path) -> Replay:
             difference = _difference(number, line, strategy)
             if difference is not None:
                 return Replay(decisions, difference)
+        elif isinstance(line, PeerDecision):
+            if header is None:
+                raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
+            decisions += 1
+            place = (line.node, line.life)
+            if place not in nodes:
+                nodes[place] = strategies.build_peer(header.strategy, header.seed, line.node)
+            difference = _difference(number, line, nodes[place])
+            if difference is not None:
+                return Replay(decisions, difference)
     if strategy is None:
         raise JournalError(f"{path} holds no header, so there is no strategy to replay; is it a journal?")
     return Replay(decisions, None)
 
 
-def _started(header: Header) -> Strategy:
-    strategy = strategies.build(header.strategy, header.seed)
+def started(header: Header) -> Strategy:
+    """The central machine of a run; one without a server has a machine that knows the members."""
+    if _is_of_peers(header):
+        strategy: Strategy = Members(Members.Options(), random.Random(0))
+    else:
+        strategy = strategies.build(header.strategy, header.seed)
     return strategy if header.snapshot is None else strategy.restore(header.snapshot)
 
 
-def _difference(number: int, line: Decision, strategy: Strategy) -> Difference | None:
-    expected = line.actions
+def _is_of_peers(header: Header) -> bool:
+    return strategies.machine_class(header.strategy.split(":")[0]).kind == "peer"
+
+
+def _difference(number: int, line: Decision | PeerDecision, strategy: Any) -> Difference | None:
+    expected: list[Any] = list(line.actions)
     try:
         got = strategy.handle(line.event)
     except Exception as error:  # noqa: BLE001 - whatever it raises, it did not decide as the journal says
@@ -97,7 +122,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _worded(value: Event | Action | None) -> str:
+def _worded(value: Event | PeerEvent | Action | PeerAction | None) -> str:
     if value is None:
         return "no action"
     fields = ", ".join(f"{name}={getattr(value, name)!r}" for name in value.__struct_fields__)

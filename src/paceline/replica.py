@@ -58,6 +58,7 @@ class Replica:
         self.optimizer = optimizer
         self.spec = spec or spec_of(model, optimizer)
         self.parameters = list(model.parameters())
+        self.interrupted: Any = None  # the phase's end, if it came in the middle of a node's exchange
         self.touched = False  # a backward is known to have run since the last look
         self.densified: str | None = None  # a parameter whose gradient was sparse, to be remarked on
         self._buffer_homes = _homes(model)
@@ -145,6 +146,9 @@ class Replica:
 
     def use(self, slot: int, *, extends: bool) -> None:
         """Where the next push is to lie; `extends`: it goes on from a push that is held."""
+
+    def meet(self, border: object) -> None:
+        """What a node of a run without a server is told with its samples."""
 
     @property
     def reads(self) -> bool:

@@ -14,7 +14,7 @@ from paceline.journal import Header, Sink
 from paceline.ledger import Ledger
 from paceline.seats import Held
 from paceline.store import ModelSpec, Parameters, Store
-from paceline.strategies import build, canonical, names, strategy_class
+from paceline.strategies import build, canonical, machine_class, names, strategy_class
 from paceline.strategies.base import Strategy
 from paceline.tables.spec import TableSpec
 from paceline.transport.messages import Hello
@@ -87,6 +87,7 @@ class Conduct:
         self.switch_to: str | None = None
         self.metrics: dict[str, float] = {}
         self.watch = TargetWatch(config.target)
+        self.peer = config.strategy if machine_class(config.strategy.split(":")[0].strip()).kind == "peer" else None
         self.store_or_none: Store | None = None
         self.tables: Tables | None = None
         self._progress = progress

@@ -118,6 +118,15 @@ class Store:
             self._read = Parameters(self.version, flat, [b.clone() for b in self._buffers])
         return self._read
 
+    def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        """Hold this model from here on; it was trained elsewhere."""
+        with torch.no_grad():
+            for mine, value in zip(self._parameters, values, strict=True):
+                mine.copy_(value)
+            for own, buffer in zip(self._buffers, buffers, strict=True):
+                own.copy_(buffer)
+        self._read = None
+
     def write_to(self, flat: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> int:
         """Copy the current version into memory laid out as the store's; its number."""
         for target, master in zip(flat, self._flat, strict=True):

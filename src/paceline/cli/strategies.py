@@ -24,7 +24,8 @@ def strategies(
     if name is not None:
         _show_one(registry.describe(registry.machine_class(name)), console)
         return
-    _show_all([registry.describe(registry.strategy_class(each)) for each in registry.names()], console)
+    known = [*registry.names(), *registry.peer_names()]
+    _show_all([registry.describe(registry.machine_class(each)) for each in known], console)
 
 
 def _show_all(descriptions: "list[Description]", console: "Console") -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.journal import spelled_out
 
-__all__ = ["Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
+__all__ = ["PeerReport", "Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -49,6 +49,14 @@ class TableReads(msgspec.Struct, frozen=True):
     ages: list[int]
 
 
+class PeerReport(msgspec.Struct, frozen=True):
+    """A run without a server: what the nodes' exchanges came to."""
+
+    mean_interval: float | None  # steps of a node per exchange that it began
+    sending_s: float  # of all nodes together, from the decision to send until the last byte was out
+    consensus: float | None  # root mean square distance of the models to their mean, when they were last measured
+
+
 class Report(msgspec.Struct, frozen=True):
     """What every run reports. `seconds` is virtual under `sim` and wall-clock elsewhere."""
 
@@ -75,6 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     warnings: list[str]
     journal: str | None
     table_reads: dict[str, TableReads] | None = None  # by table
+    peers: PeerReport | None = None
 
 
 def to_json(report: Report) -> str:

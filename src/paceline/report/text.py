@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.report import Report, TargetReport, WorkerReport
+from paceline.report import PeerReport, Report, TargetReport, WorkerReport
 
 MOST_ROWS = 16  # beyond this, workers of similar speed and equal state share a row
 ROOM_FOR_BARS = 96  # columns
@@ -64,8 +64,15 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(("reads", text))
     facts.append(("traffic", f"{_bytes(report.bytes_up)} up, {_bytes(report.bytes_down)} down"))
     if report.exchanges is not None:
-        facts.append(("exchanges", f"{report.exchanges:,}"))
+        facts.append(("exchanges", f"{report.exchanges:,}{_of_nodes(report.peers)}"))
     return facts
+
+
+def _of_nodes(peers: PeerReport | None) -> str:
+    if peers is None or peers.mean_interval is None:
+        return ""
+    apart = "" if peers.consensus is None else f"; models {peers.consensus:.3g} from their mean"
+    return f", one in {peers.mean_interval:.1f} steps of a node{apart}"
 
 
 def _target(target: TargetReport) -> str:

@@ -13,9 +13,10 @@ from paceline.coordinator import Coordinator
 from paceline.engines.sim.cluster import Flight, VirtualCluster
 from paceline.engines.sim.interrupts import Interrupts, deferred
 from paceline.engines.sim.kernel import Kernel
+from paceline.engines.sim.peers import VirtualPeers
 from paceline.engines.sim.tables import VirtualTables
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
-from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
+from paceline.errors import InternalError, OptionError, ScenarioError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.ledger import Allotment
 from paceline.phases import Phases, as_data
@@ -39,6 +40,7 @@ from paceline.transport.messages import (
     Welcome,
     Work,
 )
+from paceline.transport.peer_messages import PeerToServer
 from paceline.transport.table_messages import TableToServer
 
 
@@ -55,6 +57,7 @@ class ScriptCluster(VirtualCluster):
         self.turns = Turns()
         self._versions: dict[int, Parameters | None] = {}  # what each worker computes on
         self.tables = VirtualTables(self)
+        self.peers = VirtualPeers(self)
         self._starting = True
 
     # -- workers come and go -----------------------------------------------------------------------------------------
@@ -80,6 +83,7 @@ class ScriptCluster(VirtualCluster):
             data_dir=config.data_dir,
             device="cpu",
             evaluates=config.evaluate_every is not None and not self.conduct.can_evaluate,
+            peer=self.peers.machine(worker),
         )
         thread.start(given)
         self._listen(worker)
@@ -92,6 +96,7 @@ class ScriptCluster(VirtualCluster):
         self._versions.pop(worker, None)
         self.phases.gone(worker)
         self.tables.left(worker)
+        self.peers.left(worker, "crash")
         self._begin_phase_if_ready()
 
     def _abandon(self, worker: int) -> None:
@@ -158,7 +163,8 @@ class ScriptCluster(VirtualCluster):
             case Ready():
                 return self._on_ready(worker, message)
             case Hello():
-                return Welcome(self.conduct.welcome(worker, message))
+                home = self.peers if self.peers.in_use else self.conduct
+                return Welcome(home.welcome(worker, message))
             case Done():
                 self._out_of_loop(worker)
             case Remark():
@@ -168,8 +174,15 @@ class ScriptCluster(VirtualCluster):
                 self.coordinator.now = self.kernel.now
                 self.conduct.stop_phase(message.reason)
             case _ if isinstance(message, TableToServer):
+                self._refuse_tables()
                 self.tables.hear(worker, message)
+            case _ if isinstance(message, PeerToServer):
+                return self.peers.hear(worker, message)
         return None
+
+    def _refuse_tables(self) -> None:
+        if self.peers.in_use:
+            raise OptionError(f"{self.conduct.peer} has no server that could keep tables: choose ssp, bsp or asp")
 
     def _on_ready(self, worker: int, message: Ready) -> Over | None:
         answer = "over" if self.conduct.cause is not None else self.phases.ready(worker, message)
@@ -207,14 +220,29 @@ class ScriptCluster(VirtualCluster):
         if self.tables.in_use:
             self.tables.order(order)
             return
+        if self.peers.in_use:
+            self._order_step(order)
+            return
         if order.fresh:
             self._versions[order.worker] = self.conduct.store.read()
         super().order(order)
 
+    def _order_step(self, order: Order) -> None:
+        """A node computes on its own model, as soon as its messages let it."""
+        worker, now = order.worker, self.kernel.now
+        self.peers.ordered(worker)
+        attempt = self.attempts.get(worker, 0)
+        self.attempts[worker] = attempt + 1
+        begin = self.peers.can_compute_at(worker, now)
+        end = begin + self.times.compute_s(worker, attempt, order.allotment.samples, begin)
+        flight = self.flights[worker] = Flight(order, attempt, 0, begin, end, now)
+        self.kernel.at(end, self._on_computed, flight)
+
     def computed(self, flight: Flight) -> None:
         order = flight.order
         version = self._versions.get(order.worker) if order.fresh else None
-        work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number)
+        border = self.peers.border(flight) if self.peers.in_use else None
+        work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number, border=border)
         self.tell(order.worker, work)
 
     def _on_push(self, worker: int, message: Push) -> None:
@@ -224,7 +252,22 @@ class ScriptCluster(VirtualCluster):
             worker, order.incarnation, message.ticket, message.samples, 0.0, 0.0,
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip
-        self.send_up(flight, arrival)
+        if self.peers.in_use:
+            self._report_step(flight, arrival)
+        else:
+            self.send_up(flight, arrival)
+
+    def _report_step(self, flight: Flight, arrival: Arrival) -> None:
+        """A step was made; whatever its exchanges took beside the computing counts as transfer."""
+        now = self.kernel.now
+        self.peers.pushed(arrival.worker, arrival.samples)
+        arrival.compute_s = flight.computed_at - flight.computing_from
+        arrival.transfer_s = now - flight.granted_at - arrival.compute_s
+        self.kernel.at(now, self.arrived, arrival)
+
+    def arrived(self, arrival: Arrival) -> None:
+        super().arrived(arrival)
+        self.peers.settle()
 
     def _on_more(self, worker: int, message: More) -> Extra | None:
         flight = self.flights[worker]
@@ -256,6 +299,7 @@ class ScriptCluster(VirtualCluster):
         if self.conduct.active:
             self.coordinator.leave(worker, "done", self.kernel.now)
         self.tables.left(worker)
+        self.peers.left(worker, "done")
         if self.phases.running and not self.phases.members:
             self.conduct.nobody_left()
 
@@ -275,6 +319,7 @@ class ScriptCluster(VirtualCluster):
         """Let everybody out of the loop; what their scripts do next may be another phase."""
         self.coordinator.close(self.kernel.now)
         self.flights.clear()
+        self.peers.phase_over()
         self.release(self.phases.end())
         self._begin_phase_if_ready()
 
@@ -287,6 +332,7 @@ class ScriptCluster(VirtualCluster):
     def finish(self) -> None:
         """The run is over: scripts run to their end without further work."""
         self.flights.clear()
+        self.peers.phase_over()
         members = self.phases.end() | set(self.phases.waiting)
         self.phases.waiting.clear()
         self.release(members)
@@ -305,7 +351,12 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
     coordinator = Coordinator(conduct.strategy, cluster, conduct.sink, max_versions=conduct.config.max_versions)
     cluster.coordinator = coordinator
     evaluations = Streams(worker_key(conduct.config.seed, -1) >> 1)
-    conduct.take_charge(coordinator, kernel.stop, lambda: cluster.turns.take(evaluations))
+
+    def before_evaluation() -> None:
+        cluster.peers.refresh()
+        cluster.turns.take(evaluations)
+
+    conduct.take_charge(coordinator, kernel.stop, before_evaluation)
     every = conduct.config.evaluate_every
     ticks = _Ticks(kernel, conduct, every.amount if every is not None and every.unit == "s" else None)
     try:

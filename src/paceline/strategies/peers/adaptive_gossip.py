@@ -17,7 +17,7 @@ from msgspec import field
 from paceline.errors import OptionError
 from paceline.peer_actions import PeerAction
 from paceline.peer_events import Started, Stepped
-from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Peers
+from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 
 
@@ -26,6 +26,7 @@ class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
 
     form: Form = "push"
     peers: Peers = "random"
+    overlap: Overlap = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

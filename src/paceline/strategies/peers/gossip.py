@@ -40,12 +40,18 @@ Peers = Annotated[
 ]
 
 
+Overlap = Annotated[
+    bool, Meta(description="send while computing; false: the next step waits until everything is out, as published")
+]
+
+
 class GossipOptions(Options, frozen=True, kw_only=True):
     """How two nodes exchange, which two, and how often."""
 
     form: Form = "push"
     peers: Peers = "random"
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges that this node begins")] = 1
+    overlap: Overlap = True
 
 
 class GossipState(State):

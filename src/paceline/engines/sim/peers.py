@@ -1,0 +1,324 @@
+"""Nodes without a server in virtual time: their messages take their links' time, and nothing goes through the middle.
+
+A node's outgoing link is serial: latency, and bytes over the smaller of the scenario's bandwidth and the node's own.
+Sending overlaps computing, but a step does not begin while two messages are still on their way out; a machine whose
+options say `overlap=false` waits for all of them. What has arrived by the end of a step's computing is dealt with
+there. Who gets which samples is told without delay: in a run without a server that is no traffic of the training.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline import peer_events as e
+from paceline.journal import PeerDecision
+from paceline.store import UNMEASURED, Merged, Parameters
+from paceline.strategies import build_peer
+from paceline.strategies.peers.base import Peer
+from paceline.transport.messages import Hello
+from paceline.transport.peer_messages import (
+    Arrived,
+    Averages,
+    Averaging,
+    Border,
+    Decided,
+    Elastic,
+    Model,
+    Outgoing,
+    PeerToServer,
+    PeerToWorker,
+    Pulled,
+    Wanted,
+)
+
+if TYPE_CHECKING:
+    from paceline.engines.sim.cluster import Flight
+    from paceline.engines.sim.engine import ScriptCluster
+
+
+class VirtualPeers:
+    """Carries what nodes say to each other, keeps the centre, and averages their models for whoever measures them."""
+
+    def __init__(self, cluster: "ScriptCluster") -> None:
+        self._cluster = cluster
+        self._spec = cluster.conduct.peer
+        self._models: dict[int, Model] = {}
+        self._used: dict[int, int] = {}  # samples of each node
+        self._present: dict[int, int] = {}  # with its life
+        self._started: set[int] = set()
+        self._inboxes: dict[int, list[Arrived]] = {}
+        self._messages = 0
+        self._link_free_at: dict[int, float] = {}
+        self._sending: dict[int, list[float]] = {}  # when each message of a node is out
+        self._centre: list[torch.Tensor] | None = None
+        self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
+        self._passed: dict[int, int] = {}
+        self._overlaps = True
+        self._waits_since: dict[int, float] = {}  # for an average
+
+    @property
+    def in_use(self) -> bool:
+        return self._spec is not None
+
+    def machine(self, node: int) -> Peer | None:
+        """A fresh one for that node."""
+        if self._spec is None:
+            return None
+        machine = build_peer(self._spec, self._cluster.conduct.config.seed, node)
+        self._overlaps = getattr(machine.options, "overlap", True)
+        return machine
+
+    # -- nodes come and go -------------------------------------------------------------------------------------------
+
+    def welcome(self, worker: int, hello: Hello) -> Parameters:
+        """The first model is everybody's; a newcomer takes that of a node that is there."""
+        conduct = self._cluster.conduct
+        first = conduct.welcome(worker, hello)
+        conduct.coordinator.store = self  # type: ignore[assignment]  # steps are made where the models are
+        model = self._models.get(min(self._present, default=-1))
+        if model is None:
+            return first
+        values, buffers = self._as_stored([model], [1.0])
+        return Parameters(first.version, conduct.store.layout.pack(values), buffers)
+
+    def ordered(self, worker: int) -> None:
+        """A node that gets samples is there."""
+        life = self._cluster.incarnations[worker]
+        if self._present.get(worker) == life:
+            return
+        self._present[worker] = life
+        self._passed.pop(worker, None)
+        self._inboxes[worker] = []
+        self._tell_others(worker, e.Joined(0.0, worker))
+
+    def left(self, worker: int, cause: e.PeerCause) -> None:
+        """A node can no longer be reached."""
+        if self._present.pop(worker, None) is None:
+            return
+        self._started.discard(worker)
+        self._inboxes.pop(worker, None)
+        if cause != "done":
+            self._models.pop(worker, None)
+            self._used.pop(worker, None)
+        for waiting in self._rounds.values():
+            waiting.pop(worker, None)
+        self._tell_others(worker, e.Left(0.0, worker, cause))
+        self.settle()
+
+    def phase_over(self) -> None:
+        """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
+        self.refresh()
+        self._present.clear()
+        self._started.clear()
+        self._rounds.clear()
+
+    def _tell_others(self, worker: int, event: e.PeerEvent) -> None:
+        for other in sorted(self._started - {worker}):
+            self._inboxes[other].append(Arrived(event))
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def can_compute_at(self, worker: int, now: float) -> float:
+        """When the node may begin its next step, as far as its messages are concerned."""
+        pending = sorted(at for at in self._sending.get(worker, ()) if at > now)
+        self._sending[worker] = pending
+        if not self._overlaps:
+            return pending[-1] if pending else now
+        return pending[-2] if len(pending) > 1 else now
+
+    def border(self, flight: "Flight") -> Border:
+        """What the node is told with the step that it makes now."""
+        worker, now = flight.order.worker, self._cluster.kernel.now
+        others = None
+        if worker not in self._started:
+            self._started.add(worker)
+            others = tuple(sorted(set(self._present) - {worker}))
+        arrived, self._inboxes[worker] = self._inboxes[worker], []
+        step = self._cluster.coordinator.seats[worker].through
+        compute_s, wait_s = now - flight.computing_from, flight.computing_from - flight.granted_at
+        return Border(now, step, compute_s, wait_s, arrived, others)
+
+    def pushed(self, worker: int, samples: int) -> None:
+        """A step was made of so many samples."""
+        self._used[worker] = self._used.get(worker, 0) + samples
+
+    def apply(
+        self, gradients: Sequence[Any], weights: Sequence[float], samples: Sequence[int], *, stock: bool
+    ) -> Merged:
+        """Steps are made where the models are: here is nothing to be done."""
+        del gradients, weights, samples, stock
+        return UNMEASURED
+
+    # -- what nodes say ----------------------------------------------------------------------------------------------
+
+    def hear(self, worker: int, message: PeerToServer) -> PeerToWorker | None:
+        """Deal with a message; what can be answered at once is."""
+        match message:
+            case Model():
+                self._models[worker] = message
+                if self._centre is None:
+                    self._centre = [tensor.detach().clone() for tensor in message.tensors()]
+            case Outgoing():
+                self._post(worker, message)
+            case Wanted():
+                self._later(self._latency(worker, message.peer), self._asked, (worker, message.peer))
+            case Elastic():
+                return self._exchange(worker, message)
+            case Averaging():
+                self._passed[worker], self._waits_since[worker] = message.round, self._cluster.kernel.now
+                self._rounds.setdefault(message.round, {})[worker] = message.values
+                self._later(0.0, self._on_average, worker)
+            case Decided():
+                life = self._cluster.incarnations[worker]
+                self._cluster.conduct.sink.write(PeerDecision(worker, life, message.event, message.actions))
+        return None
+
+    def _later(self, seconds: float, call: Any, argument: Any) -> None:
+        self._cluster.kernel.at(self._cluster.kernel.now + seconds, call, argument)
+
+    def _latency(self, one: int, other: int) -> float:
+        """Between two nodes: each is half as far from the other's side as from the middle of the network."""
+        times = self._cluster.times
+        return (times.latency_s(one, 0, True) + times.latency_s(other, 0, True)) / 2
+
+    def _seconds(self, worker: int, nbytes: int) -> float:
+        times = self._cluster.times
+        bandwidth = min(times.bandwidth(worker), times.server_bandwidth)
+        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
+
+    def _post(self, worker: int, message: Outgoing) -> None:
+        now, nbytes = self._cluster.kernel.now, message.nbytes
+        begin = max(now, self._link_free_at.get(worker, 0.0))
+        out = self._link_free_at[worker] = begin + self._seconds(worker, nbytes)
+        self._sending.setdefault(worker, []).append(out)
+        self._messages += 1
+        letter = (worker, self._present.get(worker), self._messages, message, out - now)
+        self._later(out - now, self._sent, letter)
+        self._later(out - now + self._latency(worker, message.peer), self._delivered, letter)
+
+    def _sent(self, letter: tuple[int, int | None, int, Outgoing, float]) -> None:
+        worker, life, _, message, seconds = letter
+        if self._present.get(worker) == life:
+            self._inboxes[worker].append(Arrived(e.Sent(0.0, message.peer, message.nbytes, seconds)))
+
+    def _delivered(self, letter: tuple[int, int | None, int, Outgoing, float]) -> None:
+        worker, life, number, message, _ = letter
+        to = message.peer
+        if to not in self._present:  # what cannot be delivered comes back
+            if self._present.get(worker) != life:
+                return
+            to = worker
+        sender = worker if to != worker else to
+        received = e.Received(0.0, sender, number, message.weight, message.tensors)
+        self._inboxes[to].append(Arrived(received, message.values))
+
+    def _asked(self, question: tuple[int, int]) -> None:
+        asker, asked = question
+        if asked in self._started:
+            self._inboxes[asked].append(Arrived(e.Asked(0.0, asker)))
+
+    # -- the centre, and averages ------------------------------------------------------------------------------------
+
+    def _exchange(self, worker: int, message: Elastic) -> Pulled | None:
+        nbytes = sum(value.nbytes for value in message.values)
+        seconds = self._seconds(worker, nbytes) + self._cluster.times.latency_s(worker, 0, True)
+        if seconds <= 0.0:
+            return self._pull(worker, message)
+        self._later(seconds, self._at_centre, (worker, self._present.get(worker), message, seconds))
+        return None
+
+    def _at_centre(self, going: tuple[int, int | None, Elastic, float]) -> None:
+        worker, life, message, seconds = going
+        if self._present.get(worker) == life:
+            self._later(seconds, self._answer, (worker, life, self._pull(worker, message)))
+
+    def _pull(self, worker: int, message: Elastic) -> Pulled:
+        """`e = alpha (x - centre)`; the centre moves by e, and the node by as much the other way."""
+        assert self._centre is not None
+        places = range(len(self._centre)) if message.tensors is None else message.tensors
+        pulls = []
+        with torch.no_grad():
+            for place, value in zip(places, message.values, strict=True):
+                pull = (value.to(self._centre[place].dtype) - self._centre[place]) * message.alpha
+                self._centre[place].add_(pull)
+                pulls.append(pull)
+        nbytes = sum(value.nbytes for value in message.values)
+        self._cluster.coordinator.now = self._cluster.kernel.now
+        self._cluster.coordinator.observe("exchange", {"bytes": 2 * nbytes}, worker)
+        return Pulled(pulls)
+
+    def _answer(self, going: tuple[int, int | None, PeerToWorker]) -> None:
+        worker, life, message = going
+        if self._present.get(worker) == life and self._cluster.conduct.active:
+            self._cluster.tell(worker, message)
+
+    def _on_average(self, _: int) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Let those rounds be averaged for which everybody has come who is still to come."""
+        seats = self._cluster.coordinator.seats
+        for number in sorted(self._rounds):
+            waiting = self._rounds[number]
+            computing = [worker for worker in self._present if seats[worker].present and seats[worker].ticket]
+            if not waiting or any(self._passed.get(worker, 0) < number for worker in computing):
+                continue
+            del self._rounds[number]
+            self._average(waiting)
+
+    def _average(self, group: dict[int, list[torch.Tensor]]) -> None:
+        members = tuple(sorted(group))
+        means = [torch.stack([v.double() for v in values]).mean(dim=0).to(values[0].dtype)
+                 for values in zip(*(group[worker] for worker in members), strict=True)]  # fmt: skip
+        nbytes = sum(mean.nbytes for mean in means)
+        share = 2 * (len(members) - 1) / len(members)  # of a ring all-reduce: what each sends, in models
+        for worker in members:
+            # That was no time to compute in, nor one in which anything was sent.
+            waited = self._cluster.kernel.now - self._waits_since.pop(worker)
+            self._cluster.coordinator.seats[worker].granted_at += waited
+            self._cluster.flights[worker].granted_at += waited
+            seconds = share * self._seconds(worker, nbytes) + (self._latency(worker, worker) if share else 0.0)
+            self._cluster.coordinator.now = self._cluster.kernel.now
+            self._cluster.coordinator.observe("exchange", {"bytes": round(share * nbytes)}, worker)
+            self._later(seconds, self._answer, (worker, self._present.get(worker), Averages(means, members)))
+
+    # -- all models together -----------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Put the average of all nodes' models, weighted by samples, where it is measured and kept."""
+        conduct = self._cluster.conduct
+        if conduct.store_or_none is None or not self._present:
+            return  # between phases everybody has that average already
+        nodes = sorted(self._models)
+        total = sum(self._used.get(node, 0) for node in nodes)
+        weights = [self._used.get(node, 0) / total if total else 1 / len(nodes) for node in nodes]
+        models = [self._models[node] for node in nodes]
+        conduct.store.overwrite(*self._as_stored(models, weights))
+        self._observe_consensus(models)
+
+    def _observe_consensus(self, models: list[Model]) -> None:
+        """Root mean square distance of the models to their plain mean."""
+        with torch.no_grad():
+            squares = 0.0
+            for tensors in zip(*(model.tensors() for model in models), strict=True):
+                stacked = torch.stack([tensor.double() for tensor in tensors])
+                squares += float(((stacked - stacked.mean(dim=0)) ** 2).sum())
+        self._cluster.coordinator.now = self._cluster.kernel.now
+        self._cluster.coordinator.observe("consensus", {"distance": math.sqrt(squares / len(models))})
+
+    def _as_stored(self, models: list[Model], weights: list[float]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Parameters and buffers in the order of a store."""
+        spec = self._cluster.conduct.store.spec
+        with torch.no_grad():
+            means = []
+            for tensors in zip(*(model.tensors() for model in models), strict=True):
+                mean = sum((tensor.double() * w for tensor, w in zip(tensors, weights, strict=True)), torch.zeros(()))
+                means.append(mean.to(tensors[0].dtype))
+            counts = [torch.stack(list(c)).amax(dim=0) for c in zip(*(m.counters() for m in models), strict=True)]
+        parameters, floats = means[: len(spec.parameters)], iter(means[len(spec.parameters) :])
+        counters = iter(counts)
+        buffers = [next(floats) if dtype.startswith(("torch.float", "torch.bfloat")) else next(counters)
+                   for _, _, dtype in spec.buffers]  # fmt: skip
+        return parameters, buffers

@@ -1,0 +1,1 @@
+"""Nodes of a run without a server: each owns its model and a machine that decides what it exchanges."""

@@ -1,0 +1,172 @@
+"""One node: it feeds its machine what happens and carries out what the machine says, at the borders of its steps.
+
+Tensors are the model's parameters and its floating-point buffers. What is sent are copies made at the moment of the
+decision, between two steps; what is received is mixed in there, too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.errors import InternalError
+from paceline.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
+from paceline.peer_events import Asked, Averaged, Joined, PeerEvent, Received, Started, Stepped
+from paceline.strategies.peers.base import Peer
+from paceline.transport.peer_messages import (
+    Arrived,
+    Averages,
+    Averaging,
+    Border,
+    Decided,
+    Elastic,
+    Outgoing,
+    Pulled,
+    Wanted,
+)
+
+Tensors = Sequence[torch.Tensor]
+WIRES = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class Node:
+    """A machine and the tensors it decides about. `send` says something to the engine, `ask` waits for an answer."""
+
+    def __init__(
+        self,
+        machine: Peer,
+        number: int,
+        tensors: Callable[[], Tensors],
+        send: Callable[[Any], None],
+        ask: Callable[[Any], Any],
+    ) -> None:
+        self.machine = machine
+        self.number = number
+        self._tensors = tensors
+        self._send = send
+        self._ask = ask
+        self._last: list[torch.Tensor] | None = None  # each tensor right after its last exchange
+        self._received: dict[int, Arrived] = {}
+        self._at = 0.0
+
+    def border(self, border: Border, samples: int, loss: float | None) -> None:
+        """A step was made, or the script skipped it (`samples` 0): decide, and deal with what has arrived."""
+        self._at = border.at
+        if border.others is not None:
+            self._start(border.others)
+        known = [arrived for arrived in border.arrived if not _is_mail(arrived)]
+        for arrived in known:
+            self._decide(arrived.event)
+        if samples:
+            change, changes = self._changes()
+            took = (border.compute_s, border.wait_s)
+            self._decide(Stepped(border.at, border.step, change, changes, samples, *took, loss))
+        for arrived in border.arrived:
+            if _is_mail(arrived):
+                self._take_in(arrived)
+
+    def _start(self, others: tuple[int, ...]) -> None:
+        tensors = self._tensors()
+        if self.machine.needs_change or self.machine.needs_changes:
+            self._last = [tensor.detach().clone() for tensor in tensors]
+        self._decide(Started(self._at, self.number, tuple(tensor.nbytes for tensor in tensors)))
+        for peer in others:
+            self._decide(Joined(self._at, peer))
+
+    def _take_in(self, arrived: Arrived) -> None:
+        event = arrived.event
+        if isinstance(event, Received):
+            self._received[event.message] = arrived
+        self._decide(event)
+        if isinstance(event, Received):
+            self._received.pop(event.message, None)
+
+    def _decide(self, event: PeerEvent) -> None:
+        event = msgspec.structs.replace(event, at=self._at)
+        actions = self.machine.handle(event)
+        self._send(Decided(event, actions))
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: PeerAction) -> None:
+        tensors = self._tensors()
+        match action:
+            case Send():
+                values = self._on_wire([tensors[place] for place in self._places(action.tensors)])
+                self._send(Outgoing(action.peer, action.weight, action.tensors, values))
+                self._remember(action.tensors)
+            case Ask():
+                self._send(Wanted(action.peer))
+                self._remember(None)
+            case Mix():
+                self._mix(action, tensors)
+            case Exchange():
+                chosen = [tensors[place] for place in self._places(action.tensors)]
+                answer = self._ask(Elastic(action.alpha, action.tensors, self._on_wire(chosen)))
+                if isinstance(answer, Pulled):
+                    with torch.no_grad():
+                        for tensor, pull in zip(chosen, answer.values, strict=True):
+                            tensor.sub_(pull.to(tensor.dtype))
+                    self._remember(action.tensors)
+            case Average():
+                answer = self._ask(Averaging(action.round, [tensor.detach().clone() for tensor in tensors]))
+                if isinstance(answer, Averages):
+                    with torch.no_grad():
+                        for tensor, mean in zip(tensors, answer.values, strict=True):
+                            tensor.copy_(mean)
+                    self._remember(None)
+                    self._decide(Averaged(self._at, action.round, answer.members))
+            case _:
+                pass  # tracks are for the journal alone
+
+    def _mix(self, action: Mix, tensors: Tensors) -> None:
+        arrived = self._received.get(action.message)
+        if arrived is None or not isinstance(arrived.event, Received) or arrived.values is None:
+            raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
+        places = self._places(arrived.event.tensors)
+        with torch.no_grad():
+            for place, value in zip(places, arrived.values, strict=True):
+                tensors[place].lerp_(value.to(tensors[place].dtype), action.weight)
+        self._remember(arrived.event.tensors)
+
+    def _places(self, named: tuple[int, ...] | None) -> Sequence[int]:
+        return range(len(self._tensors())) if named is None else named
+
+    def _on_wire(self, tensors: Tensors) -> list[torch.Tensor]:
+        """Copies, in the precision in which they travel."""
+        wire = WIRES[self.machine.wire]
+        return [t.detach().to(wire or t.dtype, copy=True) for t in tensors]
+
+    # -- how far the model has moved ---------------------------------------------------------------------------------
+
+    def _remember(self, named: tuple[int, ...] | None) -> None:
+        if self._last is not None:
+            tensors = self._tensors()
+            places = self._places(named)
+            with torch.no_grad():
+                torch._foreach_copy_([self._last[p] for p in places], [tensors[p] for p in places])
+
+    def _changes(self) -> tuple[float | None, tuple[float, ...] | None]:
+        """Relative to each tensor right after its last exchange: of the whole model, and of each tensor."""
+        if self._last is None:
+            return None, None
+        with torch.no_grad():
+            moved = torch._foreach_norm(torch._foreach_sub(list(self._tensors()), self._last))
+            sizes = torch._foreach_norm(self._last)
+        by_tensor = [(float(m), float(s)) for m, s in zip(moved, sizes, strict=True)]
+        whole = _relative(math.hypot(*(m for m, _ in by_tensor)), math.hypot(*(s for _, s in by_tensor)))
+        each = tuple(_relative(m, s) for m, s in by_tensor) if self.machine.needs_changes else None
+        return whole if self.machine.needs_change else None, each
+
+
+def _is_mail(arrived: Arrived) -> bool:
+    """Models and questions wait for the step; who is there, and what was sent, is known before it."""
+    return isinstance(arrived.event, Asked | Received)
+
+
+def _relative(moved: float, size: float) -> float:
+    if size:
+        return moved / size
+    return math.inf if moved else 0.0

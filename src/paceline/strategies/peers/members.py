@@ -1,0 +1,61 @@
+"""Who is there and who gets which samples, in a run without a server: nobody chooses this, every such run has it.
+
+Rule: a step that a node reports counts at once, and the node gets its next samples at once. What the nodes exchange is
+for their own machines to decide.
+"""
+
+from typing import assert_never
+
+from paceline.actions import Action, Apply, Grant
+from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.strategies.base import State, Strategy
+from paceline.strategies.roster import Roster
+
+
+class MembersState(State):
+    """The nodes present, with the samples of a step, and the steps that each has made."""
+
+    roster: Roster
+    steps: dict[int, int] = {}
+
+
+class Members(Strategy):
+    """Nobody waits for anybody."""
+
+    name = "members"
+    rule = "A node's step counts at once, and it gets its next samples at once."
+    citation = "paceline's own"
+    state: MembersState
+
+    def __init__(self, options: object, rng: object) -> None:
+        super().__init__(options, rng)  # type: ignore[arg-type]
+        self.state = MembersState(Roster())
+
+    def handle(self, event: Event) -> list[Action]:
+        state = self.state
+        match event:
+            case Pushed():
+                worker = event.worker
+                state.steps[worker] = event.clock
+                reason = f"n{worker} made step {event.clock}"
+                weight = 1.0 if event.samples else 0.0
+                apply = Apply((event.push,), (weight,), reason)
+                return [apply, Grant(worker, state.roster.present[worker], event.clock + 1, reason)]
+            case Joined():
+                if not state.roster.join(event):
+                    return []
+                steps = state.steps
+                start = steps.get(event.worker)
+                if start is None:
+                    others = [steps[worker] for worker in state.roster.present if worker in steps]
+                    start = steps[event.worker] = min(others, default=0)
+                return [Grant(event.worker, event.work, start + 1, f"n{event.worker} joins after {start} steps")]
+            case Left():
+                state.roster.leave(event)
+                if event.cause != "idle":
+                    state.steps.pop(event.worker, None)
+                return []
+            case TimerFired() | Applied():
+                return []
+            case _:
+                assert_never(event)
