@@ -43,6 +43,7 @@ REPORT_FIELDS = [
     "warnings",
     "journal",
     "table_reads",
+    "peers",
 ]
 
 TRAINING = """

@@ -275,7 +275,7 @@ class Passes:
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
-        self.replica.meet(work.border)
+        self.replica.meet(work)
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)

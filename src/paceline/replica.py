@@ -147,8 +147,8 @@ class Replica:
     def use(self, slot: int, *, extends: bool) -> None:
         """Where the next push is to lie; `extends`: it goes on from a push that is held."""
 
-    def meet(self, border: object) -> None:
-        """What a node of a run without a server is told with its samples."""
+    def meet(self, work: object) -> None:
+        """A grant is taken up; one to a node of a run without a server says what has happened around it."""
 
     @property
     def reads(self) -> bool:

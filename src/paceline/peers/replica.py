@@ -1,6 +1,7 @@
 """A worker's model in a run without a server: it is the node's own, and a push is a step that was made here."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -9,9 +10,9 @@ from paceline.peers.node import Node
 from paceline.replica import Replica
 from paceline.store import Gradient, ModelSpec, Parameters, flat_norm
 from paceline.strategies.peers.base import Peer
-from paceline.transport.base import Closed, Endpoint
+from paceline.transport.base import Closed
 from paceline.transport.messages import Over
-from paceline.transport.peer_messages import Averages, Border, Model, Pulled
+from paceline.transport.peer_messages import Averages, Border, Model, Pulled, Step
 
 
 class NodeReplica(Replica):
@@ -24,7 +25,7 @@ class NodeReplica(Replica):
         spec: ModelSpec,
         machine: Peer,
         number: int,
-        endpoint: Endpoint,
+        endpoint: Any,  # it carries nodes' messages, too
     ) -> None:
         super().__init__(model, optimizer, spec)
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -50,8 +51,8 @@ class NodeReplica(Replica):
         super().load(version)
         self._read = None  # the script's parameters are its own: nothing overwrites its edits
 
-    def meet(self, border: object) -> None:
-        self._border = border if isinstance(border, Border) else None
+    def meet(self, work: object) -> None:
+        self._border = work.border if isinstance(work, Step) else None
 
     def take(self, loss: float | None) -> Gradient | None:
         """Make the step; what is pushed is that it was made."""
@@ -80,7 +81,7 @@ class NodeReplica(Replica):
             parameter.grad = gradient
 
     def _ask(self, message: object) -> object:
-        self._endpoint.send(message)  # type: ignore[arg-type]
+        self._endpoint.send(message)
         while True:
             answer = self._endpoint.receive()
             if isinstance(answer, Pulled | Averages):

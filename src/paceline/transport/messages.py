@@ -7,7 +7,6 @@ import msgspec
 
 from paceline.ledger import Allotment, Indices, Sampling
 from paceline.store import Gradient, ModelSpec, Parameters
-from paceline.transport.peer_messages import PeerToServer, PeerToWorker
 from paceline.transport.table_messages import TableToServer, TableToWorker
 
 
@@ -109,7 +108,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 ToServer = (
     Hello | Ready | Push | More | Done | Stop | Note | Remark | Asked | State | Evaluated | Failed | Ended
-    | TableToServer | PeerToServer
+    | TableToServer
 )  # fmt: skip
 
 
@@ -133,7 +132,6 @@ class Work(msgspec.Struct, frozen=True):
     save: int | None = None  # send your State under this number before you compute
     sent_at: float | None = None  # emulation: from when these times count, by the host's monotonic clock
     phase: int | None = None  # that it belongs to: one of an earlier phase crossed the word that its script had left
-    border: Any = None  # to a node of a run without a server
 
 
 class Extra(msgspec.Struct, frozen=True):
@@ -170,4 +168,4 @@ class Bye(msgspec.Struct, frozen=True):
     """Nothing more will come: the link closes, and not by accident."""
 
 
-ToWorker = Welcome | Work | Extra | Over | Cancelled | Evaluate | Bye | TableToWorker | PeerToWorker
+ToWorker = Welcome | Work | Extra | Over | Cancelled | Evaluate | Bye | TableToWorker

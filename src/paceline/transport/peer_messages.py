@@ -6,6 +6,7 @@ import msgspec
 
 from paceline.peer_actions import PeerAction
 from paceline.peer_events import PeerEvent
+from paceline.transport.messages import Work
 
 # -- from a node -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +80,12 @@ class Border(msgspec.Struct, frozen=True):
     wait_s: float
     arrived: list[Arrived]
     others: tuple[int, ...] | None = None  # who is there, where the node's machine is to start
+
+
+class Step(Work, frozen=True, kw_only=True):
+    """A grant to a node."""
+
+    border: Border
 
 
 class Pulled(msgspec.Struct, frozen=True):

@@ -110,9 +110,12 @@ class VirtualCluster(ABC):
         down = self.push_bytes(order)[0] if order.fresh else 0
         begin = self.down.arrival(worker, attempt, down, now)
         end = begin + self.times.compute_s(worker, attempt, order.allotment.samples, begin)
-        flight = Flight(order, attempt, down, begin, end, now)
-        self.flights[worker] = flight
-        self.kernel.at(end, self._on_computed, flight)
+        self.fly(Flight(order, attempt, down, begin, end, now))
+
+    def fly(self, flight: Flight) -> None:
+        """The grant is on its way until its worker's computing time is over."""
+        self.flights[flight.order.worker] = flight
+        self.kernel.at(flight.computed_at, self._on_computed, flight)
 
     def _on_computed(self, flight: Flight) -> None:
         if self.flights.get(flight.order.worker) is flight:

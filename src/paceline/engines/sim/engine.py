@@ -6,7 +6,6 @@ work costs nothing. Evaluation happens between two events and takes no virtual t
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from paceline.context import Shared, WorkerContext
 from paceline.coordinator import Coordinator
@@ -16,7 +15,8 @@ from paceline.engines.sim.kernel import Kernel
 from paceline.engines.sim.peers import VirtualPeers
 from paceline.engines.sim.tables import VirtualTables
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
-from paceline.errors import InternalError, OptionError, ScenarioError, ScriptError, UserError
+from paceline.engines.sim.ticks import Ticks
+from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.ledger import Allotment
 from paceline.phases import Phases, as_data
@@ -40,7 +40,7 @@ from paceline.transport.messages import (
     Welcome,
     Work,
 )
-from paceline.transport.peer_messages import PeerToServer
+from paceline.transport.peer_messages import PeerToServer, PeerToWorker
 from paceline.transport.table_messages import TableToServer
 
 
@@ -133,7 +133,7 @@ class ScriptCluster(VirtualCluster):
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
-    def tell(self, worker: int, message: ToWorker) -> None:
+    def tell(self, worker: int, message: ToWorker | PeerToWorker) -> None:
         """Hand a message over and hear what the script says to it."""
         self.threads[worker].resume(message)
         self._listen(worker)
@@ -150,7 +150,7 @@ class ScriptCluster(VirtualCluster):
         if thread.ended:
             self._script_ended(worker)
 
-    def _hear(self, worker: int, message: ToServer) -> ToWorker | None:
+    def _hear(self, worker: int, message: ToServer | PeerToServer) -> ToWorker | PeerToWorker | None:
         """Deal with a message; what can be answered at once is."""
         match message:
             case Push():
@@ -174,15 +174,11 @@ class ScriptCluster(VirtualCluster):
                 self.coordinator.now = self.kernel.now
                 self.conduct.stop_phase(message.reason)
             case _ if isinstance(message, TableToServer):
-                self._refuse_tables()
+                self.peers.refuse_tables()
                 self.tables.hear(worker, message)
             case _ if isinstance(message, PeerToServer):
                 return self.peers.hear(worker, message)
         return None
-
-    def _refuse_tables(self) -> None:
-        if self.peers.in_use:
-            raise OptionError(f"{self.conduct.peer} has no server that could keep tables: choose ssp, bsp or asp")
 
     def _on_ready(self, worker: int, message: Ready) -> Over | None:
         answer = "over" if self.conduct.cause is not None else self.phases.ready(worker, message)
@@ -221,28 +217,19 @@ class ScriptCluster(VirtualCluster):
             self.tables.order(order)
             return
         if self.peers.in_use:
-            self._order_step(order)
+            self.peers.order(order)
             return
         if order.fresh:
             self._versions[order.worker] = self.conduct.store.read()
         super().order(order)
 
-    def _order_step(self, order: Order) -> None:
-        """A node computes on its own model, as soon as its messages let it."""
-        worker, now = order.worker, self.kernel.now
-        self.peers.ordered(worker)
-        attempt = self.attempts.get(worker, 0)
-        self.attempts[worker] = attempt + 1
-        begin = self.peers.can_compute_at(worker, now)
-        end = begin + self.times.compute_s(worker, attempt, order.allotment.samples, begin)
-        flight = self.flights[worker] = Flight(order, attempt, 0, begin, end, now)
-        self.kernel.at(end, self._on_computed, flight)
-
     def computed(self, flight: Flight) -> None:
         order = flight.order
+        if self.peers.in_use:
+            self.tell(order.worker, self.peers.step(flight))
+            return
         version = self._versions.get(order.worker) if order.fresh else None
-        border = self.peers.border(flight) if self.peers.in_use else None
-        work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number, border=border)
+        work = Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number)
         self.tell(order.worker, work)
 
     def _on_push(self, worker: int, message: Push) -> None:
@@ -253,17 +240,9 @@ class ScriptCluster(VirtualCluster):
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip
         if self.peers.in_use:
-            self._report_step(flight, arrival)
+            self.peers.report(flight, arrival)
         else:
             self.send_up(flight, arrival)
-
-    def _report_step(self, flight: Flight, arrival: Arrival) -> None:
-        """A step was made; whatever its exchanges took beside the computing counts as transfer."""
-        now = self.kernel.now
-        self.peers.pushed(arrival.worker, arrival.samples)
-        arrival.compute_s = flight.computed_at - flight.computing_from
-        arrival.transfer_s = now - flight.granted_at - arrival.compute_s
-        self.kernel.at(now, self.arrived, arrival)
 
     def arrived(self, arrival: Arrival) -> None:
         super().arrived(arrival)
@@ -358,7 +337,7 @@ def run(train: Callable[[], None], scenario: Scenario, conduct: Conduct) -> None
 
     conduct.take_charge(coordinator, kernel.stop, before_evaluation)
     every = conduct.config.evaluate_every
-    ticks = _Ticks(kernel, conduct, every.amount if every is not None and every.unit == "s" else None)
+    ticks = Ticks(kernel, conduct, every.amount if every is not None and every.unit == "s" else None)
     try:
         with deferred(kernel.stop) as interrupts:
             cluster.begin()
@@ -415,22 +394,3 @@ def _stuck(cluster: ScriptCluster) -> Exception:
     return ScenarioError(
         f"every worker has left at {left_at:.6g} s and data remains: let one rejoin in the scenario's events"
     )
-
-
-class _Ticks:
-    """Evaluations by virtual seconds."""
-
-    def __init__(self, kernel: Kernel, conduct: Conduct, seconds: float | None) -> None:
-        self._kernel = kernel
-        self._conduct = conduct
-        self._seconds = seconds
-
-    def begin(self) -> None:
-        if self._seconds is not None:
-            self._kernel.at(self._seconds, self._tick, 1)
-
-    def _tick(self, count: Any) -> None:
-        self._conduct.evaluate(self._kernel.now)
-        # Ticks alone keep no run alive: where nothing else is to come, nothing will change.
-        if self._seconds is not None and self._conduct.active and self._kernel.pending:
-            self._kernel.at((count + 1) * self._seconds, self._tick, count + 1)

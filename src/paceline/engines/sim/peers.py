@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline import peer_events as e
+from paceline.engines.sim.cluster import Flight
+from paceline.errors import OptionError
 from paceline.journal import PeerDecision
+from paceline.seats import Arrival, Order
 from paceline.store import UNMEASURED, Merged, Parameters
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer
@@ -30,11 +33,11 @@ from paceline.transport.peer_messages import (
     PeerToServer,
     PeerToWorker,
     Pulled,
+    Step,
     Wanted,
 )
 
 if TYPE_CHECKING:
-    from paceline.engines.sim.cluster import Flight
     from paceline.engines.sim.engine import ScriptCluster
 
 
@@ -83,7 +86,7 @@ class VirtualPeers:
         values, buffers = self._as_stored([model], [1.0])
         return Parameters(first.version, conduct.store.layout.pack(values), buffers)
 
-    def ordered(self, worker: int) -> None:
+    def _comes(self, worker: int) -> None:
         """A node that gets samples is there."""
         life = self._cluster.incarnations[worker]
         if self._present.get(worker) == life:
@@ -120,7 +123,7 @@ class VirtualPeers:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def can_compute_at(self, worker: int, now: float) -> float:
+    def _can_compute_at(self, worker: int, now: float) -> float:
         """When the node may begin its next step, as far as its messages are concerned."""
         pending = sorted(at for at in self._sending.get(worker, ()) if at > now)
         self._sending[worker] = pending
@@ -128,8 +131,37 @@ class VirtualPeers:
             return pending[-1] if pending else now
         return pending[-2] if len(pending) > 1 else now
 
-    def border(self, flight: "Flight") -> Border:
-        """What the node is told with the step that it makes now."""
+    def order(self, order: Order) -> None:
+        """A node computes on its own model, as soon as its messages let it."""
+        cluster, worker, now = self._cluster, order.worker, self._cluster.kernel.now
+        self._comes(worker)
+        attempt = cluster.attempts.get(worker, 0)
+        cluster.attempts[worker] = attempt + 1
+        begin = self._can_compute_at(worker, now)
+        end = begin + cluster.times.compute_s(worker, attempt, order.allotment.samples, begin)
+        cluster.fly(Flight(order, attempt, 0, begin, end, now))
+
+    def report(self, flight: Flight, arrival: Arrival) -> None:
+        """A step was made; whatever its exchanges took beside the computing counts as transfer."""
+        now, worker = self._cluster.kernel.now, arrival.worker
+        self._used[worker] = self._used.get(worker, 0) + arrival.samples
+        arrival.compute_s = flight.computed_at - flight.computing_from
+        arrival.transfer_s = now - flight.granted_at - arrival.compute_s
+        self._cluster.kernel.at(now, self._cluster.arrived, arrival)
+
+    def step(self, flight: Flight) -> Step:
+        """The grant as the node gets it, when its computing time is over."""
+        order, phase = flight.order, self._cluster.phases.number
+        return Step(
+            order.ticket, order.allotment, None, order.position, phase=phase, border=self._border(flight)
+        )  # fmt: skip
+
+    def refuse_tables(self) -> None:
+        """There is nobody who could keep them."""
+        if self.in_use:
+            raise OptionError(f"{self._spec} has no server that could keep tables: choose ssp, bsp or asp")
+
+    def _border(self, flight: Flight) -> Border:
         worker, now = flight.order.worker, self._cluster.kernel.now
         others = None
         if worker not in self._started:
@@ -139,10 +171,6 @@ class VirtualPeers:
         step = self._cluster.coordinator.seats[worker].through
         compute_s, wait_s = now - flight.computing_from, flight.computing_from - flight.granted_at
         return Border(now, step, compute_s, wait_s, arrived, others)
-
-    def pushed(self, worker: int, samples: int) -> None:
-        """A step was made of so many samples."""
-        self._used[worker] = self._used.get(worker, 0) + samples
 
     def apply(
         self, gradients: Sequence[Any], weights: Sequence[float], samples: Sequence[int], *, stock: bool

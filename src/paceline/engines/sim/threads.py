@@ -17,7 +17,7 @@ from paceline import context
 from paceline.context import WorkerContext
 from paceline.transport.base import Closed
 from paceline.transport.memory import MemoryLink
-from paceline.transport.messages import ToServer, ToWorker
+from paceline.transport.messages import ToServer
 
 
 class Streams:
@@ -81,7 +81,7 @@ class ScriptThread:
         )
         self._with_baton(self._thread.start)
 
-    def resume(self, message: ToWorker) -> None:
+    def resume(self, message: Any) -> None:
         """Hand a message over and let the script run until it waits again."""
         self._with_baton(lambda: self.link.deliver(message))
 
