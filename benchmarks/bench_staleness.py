@@ -169,7 +169,7 @@ def run(job: Job) -> Curve:
 def mean_age(lines: journal.Lines) -> float:
     """Of all rows read."""
     counted = [(age, count) for line in lines if isinstance(line, journal.Observation) and line.what == "reads"
-               for age, count in enumerate(line.data["ages"])]  # fmt: skip
+               for age, count in enumerate(line.data["ages"], line.data["first"])]  # fmt: skip
     return sum(age * count for age, count in counted) / max(1, sum(count for _, count in counted))
 
 

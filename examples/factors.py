@@ -32,7 +32,7 @@ session.measure(error)
 
 while session.clocks < CLOCKS:
     mine = np.flatnonzero(np.isin(user, session.share(USERS)))  # dealt anew when a worker comes or goes
-    chosen = np.random.choice(mine, BATCH)
+    chosen = np.random.choice(mine, BATCH) if len(mine) else mine  # a newcomer's come a little later
     a, b = users.get(user[chosen]), items.get(item[chosen])
     off = (a * b).sum(axis=1, keepdims=True) - rating[chosen, None]
     users.inc(user[chosen], -RATE * off * b)

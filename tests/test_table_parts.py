@@ -142,7 +142,7 @@ class TestCache:
             cache.lacking(rows_of(1, 2, 3, 4), 0, 0, Marks(10))
 
     def test_a_cache_of_nothing_is_refused(self):
-        with pytest.raises(OptionError, match="cache_rows must be >= 1, not 0"):
+        with pytest.raises(OptionError, match="cache_rows must be a whole number >= 1, not 0"):
             Cache(spec_of(), 0)
 
 

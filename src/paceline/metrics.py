@@ -266,7 +266,9 @@ class Metrics:
             case "warning" | "error":
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "reads":
-                self._reads[data["table"]] = _sum(self._reads.get(data["table"], []), data["ages"])
+                self._reads[data["table"]] = _sum(
+                    self._reads.get(data["table"], []), [0] * data["first"] + data["ages"]
+                )
             case "consensus":
                 self._consensus = float(data["distance"])
             case "exchange":  # with the centre, or of an average

@@ -263,7 +263,7 @@ class Session:
         return client.clock
 
     def barrier(self) -> None:
-        """Wait for all workers; what any of them wrote before it, all of them read after it."""
+        """Wait for all workers; what any of them wrote in clocks completed before it, all of them read after it."""
         self._on_tables("barrier()").barrier()
 
     def share(self, count: int) -> Any:

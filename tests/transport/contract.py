@@ -60,7 +60,7 @@ TABLE_MESSAGES_UP = [
     tables.Forget(1, np.array([9])),
     tables.Tick(
         5, 100, [tables.TableLog(0, None, MATRIX), tables.TableLog(1, np.array([4]), np.ones((1, 2), dtype=np.int32))],
-        0.5, 0.25, [(0, [3, 0, 1])], 3,
+        0.5, 0.25, [(0, 2, [3, 0, 1])], 3,
     ),
     tables.Tick(6, 1, []),
     tables.AtBarrier(2, 6),

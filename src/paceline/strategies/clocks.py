@@ -6,6 +6,8 @@ clock walks upwards once over the whole run.
 
 import msgspec
 
+from paceline.errors import InternalError
+
 
 class Clocks(msgspec.Struct):
     """A multiset of the clocks of present workers. `min` keeps its value while nobody is present."""
@@ -24,8 +26,10 @@ class Clocks(msgspec.Struct):
         """The worker has completed `clock`; True if `min` moved."""
         of, count = self.of, self.count
         old = of[worker]
-        if clock == old:
-            return False
+        if clock <= old:
+            if clock == old:
+                return False
+            raise InternalError(f"worker {worker} has completed {old} clocks and is said to have completed {clock}")
         of[worker] = clock
         if clock in count:
             count[clock] += 1

@@ -18,8 +18,8 @@ class Cache:
     """Rows by place; in a cache of the whole table, each row's place is its number."""
 
     def __init__(self, spec: TableSpec, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise OptionError(f"table {spec.name!r}: cache_rows must be >= 1, not {limit}")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1):
+            raise OptionError(f"table {spec.name!r}: cache_rows must be a whole number >= 1, not {limit!r}")
         self.limit = None if limit is None or limit >= spec.rows else limit
         places = spec.rows if self.limit is None else self.limit
         self._name = spec.name

@@ -43,7 +43,7 @@ class Client:
         self._entered: t.Entered | None = None
         self._rosters: list[t.Roster] = []
         self._shipped: list[t.Tick] = []  # whose increments may not yet be in what the server sends
-        self._awaited: set[tuple[int, int]] = set()  # fetches under way, by table and clock
+        self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of fetches under way, by table and clock
         self._barriers = 0
         self._passed = 0
         self._clocked: t.Clocked | None = None
@@ -63,7 +63,8 @@ class Client:
             return known
         if self._entered is not None:
             raise UserError(
-                f"table {spec.name!r} is opened after the first clock() or get(): open all tables before that"
+                f"table {spec.name!r} is opened after the work has begun (clock, get, inc, share, barrier): open all "
+                "tables before that"
             )
         if self._ready is None:
             return Table(self, spec, len(self._tables), 1, dict)
@@ -95,7 +96,7 @@ class Client:
             raise OptionError(f"clock(work=...) must be a whole number >= 1, not {work!r}")
         compute_s = perf_counter() - self._began - self._blocked_s
         logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
-        reads = [(table.number, ages) for table in self._tables.values() if (ages := table.take_ages())]
+        reads = [(table.number, *ages) for table in self._tables.values() if (ages := table.take_ages()) is not None]
         tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._era)
         self._endpoint.send(tick)
         if logs:
@@ -120,7 +121,7 @@ class Client:
         return 0 if self._ready is None else self._ready.phase
 
     def barrier(self) -> None:
-        """Wait until everybody is here; what was written before is then seen by all."""
+        """Wait until everybody is here; what any completed clock wrote is then seen by all."""
         self.require_going("barrier()")
         self._barriers += 1
         while self._passed < self._barriers:
@@ -174,7 +175,7 @@ class Client:
 
     def fetch(self, table: Table, rows: Rows | None, clock: int) -> None:
         """Ask for rows as they may be read at that clock."""
-        self._awaited.add((table.number, clock))
+        self._awaited.setdefault((table.number, clock), []).append(rows)
         self._endpoint.send(t.Fetch(table.number, clock, rows))
 
     def await_rows(self, table: Table) -> bool:
@@ -185,8 +186,13 @@ class Client:
         return True
 
     def forget(self, table: Table, rows: Rows) -> None:
-        """Rows of an eager table were pushed out of the cache."""
-        self._endpoint.send(t.Forget(table.number, rows))
+        """Rows of an eager table were pushed out of the cache. Those on their way here again are to be kept sent."""
+        for (number, _), fetches in self._awaited.items():
+            for wanted in fetches:
+                if number == table.number:
+                    rows = rows[:0] if wanted is None else rows[~np.isin(rows, wanted)]
+        if len(rows):
+            self._endpoint.send(t.Forget(table.number, rows))
 
     # -- what the server says ----------------------------------------------------------------------------------------
 
@@ -274,9 +280,17 @@ class Client:
         self._are_included(message.included)
         table = self._by_number[message.table]
         if message.clock is not None:
-            self._awaited.discard((message.table, message.clock))
+            self._has_come((message.table, message.clock))
         later = [log for tick in self._shipped for log in tick.logs if log.table == message.table]
         table.take_in(message, later)
+
+    def _has_come(self, fetch: tuple[int, int]) -> None:
+        """Fetches of one table for one clock are answered in their order."""
+        fetches = self._awaited.get(fetch)
+        if fetches:
+            fetches.pop(0)
+        if not fetches:
+            self._awaited.pop(fetch, None)
 
     def _are_included(self, clocks: int) -> None:
         self._included = clocks

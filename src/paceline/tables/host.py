@@ -50,7 +50,7 @@ class Host:
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
-    def open(self, worker: int, message: t.OpenTable, alive: set[int]) -> None:
+    def open(self, worker: int, message: t.OpenTable, alive: set[int], ready: set[int]) -> None:
         """A script opens a table: it can be used once everybody who is to come has opened it."""
         spec = message.spec
         number = self._numbers.get(spec.name)
@@ -63,13 +63,17 @@ class Host:
             self._deliver(worker, t.Opened(number, wanted=False))
             return
         self._openers[number].add(worker)
-        self.look_at_openers(alive)
+        self.look_at_openers(alive, ready)
 
-    def look_at_openers(self, alive: set[int]) -> None:
-        """Ask the first worker for a table's values as soon as all are there."""
+    def look_at_openers(self, alive: set[int], ready: set[int]) -> None:
+        """Ask the first worker for a table's values as soon as all are there.
+
+        Those who wait for another table, or for the work to begin (`ready`), do not come: whoever is here is asked.
+        """
+        waiting = set(self.readers).union(ready, *self._openers.values())
         for number, openers in self._openers.items():
             openers &= alive
-            if openers and alive <= openers and self._asked.get(number) not in openers:
+            if openers and (alive <= openers or alive <= waiting) and self._asked.get(number) not in openers:
                 self._asked[number] = min(openers)
                 self._deliver(min(openers), t.Opened(number, wanted=True))
 
@@ -116,11 +120,12 @@ class Host:
         if reader is None or reader.incarnation != order.incarnation:
             reader = self.readers[worker] = Reader(order.incarnation)
         if worker not in self.clocks.of:  # it joins, or comes back from a barrier
-            reader.first = through
-            reader.received = reader.applied = reader.told = through - 1
-            reader.offset = 0
             self.clocks.join(worker)
-            self.clocks.advance(worker, through - 1)
+            # Workers that stepped aside are ahead of what the strategy counts, and nobody's clock goes back.
+            start = max(self.clocks.min, through - 1)
+            reader.first, reader.offset = start + 1, start - (through - 1)
+            reader.received = reader.applied = reader.told = start
+            self.clocks.advance(worker, start)
         elif reader.returns:
             reader.offset, reader.returns = reader.received - (through - 1), False
         reader.order, reader.granted = order, through + reader.offset
@@ -136,8 +141,13 @@ class Host:
         reader.overtaking.setdefault(message.through, (message, arrival))
         while (following := reader.overtaking.pop(reader.received + 1, None)) is not None:
             reader.received += 1
-            for table, ages in following[0].reads:
-                data = {"table": self.shelves[table].spec.name, "clock": reader.received - 1, "ages": ages}
+            for table, first, ages in following[0].reads:
+                data = {
+                    "table": self.shelves[table].spec.name,
+                    "clock": reader.received - 1,
+                    "first": first,
+                    "ages": ages,
+                }
                 self._coordinator.observe("reads", data, worker)
             reader.early.append(following)
             self._due.add(worker)
@@ -261,12 +271,12 @@ class Host:
                 continue
             remaining.append(read)
             park(self._waiting, worker, read.clock - int(bound))
-            if granted and reader.parked_since is None:
+            if granted and reader.parked_since is None and reader.waits_for(read):
                 reader.parked_since = at
         reader.parked = remaining
         if reader.parked_since is not None and self._coordinator.strategy.waits_for_fast:
             self._step_aside(worker, reader, at)
-        if not remaining and reader.parked_since is not None:
+        if reader.parked_since is not None and not any(reader.waits_for(read) for read in remaining):
             seat = self._coordinator.seats[worker]
             seat.granted_at += at - max(reader.parked_since, seat.granted_at)  # that was no time to compute in
             reader.parked_since = None
@@ -280,6 +290,8 @@ class Host:
     def _comes_back(self, worker: int, reader: Reader, at: float) -> bool:
         """Whether its tables let it read; if so it takes part again, at the clock at which it is."""
         for read in reader.parked:
+            if not reader.waits_for(read):
+                continue
             staleness = self.shelves[read.table].spec.staleness
             if staleness is not None and not may_read(self.clocks.min, read.clock, staleness):
                 park(self._waiting, worker, read.clock - staleness)
@@ -339,15 +351,17 @@ class Host:
             )  # fmt: skip
 
     def _deal_anew(self) -> None:
-        """Whoever takes part shares the work, from the first clock on that nobody can have begun.
-
-        Who leads by one more than is allowed may have asked for its share already, and waits for what it reads.
-        """
+        """Whoever takes part shares the work, from the first clock on that nobody can have begun: who leads by one more
+        than is allowed may have asked for its share already."""
         present = sorted(self.readers)
         if self._rosters and self._rosters[-1].workers == present:
             return
         lead = self._coordinator.strategy.max_lead
-        ahead = max(self.clocks.of.values(), default=0) if lead == inf else self.clocks.min + int(lead)
+        ahead = max(
+            (reader.received for reader in self.readers.values()), default=0
+        )  # who only writes is not held back
+        if lead != inf:
+            ahead = max(ahead - 1, self.clocks.min + int(lead))
         roster = t.Roster(0 if not self._rosters else ahead + 2, present)
         self._rosters = [*[r for r in self._rosters if r.from_clock < roster.from_clock][-8:], roster]
         for worker, reader in self.readers.items():

@@ -44,3 +44,7 @@ class Reader:
         self.rests_since = 0.0  # at the barrier
         self.passing: t.AtBarrier | None = None  # a barrier that is open
         self.kept: dict[int, tuple[Array, int]] = {}  # of eager tables: which rows it has, and as of which change
+
+    def waits_for(self, read: t.Fetch) -> bool:
+        """Whether the worker can be waiting for this: not for what it has asked for ahead of time."""
+        return read.clock <= self.received

@@ -36,7 +36,8 @@ class Clip(Rule, frozen=True):
     limit: float
 
     def change(self, deltas: Array, history: Array | None) -> Array:  # noqa: ARG002
-        return np.clip(deltas, deltas.dtype.type(-self.limit), deltas.dtype.type(self.limit))
+        limit = deltas.dtype.type(self.limit)
+        return np.clip(deltas, -limit, limit)
 
 
 class Adagrad(Rule, frozen=True):

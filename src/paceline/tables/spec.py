@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OptionError
-from paceline.tables.rules import parse_rule
+from paceline.tables.rules import Clip, parse_rule
 
 DTYPES = ("float32", "float64", "int32", "int64")
 MOST_ROWS = 1 << 31  # where each row lies is kept in 32 bits
+MOST_ROW_BYTES = 1 << 31  # of one thing that NumPy moves
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -69,7 +70,16 @@ def make_spec(
     rule = parse_rule(update)
     if kind.startswith("int") and not rule.fits_integers:
         raise OptionError(f"table {name!r}: update {update!r} needs a table of floats, not {kind}; use update='add'")
-    return TableSpec(name, rows, width, kind, staleness, update, bool(eager))
+    if isinstance(rule, Clip) and kind.startswith("int"):
+        most = np.iinfo(kind).max
+        if rule.limit != int(rule.limit) or rule.limit > most:
+            raise OptionError(
+                f"table {name!r}: clip's limit must be a whole number <= {most} for {kind}, not {update!r}"
+            )
+    spec = TableSpec(name, rows, width, kind, staleness, update, bool(eager))
+    if spec.row_bytes >= MOST_ROW_BYTES:
+        raise OptionError(f"table {name!r}: a row must take less than {MOST_ROW_BYTES} bytes, not {spec.row_bytes}")
+    return spec
 
 
 def _whole(name: str, value: Any, most: int) -> int:

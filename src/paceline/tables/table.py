@@ -9,6 +9,7 @@ import torch
 
 from paceline.errors import InternalError, OptionError
 from paceline.tables.cache import Cache
+from paceline.tables.given import as_array, in_range
 from paceline.tables.oplog import OpLog
 from paceline.tables.rowwise import Marks, add_rows, put_rows
 from paceline.tables.rules import parse_rule
@@ -80,13 +81,15 @@ class Table:
         self._client.require_going("inc()")
         named = self._all if rows is None else self._checked(rows)
         added = self._checked_deltas(deltas, named, one=_is_number(rows))
-        if rows is not None:
-            named, added = self._marks.summed(named, added)
-        if not len(named):
-            return
-        self._log.add(named, added)
-        known, places = self._cache.change(named)
-        self._show(places, added if known.all() else added[known])
+        with np.errstate(over="ignore", invalid="ignore"):  # sums that are not finite are refused in words
+            if rows is not None:
+                named, added = self._marks.summed(named, added)
+            if not len(named):
+                return
+            self._require_finite(named, added)
+            self._log.add(named, added)
+            known, places = self._cache.change(named)
+            self._show(places, added if known.all() else added[known])
 
     def prefetch(self, rows: Any = None) -> None:
         """Have rows of the next clock on their way: after `clock()`, a `get` of them waits for the rest of it only."""
@@ -95,6 +98,7 @@ class Table:
         clock = self._client.clock + 1
         lacking = self._cache.lacking(wanted, clock, self._reuse, self._marks)
         if lacking is not None:
+            lacking = lacking.copy()  # the caller may write other numbers where these are
             self._client.fetch(self, None if len(lacking) == self.spec.rows else lacking, clock)
 
     # -- what the client calls ---------------------------------------------------------------------------------------
@@ -104,17 +108,19 @@ class Table:
         if not self._log.count:
             return None
         rows, sums = self._log.take()
+        self._require_finite(rows, sums)
         whole = len(rows) == self.spec.rows and bool((rows == self._all).all())
         return TableLog(self.number, None if whole else rows, sums)
 
-    def take_ages(self) -> list[int]:
-        """How many of the rows that this clock read were how many clocks old."""
+    def take_ages(self) -> tuple[int, list[int]] | None:
+        """The least age in clocks of rows that this clock read, and how many were so old, one older, and so on."""
         oldest, self._oldest = self._oldest, -1
         if oldest < 0:
-            return []
-        ages: list[int] = self._ages[: oldest + 1].tolist()
+            return None
+        first = int(np.argmax(self._ages[: oldest + 1] > 0))
+        ages: list[int] = self._ages[first : oldest + 1].tolist()
         self._ages[: oldest + 1] = 0
-        return ages
+        return first, ages
 
     def take_in(self, message: RowsMessage, later: Sequence[TableLog]) -> None:
         """Rows from the server; `later` are own increments that are not in them."""
@@ -151,9 +157,7 @@ class Table:
 
         def values() -> Array:
             given = init(spec.rows, spec.width) if callable(init) else 0 if init is None else init
-            if isinstance(given, torch.Tensor):
-                given = given.detach().cpu().numpy()
-            array = np.asarray(given)
+            array = as_array(given, f"table {spec.name!r}: init")
             if array.ndim and array.shape != (spec.rows, spec.width):
                 raise OptionError(
                     f"table {spec.name!r}: init must be a number or have shape ({spec.rows}, {spec.width}), not "
@@ -161,7 +165,7 @@ class Table:
                 )
             if array.dtype.kind not in "iufb" or (spec.dtype.startswith("int") and array.dtype.kind == "f"):
                 raise OptionError(f"table {spec.name!r}: init is of {array.dtype}, the table of {spec.dtype}")
-            array = array.astype(spec.dtype)
+            array = in_range(array, np.dtype(spec.dtype), f"table {spec.name!r}: init")
             if not np.isfinite(array).all():
                 raise OptionError(f"table {spec.name!r}: init has values that are not finite")
             return array if array.ndim else np.full((1, spec.width), array, dtype=spec.dtype)
@@ -215,6 +219,9 @@ class Table:
             return
         alike = isinstance(slowest, int)
         oldest = clock - int(np.min(slowest))
+        if int(np.max(slowest)) > clock:
+            raise InternalError(f"table {self.name!r} was read at clock {clock}, and the slowest worker is said to be "
+                                f"at {int(np.max(slowest))}")  # fmt: skip
         if oldest > self.bound:
             row = int(rows[int(np.argmin(slowest))])
             raise InternalError(
@@ -251,11 +258,12 @@ class Table:
     # -- input -------------------------------------------------------------------------------------------------------
 
     def _checked(self, rows: Any) -> Rows:
-        if isinstance(rows, torch.Tensor):
-            rows = rows.detach().cpu().numpy()
         if isinstance(rows, slice):
-            return self._all[rows]
-        named = np.asarray([rows] if _is_number(rows) else rows)
+            try:
+                return self._all[rows]
+            except TypeError as error:
+                raise OptionError(f"table {self.name!r}: rows must be a slice of whole numbers, not {rows}") from error
+        named = as_array([rows] if _is_number(rows) else rows, f"table {self.name!r}: rows")
         if not named.size:
             return np.empty(0, dtype=np.int64)
         if named.ndim != 1 or named.dtype.kind not in "iu":
@@ -270,9 +278,8 @@ class Table:
         return named.astype(np.int64, copy=False)
 
     def _checked_deltas(self, deltas: Any, rows: Rows, *, one: bool) -> Array:
-        if isinstance(deltas, torch.Tensor):
-            deltas = deltas.detach().cpu().numpy()
-        added = deltas if isinstance(deltas, np.ndarray) else self._converted(deltas)
+        named = f"table {self.name!r}: deltas"
+        added = as_array(deltas, named) if isinstance(deltas, np.ndarray | torch.Tensor) else self._converted(deltas)
         if one and added.ndim == 1:
             added = added[None]
         if added.shape != (len(rows), self.spec.width):
@@ -283,18 +290,26 @@ class Table:
         if added.dtype != self._dtype:
             raise OptionError(
                 f"table {self.name!r} is of {self._dtype}, the deltas of {added.dtype}: convert them with "
-                f".astype(np.{self._dtype})"
+                + (f".to(torch.{self._dtype})" if isinstance(deltas, torch.Tensor) else f".astype(np.{self._dtype})")
             )
-        if self._dtype.kind == "f" and not np.isfinite(added.sum()) and not np.isfinite(added).all():
-            row = int(rows[int(np.argmin(np.isfinite(added).all(axis=1)))])
-            raise OptionError(f"table {self.name!r}: the delta of row {row} is not finite; nothing of it was applied")
         return added
+
+    def _require_finite(self, rows: Rows, sums: Array) -> None:
+        if self._dtype.kind != "f":
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(sums.sum()) or np.isfinite(sums).all():
+                return
+        row = int(rows[int(np.argmin(np.isfinite(sums).all(axis=1)))])
+        raise OptionError(f"table {self.name!r}: the delta of row {row} is not finite; nothing of it was applied")
 
     def _converted(self, deltas: Any) -> Array:
         """Plain numbers, in the table's dtype if none is cut off by that."""
-        given = np.asarray(deltas)
+        given = as_array(deltas, f"table {self.name!r}: deltas")
+        if not given.size and given.ndim == 1:
+            return np.empty((0, self.spec.width), dtype=self._dtype)
         lossless = given.dtype.kind in "biu" or (given.dtype.kind == "f" and self._dtype.kind == "f")
-        return given.astype(self._dtype) if lossless else given
+        return in_range(given, self._dtype, f"table {self.name!r}: deltas") if lossless else given
 
 
 def _is_number(rows: Any) -> bool:

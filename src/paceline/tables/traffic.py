@@ -94,7 +94,7 @@ class Traffic(ABC):
             case t.AtBarrier():
                 self._send_up(worker, 0, lambda: self.host.barrier(worker, message))
             case t.OpenTable():
-                self.host.open(worker, message, self._phases.alive)
+                self.host.open(worker, message, self._phases.alive, set(self._phases.waiting))
             case t.TableInit():
                 self.host.fill(worker, message)
             case t.Measures():
@@ -202,11 +202,16 @@ class Traffic(ABC):
         self._under_way.pop(worker, None)
         if self._host is not None:
             self._host.left(worker)
-            self._host.look_at_openers(self._phases.alive)
+            self.look_at_openers()
             self._bytes.pop(worker, None)
             self._in_order.pop(worker, None)
             self._in_order_up.pop(worker, None)
             self.settle()
+
+    def look_at_openers(self) -> None:
+        """Somebody left, or waits for the work to begin: a table may have been waited for in vain."""
+        if self._host is not None:
+            self._host.look_at_openers(self._phases.alive, set(self._phases.waiting))
 
     def settle(self) -> None:
         """Send what is due after a decision."""

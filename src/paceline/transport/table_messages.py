@@ -60,7 +60,7 @@ class Tick(msgspec.Struct, frozen=True):
     logs: list[TableLog]
     loss: float | None = None
     compute_s: float = 0.0  # by the worker's own clock
-    reads: list[tuple[int, list[int]]] = []  # by table: how many rows were so many clocks old
+    reads: list[tuple[int, int, list[int]]] = []  # by table: an age in clocks, and how many rows were so old, or older
     era: int = 0  # barriers that the worker has passed
 
     @property

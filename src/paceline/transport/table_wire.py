@@ -24,7 +24,7 @@ class Tick(msgspec.Struct, array_like=True, gc=False):
     work: int
     loss: float | None
     compute_s: float
-    reads: list[tuple[int, list[int]]]
+    reads: list[tuple[int, int, list[int]]]
     tables: list[int]
     arrays: list[Form | None]
     era: int
@@ -62,7 +62,11 @@ def arrays_of(message: Any) -> list[Any]:
 
 def tensors_of(message: Any) -> list[torch.Tensor]:
     """Its arrays as tensors that share their memory."""
-    return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays_of(message) if array is not None]
+    return [
+        torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        for array in arrays_of(message)
+        if array is not None
+    ]
 
 
 def write(message: Any) -> tuple[Any, bool]:

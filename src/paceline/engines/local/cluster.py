@@ -255,6 +255,7 @@ class LocalCluster:
             self.coordinator.join(member.worker, message.batch_size, self.clock.now())
             self.tables.settle()
         else:
+            self.tables.look_at_openers()
             self.begin_phase_if_ready()
 
     def begin_phase_if_ready(self) -> None:

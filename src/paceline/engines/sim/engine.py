@@ -188,6 +188,7 @@ class ScriptCluster(VirtualCluster):
             self.coordinator.join(worker, message.batch_size, self.kernel.now)
             self.tables.settle()
         elif self.tables.in_use:
+            self.tables.look_at_openers()
             self._begin_phase_if_ready()
         return None
 
