@@ -63,8 +63,8 @@ def uneven8() -> str:
 def strategies() -> str:
     """Rule, source and options of every strategy, as the registry has them."""
     parts = []
-    for name in registry.names():
-        told = registry.describe(registry.strategy_class(name))
+    for name in [*registry.names(), *registry.peer_names()]:
+        told = registry.describe(registry.machine_class(name))
         parts.append(f"### `{name}`\n\n{told.rule}\n\n*{told.citation}*")
         rows = [
             {
