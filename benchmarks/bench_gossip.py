@@ -5,7 +5,7 @@
 
 Eight virtual nodes without a server train an MLP on MNIST under a learning rate that decays, by a cosine and by one
 step. `gossip:period=1` is the baseline. `adaptive_gossip` and `gossip` with a longer period may spend so much of its
-bytes; each gets the same number of trials (learning rates times thresholds or periods) on one seed and is then run on
+bytes; each gets the same number of trials (learning rates times triggers or periods) on one seed and is then run on
 fresh seeds, paired. Times are virtual: sending does not overlap computing, as in the publication.
 """
 
@@ -34,7 +34,7 @@ from sides.bars import Bar
 DATA = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 BASE = "gossip:period=1"
 RATES = (0.2, 0.4, 0.8, 1.2, 1.6)
-THRESHOLDS = (0.45, 0.6, 0.8)
+TRIGGERS = ("threshold=0.45", "threshold=0.6", "budget=0.075")
 PERIODS = (13, 16, 20)
 MOST_BYTES = 0.08  # of the baseline's
 TUNING_SEED = 100
@@ -172,7 +172,7 @@ def sides() -> dict[str, list[str]]:
     return {
         "baseline": [BASE],
         "fixed": [f"gossip:period={period}" for period in PERIODS],
-        "adaptive": [f"adaptive_gossip:threshold={t},warmup=0,max_interval=200" for t in THRESHOLDS],
+        "adaptive": [f"adaptive_gossip:{trigger},warmup=0,max_interval=200" for trigger in TRIGGERS],
     }
 
 
@@ -338,10 +338,13 @@ def notes(size: Size) -> str:
     return f"""
 {size.workers} virtual nodes, an MLP with {size.hidden} hidden units on {size.samples:,} images of MNIST,
 {size.epochs:g} epochs, batches of {size.batch}; accuracy and loss on the test images are those of the average of all
-nodes' models. Rows of seed {TUNING_SEED} are trials: the same learning rates for all, with {len(THRESHOLDS)} thresholds
+nodes' models. Rows of seed {TUNING_SEED} are trials: the same learning rates for all, with {len(TRIGGERS)} triggers
 for `adaptive`, {len(PERIODS)} periods for `fixed`. These two may send {MOST_BYTES:.0%} of the baseline's bytes, and the
 most accurate of those that do is chosen. `bytes_share` is of the baseline's bytes, `kB_by_tenth` what all nodes sent in
 each tenth of the run.
+
+In an earlier run with the thresholds 0.45, 0.6 and 0.8 alone `adaptive` saved 91.96 % of the bytes under the cosine,
+and under the step it was behind the fixed period; a budget was tried in place of 0.8 after that.
 
 Left out: the control with a fixed period for each tensor, 16 nodes, CIFAR, `adaptive_elastic`, and dying nodes.
 

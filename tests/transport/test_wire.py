@@ -210,6 +210,8 @@ VALUES = st.none() | st.booleans() | st.integers(-3, 70) | st.floats() | st.bina
 
 
 @settings(max_examples=150, deadline=None)
+@example(15, [[], [], []])
+@example(17, [[], [], []])
 @given(
     st.sampled_from(sorted(number for number, _ in KINDS.values())),
     st.recursive(VALUES, lambda inner: st.lists(inner, max_size=8), max_leaves=30),

@@ -25,7 +25,7 @@ from paceline.transport import wire_forms as w
 FORMAT = 1
 Message = m.ToServer | m.ToWorker
 _HELLO = w.KINDS[m.Hello][0]
-_MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RuntimeError, MemoryError)
+_MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, IndexError, OverflowError, RuntimeError, MemoryError)
 
 
 class Codec:
