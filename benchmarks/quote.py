@@ -16,7 +16,7 @@ import results
 from paceline import strategies as registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/local.md", "docs/simulator.md", "docs/strategies.md", "docs/tables.md")
+PAGES = ("README.md", "docs/local.md", "docs/peers.md", "docs/simulator.md", "docs/strategies.md", "docs/tables.md")
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
     "bsp": "everybody waits for the slowest, as with DDP",
@@ -147,6 +147,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "cuda": lambda: bars("cuda"),
     "datapath": lambda: bars("datapath"),
     "fidelity": lambda: bars("fidelity"),
+    "gossip": lambda: bars("gossip"),
     "overhead": lambda: bars("overhead"),
     "simulator": lambda: bars("simulator"),
     "staleness": staleness,
