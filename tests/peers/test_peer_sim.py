@@ -216,6 +216,13 @@ def test_messages_take_their_links_time_and_the_third_waits():
     assert blocked.summary.seconds == pytest.approx(steps * (0.05 + seconds), rel=0.1)
 
 
+def test_a_node_that_comes_back_is_not_held_up_by_what_it_sent_before():
+    events = event("crash", 0.2, worker=1) + event("rejoin", 0.25, worker=1)
+    _, lines = launch("gossip:overlap=false", cluster(1.0, 1.0, network=SLOW_LINE, events=events))
+    first = min(e.at for node, e in of_nodes(lines, Stepped) if node == 1 and e.at > 0.25)
+    assert first == pytest.approx(0.3)  # a batch takes 0.05 s
+
+
 def test_a_gradient_that_is_not_finite_is_refused_and_the_model_stays():
     def script():
         session = paceline.init()

@@ -102,6 +102,8 @@ class VirtualPeers:
             return
         self._started.discard(worker)
         self._inboxes.pop(worker, None)
+        self._sending.pop(worker, None)
+        self._link_free_at.pop(worker, None)
         if cause != "done":
             self._models.pop(worker, None)
             self._used.pop(worker, None)
@@ -207,7 +209,7 @@ class VirtualPeers:
         self._cluster.kernel.at(self._cluster.kernel.now + seconds, call, argument)
 
     def _latency(self, one: int, other: int) -> float:
-        """Between two nodes: each is half as far from the other's side as from the middle of the network."""
+        """Between two nodes: the mean of the one-way latencies that the scenario gives them."""
         times = self._cluster.times
         return (times.latency_s(one, 0, True) + times.latency_s(other, 0, True)) / 2
 
