@@ -157,6 +157,19 @@ def test_a_table_of_two_shapes_ends_the_run_with_both():
         launch(train, workers=2)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("names", [("xy", "yx"), ("xy", "x")])
+def test_tables_may_be_opened_in_any_order_and_by_some(names):
+    def train():
+        session = paceline.init()
+        tables = {name: session.table(name, 2) for name in names[session.worker]}
+        for _ in range(3):
+            tables["x"].inc([session.worker], [[1.0]])
+            session.clock()
+
+    assert (launch(train, workers=2, strategy="ssp:staleness=1").tables["x"] == 3.0).all()
+
+
 @pytest.mark.parametrize("strategy", ["bsp", pytest.param("ssp:staleness=1", marks=pytest.mark.soak)])
 def test_a_script_that_only_writes_loses_no_clock_at_its_end(strategy):
     class Write(Count):
