@@ -171,7 +171,7 @@ class Drawing(Strategy):
 
 
 def test_chance_is_reproduced_and_nan_equals_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "build", lambda spec, seed: Drawing(None, Random(seed)))
+    monkeypatch.setattr(strategies, "build_central", lambda spec, seed: Drawing(None, Random(seed)))
     strategy = Drawing(None, Random(3))
     events: list[Event] = [Joined(0.0, 0, 8), TimerFired(1.0, "t"), Joined(2.0, 1, 8)]
     decisions: list[Line] = [Decision(event, strategy.handle(event)) for event in events]

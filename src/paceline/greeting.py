@@ -33,6 +33,7 @@ class Greeting:
                 continue
             if isinstance(answer, Welcome):
                 self.take_in(answer)
+                self._replica.introduce()
             return
 
     def again(self) -> None:

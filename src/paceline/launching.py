@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import safetensors.torch
 import torch
 
 from paceline import context
@@ -31,8 +32,8 @@ from paceline.replay import started
 from paceline.running import Cause, Conduct, Progress
 from paceline.scenario import Scenario
 from paceline.scripts import load_script
-from paceline.store import model_state
-from paceline.strategies import build, build_peer, canonical, machine_class
+from paceline.store import model_state, state_of
+from paceline.strategies import build, build_peer, canonical, is_peer
 
 __all__ = ["Run", "launch", "load_script"]
 
@@ -63,6 +64,7 @@ class Run:
         ended: Cause,
         state: dict[str, torch.Tensor] | None,
         tables: dict[str, Any] | None = None,
+        nodes: dict[int, dict[str, torch.Tensor]] | None = None,
     ) -> None:
         self.summary = summary
         self.journal = journal
@@ -70,6 +72,16 @@ class Run:
         self.ended = ended
         self.model_state = state
         self.tables = tables
+        self._nodes = nodes
+
+    @property
+    def nodes(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Each node's own model when its loop was over, in a run without a server; real processes leave them in the
+        run's folder, and without one nobody keeps them."""
+        if self._nodes is None:
+            files = sorted((self.folder / "nodes").glob("*.safetensors")) if self.folder is not None else []
+            self._nodes = {int(file.stem): safetensors.torch.load_file(file) for file in files}
+        return self._nodes
 
     @property
     def exit_code(self) -> int:
@@ -123,11 +135,10 @@ def launch(
 
 def _strategy(config: RunConfig, workers: int) -> str:
     """The strategy as a journal writes it; refused where the run could not have it."""
-    name = config.strategy.split(":")[0].strip()
-    if machine_class(name).kind == "peer":
+    if is_peer(config.strategy):
         machine = build_peer(config.strategy, config.seed, 0)
-        if config.engine != "sim":
-            raise OptionError(f"{machine.name} trains without a server, which so far --engine sim alone can do")
+        if config.on_divergence == "bsp":
+            raise OptionError(f"{machine.name} has no server that could go on under bsp: give --on-divergence stop")
         return canonical(machine)
     strategy = build(config.strategy, config.seed)
     strategy.check(workers)
@@ -198,7 +209,8 @@ def _simulated(
     store = conduct.store_or_none
     state = model_state(store) if store is not None else None
     tables = conduct.tables.snapshot() if conduct.tables is not None else None
-    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state, tables)
+    nodes = {node: state_of(conduct.store.spec, *model) for node, model in conduct.node_models.items()}
+    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state, tables, nodes)
 
 
 def _run(train: Callable[[], None], plan: Plan, conduct: Conduct) -> None:

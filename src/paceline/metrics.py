@@ -124,6 +124,7 @@ class Metrics:
         self._steps = 0  # of all its nodes
         self._sending_s = 0.0
         self._consensus: float | None = None
+        self._gathered_bytes = 0
         self._resuming = False  # the strategy is still being told that its workers are gone
 
     def write(self, line: Line) -> None:
@@ -271,6 +272,7 @@ class Metrics:
                 )
             case "consensus":
                 self._consensus = float(data["distance"])
+                self._gathered_bytes += data.get("bytes", 0)
             case "exchange":  # with the centre, or of an average
                 self._exchanges = (self._exchanges or 0) + 1
                 self.bytes_up += data["bytes"]
@@ -343,7 +345,7 @@ class Metrics:
         if self._exchanges is None:
             return None
         interval = self._steps / self._exchanges if self._exchanges else None
-        return PeerReport(interval, self._sending_s, self._consensus)
+        return PeerReport(interval, self._sending_s, self._consensus, self._gathered_bytes)
 
     def _worker_report(self, number: int, fastest: float | None) -> WorkerReport:
         worker, time = self._workers[number], self._monitor.time(number)

@@ -128,6 +128,8 @@ class Passes:
         """The script left the loop; what was not pushed is computed by somebody else."""
         if self.over is None:
             self.replica.forget()
+            with contextlib.suppress(Closed, Lost):
+                self.replica.leave()
             with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
                 self._endpoint.send(Done(self._ready.phase))
 
@@ -170,10 +172,6 @@ class Passes:
         if samples < sum([allotment.samples for allotment in self._allotments]):
             kept = [self._kept_of(number) for number in range(len(self._allotments))]
         gradient = self.replica.take(loss)
-        if self.replica.interrupted is not None:
-            over, self.replica.interrupted = self.replica.interrupted, None
-            self._await_work(over)
-            return
         overrun_s = 0.0
         if self._target_s is not None:
             end = self._began + self._target_s
@@ -182,6 +180,9 @@ class Passes:
             if self._interrupted(end):
                 return
         compute_s = perf_counter() - self._began
+        self.replica.cross(compute_s, loss)
+        if self._was_told_meanwhile():
+            return
         self._endpoint.send(Push(self._ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         answer = self._hear()
@@ -192,6 +193,19 @@ class Passes:
                 "overwritten by the next version"
             )
         self._await_work(answer)
+
+    def _was_told_meanwhile(self) -> bool:
+        """Whether the grant was voided in the middle of a node's exchange; if so, the next one is taken up."""
+        message = self._interrupting()
+        if message is None:
+            return False
+        self._await_work(message)
+        return True
+
+    def _interrupting(self) -> ToWorker | None:
+        """What a node was told in the middle of an exchange; a server that was lost there is found again."""
+        message, self.replica.interrupted = self.replica.interrupted, None
+        return self._find_server() if isinstance(message, Lost) else message
 
     def _kept_of(self, number: int) -> Indices:
         parts = [indices for owner, indices in self._taken if owner == number]
@@ -204,9 +218,12 @@ class Passes:
         try:
             return self._endpoint.receive()
         except Lost:
-            self._greeting.again()
-            self._endpoint.send(self._ready)
-            return Cancelled(self._ticket)
+            return self._find_server()
+
+    def _find_server(self) -> ToWorker:
+        self._greeting.again()
+        self._endpoint.send(self._ready)
+        return Cancelled(self._ticket)
 
     def _interruption(self, until: float = 0.0) -> ToWorker | None:
         """What ends the grant before its time, if anything comes until then."""
@@ -214,6 +231,7 @@ class Passes:
             remaining = until - perf_counter() if until else 0.0
             if self._endpoint.poll(max(0.0, remaining)):
                 message = self._hear()
+                self.replica.hear(message)
                 if isinstance(message, Work | Over) or message == Cancelled(self._ticket):
                     return message
             elif remaining <= 0.0:
@@ -235,8 +253,11 @@ class Passes:
                 message = None  # it crossed the word that this script had left that phase
                 continue
             if isinstance(message, Work):
+                delayed = message.delay_s > 0.0
                 self._take_up(message)
-                message = self._interruption(self._began) if message.delay_s > 0.0 else None
+                message = self._interrupting()
+                if message is None and delayed:
+                    message = self._interruption(self._began)
                 if message is None:
                     return
                 continue
@@ -244,7 +265,8 @@ class Passes:
                 # The end of an earlier phase may have crossed the word that this script had left it.
                 if message.run_over or message.phase >= self._ready.phase:
                     self._finish(message)
-            elif not isinstance(message, Cancelled | Extra):  # those may cross a push, or an end by Lost
+            elif not (self.replica.hear(message) or isinstance(message, Cancelled | Extra)):
+                # Those may cross a push, or an end by Lost.
                 raise InternalError(f"a worker that waits for work was sent {message}")
             message = None
 
@@ -252,6 +274,8 @@ class Passes:
         self._accumulates = True
         self._endpoint.send(More(self._ticket))
         answer = self._hear()
+        while self.replica.hear(answer):
+            answer = self._hear()
         if not isinstance(answer, Extra):  # the grant was voided meanwhile
             self._await_work(answer)
         elif answer.allotment is not None:
@@ -275,7 +299,8 @@ class Passes:
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
-        self.replica.meet(work)
+        waited = self.replica.meet(work)
+        self._began, self._read_at = self._began + waited, self._read_at + waited
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)

@@ -5,7 +5,6 @@ wrote it, or that something outside its events leaked into a decision.
 """
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from paceline.peer_actions import PeerAction
 from paceline.peer_events import PeerEvent
 from paceline.strategies.base import Strategy
 from paceline.strategies.peers.base import Peer
-from paceline.strategies.peers.members import Members
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -83,15 +81,8 @@ def replay(path: Path) -> Replay:
 
 def started(header: Header) -> Strategy:
     """The central machine of a run; one without a server has a machine that knows the members."""
-    if _is_of_peers(header):
-        strategy: Strategy = Members(Members.Options(), random.Random(0))
-    else:
-        strategy = strategies.build(header.strategy, header.seed)
+    strategy = strategies.build_central(header.strategy, header.seed)
     return strategy if header.snapshot is None else strategy.restore(header.snapshot)
-
-
-def _is_of_peers(header: Header) -> bool:
-    return strategies.machine_class(header.strategy.split(":")[0]).kind == "peer"
 
 
 def _difference(number: int, line: Decision | PeerDecision, strategy: Any) -> Difference | None:

@@ -147,8 +147,22 @@ class Replica:
     def use(self, slot: int, *, extends: bool) -> None:
         """Where the next push is to lie; `extends`: it goes on from a push that is held."""
 
-    def meet(self, work: object) -> None:
-        """A grant is taken up; one to a node of a run without a server says what has happened around it."""
+    def introduce(self) -> None:
+        """Say, once this worker has been welcomed, what a node of a run without a server has to say beside that."""
+
+    def hear(self, message: object) -> bool:  # noqa: ARG002 - nodes hear of each other
+        """Whether a message was about other nodes, and is thereby dealt with."""
+        return False
+
+    def meet(self, work: object) -> float:  # noqa: ARG002 - nodes are told what has happened around them
+        """A grant is taken up; seconds that had to pass before its computing could begin."""
+        return 0.0
+
+    def cross(self, compute_s: float, loss: float | None) -> None:
+        """The grant's computing is over: a node exchanges here."""
+
+    def leave(self) -> None:
+        """The script has left the loop before its end."""
 
     @property
     def reads(self) -> bool:

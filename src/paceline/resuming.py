@@ -10,19 +10,21 @@ import msgspec
 from paceline import checkpoint
 from paceline.config import RunConfig
 from paceline.errors import CheckpointError, OptionError
-from paceline.strategies import build, canonical
+from paceline.strategies import build, build_peer, canonical, is_peer
 
 
 def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -> RunConfig:
     """The settings in force."""
-    engine, strategy = found.head.engine, found.run.strategy
+    engine = found.head.engine
+    strategy = engine.get("peer") or found.run.strategy
     lacking = {"seed", "workers", "sampling"} - engine.keys()
     if lacking:
         raise CheckpointError(f"{found.path} lacks {', '.join(sorted(lacking))}: it was not written by this version")
     seed = int(engine["seed"])
     if "seed" in config.given and config.seed != seed:
         raise CheckpointError(f"{found.path} was trained with seed {seed}, not {config.seed}: leave --seed out")
-    given = canonical(build(config.strategy, config.seed))
+    spelt = config.strategy
+    given = canonical(build_peer(spelt, seed, 0) if is_peer(spelt) else build(spelt, seed))
     if "strategy" in config.given and given != strategy:
         raise CheckpointError(f"{found.path} was trained under {strategy}, not {given}: leave --strategy out")
     if engine["sampling"] == "shard" and workers != engine["workers"]:

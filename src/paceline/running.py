@@ -14,7 +14,7 @@ from paceline.journal import Header, Sink
 from paceline.ledger import Ledger
 from paceline.seats import Held
 from paceline.store import ModelSpec, Parameters, Store
-from paceline.strategies import build, canonical, machine_class, names, strategy_class
+from paceline.strategies import build, canonical, is_peer, names, strategy_class
 from paceline.strategies.base import Strategy
 from paceline.tables.spec import TableSpec
 from paceline.transport.messages import Hello
@@ -62,6 +62,7 @@ class Tables(Protocol):
         """Every table as an array, by name."""
 
 
+NodeModel = tuple[Sequence[Any], Sequence[Any]]  # its parameters and buffers, as a store has them
 Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Conduct.measured`
 
 
@@ -87,9 +88,10 @@ class Conduct:
         self.switch_to: str | None = None
         self.metrics: dict[str, float] = {}
         self.watch = TargetWatch(config.target)
-        self.peer = config.strategy if machine_class(config.strategy.split(":")[0].strip()).kind == "peer" else None
+        self.peer = config.strategy if is_peer(config.strategy) else None
         self.store_or_none: Store | None = None
         self.tables: Tables | None = None
+        self.node_models: dict[int, NodeModel] = {}  # of a run without a server, at the end of its last phase
         self._progress = progress
         self._shown = time.monotonic()
         self._schedule = Schedule(config.evaluate_every)

@@ -22,6 +22,7 @@ from paceline.following import FollowingScheduler
 from paceline.greeting import Greeting
 from paceline.ledger import SAMPLINGS, Sampling
 from paceline.passes import OVER, Passes
+from paceline.peers.process import ProcessReplica
 from paceline.peers.replica import NodeReplica
 from paceline.replica import Replica, has_batch_statistics, spec_of
 from paceline.slots import SlotReplica
@@ -142,9 +143,7 @@ class Session:
         if self._context.evaluator and evaluate is not None:
             evaluating.serve(self._endpoint, greeting, replica, evaluate)
         greeting.greet()
-        if isinstance(replica, NodeReplica):
-            replica.introduce()
-        elif optimizer.state:
+        if optimizer.state and not isinstance(replica, NodeReplica):
             text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
             self._endpoint.send(Remark(text))
         self._hook_optimizer(optimizer)
@@ -156,6 +155,12 @@ class Session:
     def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
         spec = spec_of(model, optimizer)
         device = device_of(list(model.parameters()))
+        if self._context.post is not None:
+            machine, life, mail = self._context.post
+            place = (self._context.worker, life)
+            node = ProcessReplica(model, optimizer, spec, machine, place, self._endpoint, mail)
+            self._state.keep("paceline.node", node)
+            return node
         if self._context.peer is not None:
             return NodeReplica(model, optimizer, spec, self._context.peer, self._context.worker, self._endpoint)
         region = self._endpoint.adopt(spec)

@@ -331,6 +331,12 @@ def _mean_loss(first: float | None, samples: int, second: float | None, more: in
 
 def model_state(store: Store) -> dict[str, torch.Tensor]:
     """The trained model under its ordinary `state_dict` keys."""
-    values, buffers = store.state()
+    return state_of(store.spec, *store.state())
+
+
+def state_of(
+    spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """A model of that spec under its ordinary `state_dict` keys."""
     tensors = [*values, *buffers]
-    return {key: tensors[place] for key, place in store.spec.keys}
+    return {key: tensors[place] for key, place in spec.keys}

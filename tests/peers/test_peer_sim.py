@@ -174,9 +174,11 @@ def test_elastic_averaging_keeps_the_sum_of_models_and_centre(monkeypatch):
 
     def checked(self, worker, message):
         tensors = self._models[worker].tensors()
-        before = [t.double() + c.double() for t, c in zip(tensors, self._centre, strict=True)]
+        before = [t.double() + c.double() for t, c in zip(tensors, self._centre.tensors, strict=True)]
         answer = pull(self, worker, message)
-        after = [t.double() - p + c.double() for t, p, c in zip(tensors, answer.values, self._centre, strict=True)]
+        after = [
+            t.double() - p + c.double() for t, p, c in zip(tensors, answer.values, self._centre.tensors, strict=True)
+        ]
         sums.append(max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
         return answer
 
@@ -262,8 +264,9 @@ def test_batch_statistics_are_averaged_and_counters_are_not():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(OptionError, match="adaptive_gossip trains without a server, which so far --engine sim alone"):
-        paceline.launch(train(), engine="local", workers=2, strategy="adaptive_gossip")
+    for engine in ("local", "sim"):
+        with pytest.raises(OptionError, match="gossip has no server that could go on under bsp"):
+            paceline.launch(train(), engine=engine, strategy="gossip", on_divergence="bsp")
 
     def on_tables():
         paceline.init().table("x", 3)

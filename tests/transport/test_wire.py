@@ -13,8 +13,9 @@ from paceline.errors import OptionError, PeerError
 from paceline.ledger import Allotment
 from paceline.regions import private_region
 from paceline.store import Gradient, Parameters
-from paceline.transport import messages, table_wire, wire_forms
+from paceline.transport import array_wire, messages, wire_forms
 from paceline.transport.messages import Bye, Cancelled, Extra, Failed, Hello, More, Note, Push, ToServer, ToWorker, Work
+from paceline.transport.peer_messages import NodeToServer, NodeToWorker
 from paceline.transport.wire import FORMAT, Codec, bytes_of, tensors_of
 from paceline.transport.wire_forms import KINDS
 from transport.contract import SPEC, same, values_of
@@ -41,17 +42,17 @@ def blamed(decode, data):
 
 
 def test_every_message_has_a_kind_of_its_own():
-    spoken = {*ToServer.__args__, *ToWorker.__args__}
-    assert set(KINDS) == spoken
+    to_worker = {*ToWorker.__args__, *NodeToWorker.__args__}
+    assert set(KINDS) == {*ToServer.__args__, *NodeToServer.__args__} | to_worker
     numbers = [number for number, _ in KINDS.values()]
     assert len(set(numbers)) == len(numbers)
-    assert all((number > 64) == (kind in ToWorker.__args__) for kind, (number, _) in KINDS.items())
+    assert all((number > 64) == (kind in to_worker) for kind, (number, _) in KINDS.items())
 
 
 def test_no_field_of_a_message_is_left_behind():
     left_out = {messages.Hello: {"evaluator"}, Gradient: {"views"}}
     renamed = {"values": "tensors", "buffers": "tensors", "flat": "tensors", "buffer_change": "changed"}
-    pairs = [(kind, form) for kind, (_, form) in KINDS.items() if kind not in table_wire.FORMS]
+    pairs = [(kind, form) for kind, (_, form) in KINDS.items() if kind not in array_wire.FORMS]
     for message, form in [*pairs, (Gradient, wire_forms.Gradient), (Parameters, wire_forms.Parameters)]:
         said = {renamed.get(name, name) for name in message.__struct_fields__} - left_out.get(message, set())
         where = {"tensors", "lent"} - said  # fields that say where tensors lie

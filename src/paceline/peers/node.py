@@ -13,7 +13,7 @@ import torch
 
 from paceline.errors import InternalError
 from paceline.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
-from paceline.peer_events import Asked, Averaged, Joined, PeerEvent, Received, Started, Stepped
+from paceline.peer_events import Asked, Averaged, Joined, Left, PeerCause, PeerEvent, Received, Started, Stepped
 from paceline.strategies.peers.base import Peer
 from paceline.transport.peer_messages import (
     Arrived,
@@ -41,12 +41,16 @@ class Node:
         tensors: Callable[[], Tensors],
         send: Callable[[Any], None],
         ask: Callable[[Any], Any],
+        *,
+        copies: bool = True,
     ) -> None:
+        """`copies`: what is sent is copied here; otherwise whoever sends it does so at once."""
         self.machine = machine
         self.number = number
         self._tensors = tensors
         self._send = send
         self._ask = ask
+        self._copies = copies
         self._last: list[torch.Tensor] | None = None  # each tensor right after its last exchange
         self._received: dict[int, Arrived] = {}
         self._at = 0.0
@@ -66,6 +70,11 @@ class Node:
         for arrived in border.arrived:
             if _is_mail(arrived):
                 self._take_in(arrived)
+
+    def leave(self, at: float, cause: PeerCause) -> None:
+        """This node takes no more part, of its own accord: let it hand on what the others must not lose."""
+        self._at = at
+        self._decide(Left(at, self.number, cause))
 
     def _start(self, others: tuple[int, ...]) -> None:
         tensors = self._tensors()
@@ -94,7 +103,7 @@ class Node:
         tensors = self._tensors()
         match action:
             case Send():
-                values = self._on_wire([tensors[place] for place in self._places(action.tensors)])
+                values = self.on_wire([tensors[place] for place in self._places(action.tensors)], copy=self._copies)
                 self._send(Outgoing(action.peer, action.weight, action.tensors, values))
                 self._remember(action.tensors)
             case Ask():
@@ -104,14 +113,15 @@ class Node:
                 self._mix(action, tensors)
             case Exchange():
                 chosen = [tensors[place] for place in self._places(action.tensors)]
-                answer = self._ask(Elastic(action.alpha, action.tensors, self._on_wire(chosen)))
+                answer = self._ask(Elastic(action.alpha, action.tensors, self.on_wire(chosen, copy=self._copies)))
                 if isinstance(answer, Pulled):
                     with torch.no_grad():
                         for tensor, pull in zip(chosen, answer.values, strict=True):
-                            tensor.sub_(pull.to(tensor.dtype))
+                            tensor.sub_(pull.to(tensor.device, tensor.dtype))
                     self._remember(action.tensors)
             case Average():
-                answer = self._ask(Averaging(action.round, [tensor.detach().clone() for tensor in tensors]))
+                values = [tensor.detach().clone() for tensor in tensors] if self._copies else list(tensors)
+                answer = self._ask(Averaging(action.round, values))
                 if isinstance(answer, Averages):
                     with torch.no_grad():
                         for tensor, mean in zip(tensors, answer.values, strict=True):
@@ -128,16 +138,20 @@ class Node:
         places = self._places(arrived.event.tensors)
         with torch.no_grad():
             for place, value in zip(places, arrived.values, strict=True):
-                tensors[place].lerp_(value.to(tensors[place].dtype), action.weight)
+                own = tensors[place]
+                own.lerp_(value.to(own.device, own.dtype), action.weight)
         self._remember(arrived.event.tensors)
 
     def _places(self, named: tuple[int, ...] | None) -> Sequence[int]:
         return range(len(self._tensors())) if named is None else named
 
-    def _on_wire(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Copies, in the precision in which they travel."""
-        wire = WIRES[self.machine.wire]
-        return [t.detach().to(wire or t.dtype, copy=True) for t in tensors]
+    def on_wire(self, tensors: Tensors, *, copy: bool) -> list[torch.Tensor]:
+        """In the precision in which they travel."""
+        return [t.detach().to(self.wire_dtype(t), copy=copy) for t in tensors]
+
+    def wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        """What this tensor is sent as."""
+        return WIRES[self.machine.wire] or tensor.dtype
 
     # -- how far the model has moved ---------------------------------------------------------------------------------
 

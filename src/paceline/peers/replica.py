@@ -1,5 +1,6 @@
 """A worker's model in a run without a server: it is the node's own, and a push is a step that was made here."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,11 @@ class NodeReplica(Replica):
         self._endpoint = endpoint
         self._border: Border | None = None
         self._step = type(optimizer).step
-        self.node = Node(machine, number, self.tensors, endpoint.send, self._ask)
+        self._samples_stepped = 0
+        self.node = self._make_node(machine, number)
+
+    def _make_node(self, machine: Peer, number: int) -> Node:
+        return Node(machine, number, self.tensors, self._endpoint.send, self._ask)
 
     def tensors(self) -> Sequence[torch.Tensor]:
         """What is exchanged: parameters, and buffers that can be averaged."""
@@ -51,25 +56,28 @@ class NodeReplica(Replica):
         super().load(version)
         self._read = None  # the script's parameters are its own: nothing overwrites its edits
 
-    def meet(self, work: object) -> None:
+    def meet(self, work: object) -> float:
         self._border = work.border if isinstance(work, Step) else None
+        return 0.0
 
     def take(self, loss: float | None) -> Gradient | None:
         """Make the step; what is pushed is that it was made."""
         flat, missing, samples = self._flat, self._missing, self._samples
         self.forget()
-        border, self._border = self._border, None
+        self._samples_stepped = 0
         pushed = None
         if flat is not None:
             norm = flat_norm(flat)
             pushed = Gradient([], frozenset(), (), [], loss, norm=norm)
-            if torch.isfinite(torch.tensor(norm)):
+            if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
                 self._make_step(flat, missing)
-            else:
-                samples = 0  # refused, as every engine refuses it: the model stays as it is
-        if border is not None:
-            self.node.border(border, samples if flat is not None else 0, loss)
+                self._samples_stepped = samples
         return pushed
+
+    def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
+        border, self._border = self._border, None
+        if border is not None:
+            self.node.border(border, self._samples_stepped, loss)
 
     def _make_step(self, flat: list[torch.Tensor], missing: frozenset[int]) -> None:
         views = self.layout.views(flat)

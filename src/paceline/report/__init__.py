@@ -55,6 +55,7 @@ class PeerReport(msgspec.Struct, frozen=True):
     mean_interval: float | None  # steps of a node per exchange that it began
     sending_s: float  # of all nodes together, from the decision to send until the last byte was out
     consensus: float | None  # root mean square distance of the models to their mean, when they were last measured
+    gathered_bytes: int = 0  # of models that were collected to be measured and kept: no part of `bytes_up`
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from paceline.errors import OptionError
 from paceline.strategies.base import Machine, Options, Strategy
 from paceline.strategies.option_values import bounds_text, description_text, from_text, to_text, type_text
 from paceline.strategies.peers.base import Peer
+from paceline.strategies.peers.members import Members
 
 CENTRAL = {
     "bsp": "bsp:Bsp",
@@ -128,6 +129,16 @@ def build_peer(spec: str, seed: int, node: int) -> Peer:
     """A fresh machine for that node; its chance comes from the seed and the node's number."""
     cls, options = parse(spec)
     return _peer(cls)(options, random.Random(f"{seed}:peer:{node}"))
+
+
+def is_peer(spec: str) -> bool:
+    """Whether that trains without a server."""
+    return machine_class(spec.split(":")[0].strip()).kind == "peer"
+
+
+def build_central(spec: str, seed: int) -> Strategy:
+    """What decides in the middle: the strategy, or, in a run without a server, who is there and who gets what."""
+    return Members(Members.Options(), random.Random(0)) if is_peer(spec) else build(spec, seed)
 
 
 def canonical(strategy: Machine) -> str:

@@ -132,6 +132,7 @@ class Work(msgspec.Struct, frozen=True):
     save: int | None = None  # send your State under this number before you compute
     sent_at: float | None = None  # emulation: from when these times count, by the host's monotonic clock
     phase: int | None = None  # that it belongs to: one of an earlier phase crossed the word that its script had left
+    step: int = 0  # of a node in a run without a server: the one that it makes with this
 
 
 class Extra(msgspec.Struct, frozen=True):

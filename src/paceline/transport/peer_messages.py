@@ -1,11 +1,14 @@
-"""What a node of a run without a server and its engine say to each other, beside what every worker says."""
+"""What a node of a run without a server and its engine say to each other, beside what every worker says.
+
+Values are tensors where they go by reference, in virtual time; between processes they are their bytes, as arrays.
+"""
 
 from typing import Any
 
 import msgspec
 
 from paceline.peer_actions import PeerAction
-from paceline.peer_events import PeerEvent
+from paceline.peer_events import PeerCause, PeerEvent
 from paceline.transport.messages import Work
 
 # -- from a node -------------------------------------------------------------------------------------------------------
@@ -46,7 +49,8 @@ class Elastic(msgspec.Struct, frozen=True):
 
 
 class Averaging(msgspec.Struct, frozen=True):
-    """This node's model for that round's average; the answer is Averages."""
+    """This node's model for that round's average; the answer is Averages. Between processes the values stay where they
+    are: the answer is Group, and the members average among themselves."""
 
     round: int
     values: list[Any]
@@ -59,7 +63,40 @@ class Decided(msgspec.Struct, frozen=True):
     actions: list[PeerAction]
 
 
+class Decisions(msgspec.Struct, frozen=True):
+    """Several of them, in their order."""
+
+    decided: list[Decided]
+
+
+class Mailbox(msgspec.Struct, frozen=True):
+    """Where this node's peers reach it; whoever has the key may."""
+
+    address: str
+    key: str
+
+
+class Exchanged(msgspec.Struct, frozen=True):
+    """The average of that round was taken, for which this node has sent so many bytes."""
+
+    round: int
+    bytes: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """This node's model between two steps, for whoever measures or keeps it; `number` is that of Collect, 0 unasked."""
+
+    number: int
+    values: list[Any]
+    counters: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in [*self.values, *self.counters])
+
+
 PeerToServer = Model | Outgoing | Wanted | Elastic | Averaging | Decided
+NodeToServer = Mailbox | Decisions | Elastic | Averaging | Exchanged | Snapshot
 
 # -- to a node ---------------------------------------------------------------------------------------------------------
 
@@ -101,4 +138,44 @@ class Averages(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
 
 
+class Box(msgspec.Struct, frozen=True):
+    """A peer and where it is reached."""
+
+    node: int
+    life: int
+    address: str
+    key: str
+    latency_s: float = 0.0  # emulation: of its own link, one way
+
+
+class Peering(msgspec.Struct, frozen=True):
+    """Who came and who went, since the last time that this was said."""
+
+    joined: list[Box] = []
+    left: list[tuple[int, PeerCause]] = []
+    fresh: bool = False  # the machine starts: those who joined are all that are there
+    source: int | None = None  # a newcomer takes this peer's model
+    zero: float = 0.0  # the run's clock stood at zero then, by the host's monotonic clock
+    latency_s: float = 0.0  # emulation: of this node's own link
+    seconds_per_byte: float = 0.0  # likewise
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Who averages in that round; a later attempt is one without a member that went away in the middle of it."""
+
+    round: int
+    attempt: int
+    members: list[int]
+    seconds: float = 0.0  # emulation: the average takes so long
+
+
+class Collect(msgspec.Struct, frozen=True):
+    """Send your model. `last`: the phase is over, take in first what has arrived. Number 0: leave, you are not needed
+    any more."""
+
+    number: int
+    last: bool
+
+
 PeerToWorker = Pulled | Averages
+NodeToWorker = Peering | Pulled | Group | Collect

@@ -22,12 +22,13 @@ from paceline.available_memory import available_bytes, region_shortage, require_
 from paceline.errors import InternalError, PeerError
 from paceline.regions import Region, RegionLayout, parameters_in
 from paceline.store import ModelSpec
+from paceline.transport.array_wire import arrays_of
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.frames import Channel, Frame
 from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
 from paceline.transport.table_messages import Rows
-from paceline.transport.table_wire import Form, arrays_of
+from paceline.transport.table_wire import Form
 from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 
 _LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
@@ -213,8 +214,7 @@ class ShmServerEnd:
         size = os.fstat(self._shared).st_size
         if size != layout.nbytes:
             raise PeerError(f"a worker's region has {size} bytes, its model takes {layout.nbytes}")
-        if _SEALS and hasattr(os, "memfd_create") and fcntl.fcntl(self._shared, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise PeerError("a worker's region is not sealed: it could shrink under the server")
+        require_sealed(self._shared)
         return Region(layout, mmap.mmap(self._shared, size))
 
 
@@ -274,6 +274,12 @@ def _fill(message: Message, data: memoryview | None) -> None:
     for target in targets:
         target[:] = data[place : place + len(target)]
         place += len(target)
+
+
+def require_sealed(descriptor: int) -> None:
+    """Memory that somebody else made must not shrink under whoever maps it."""
+    if _SEALS and hasattr(os, "memfd_create") and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise PeerError("a process shares memory that is not sealed: it could shrink under those who map it")
 
 
 def anonymous_file(nbytes: int) -> int:

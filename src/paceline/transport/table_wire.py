@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from paceline.transport import table_messages as t
 
 Form = tuple[str, tuple[int, ...]]  # of an array: dtype and shape
-DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64")}  # asking NumPy is slow
+DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8")}  # asking NumPy is slow
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 PLAIN = (
     t.OpenTable, t.AtBarrier, t.Opened, t.Roster, t.Entered, t.Clocked, t.Included, t.Passed, t.Save,
@@ -58,15 +57,6 @@ def arrays_of(message: Any) -> list[Any]:
         case t.EvaluateTables():
             return list(message.values)
     return []
-
-
-def tensors_of(message: Any) -> list[torch.Tensor]:
-    """Its arrays as tensors that share their memory."""
-    return [
-        torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        for array in arrays_of(message)
-        if array is not None
-    ]
 
 
 def write(message: Any) -> tuple[Any, bool]:

@@ -18,9 +18,10 @@ from paceline.errors import OptionError, PeerError
 from paceline.ledger import Allotment, Indices
 from paceline.regions import Region, dtype_of
 from paceline.store import Gradient, ModelSpec, Parameters
+from paceline.transport import array_wire
 from paceline.transport import messages as m
-from paceline.transport import table_wire
 from paceline.transport import wire_forms as w
+from paceline.transport.table_wire import Form
 
 FORMAT = 1
 Message = m.ToServer | m.ToWorker
@@ -52,7 +53,7 @@ class Codec:
                 loose = parameters is not None and parameters.tensors is not None
                 wire = w.Work(
                     message.ticket, _write_allotment(message.allotment), parameters, message.position, message.slot,
-                    message.delay_s, message.compute_s, message.save, message.sent_at, message.phase,
+                    message.delay_s, message.compute_s, message.save, message.sent_at, message.phase, message.step,
                 )  # fmt: skip
             case m.Extra():
                 wire = w.Extra(
@@ -60,8 +61,8 @@ class Codec:
                 )
             case m.Hello() | m.Welcome() | m.Over() | m.Evaluate():
                 wire, loose = self._write_rare(message)
-            case _ if kind in table_wire.FORMS:
-                wire, loose = table_wire.write(message)
+            case _ if kind in array_wire.FORMS:
+                wire, loose = array_wire.write(message)
         body = _pack(wire)
         if kind is m.Hello:
             body = FORMAT.to_bytes(2, "little") + body
@@ -93,7 +94,7 @@ class Codec:
     # -- from bytes --------------------------------------------------------------------------------------------------
 
     def at_server(
-        self, data: bytearray | memoryview, make: Callable[[table_wire.Form], Any] | None = None
+        self, data: bytearray | memoryview, make: Callable[[Form], Any] | None = None
     ) -> tuple[m.ToServer, bool]:
         """A worker's message, and whether it has tensors outside of the region, which are yet to be filled; of one
         about tables the arrays are those that `make` has, if it is given."""
@@ -107,14 +108,14 @@ class Codec:
             elif isinstance(wire, w.Hello):
                 message = self._read_hello(wire)
                 loose = wire.tensors is not None
-            elif number in w.TABLE_KINDS:
-                message, loose = table_wire.read(w.TABLE_KINDS[number], wire, make)
+            elif number in w.ARRAY_KINDS:
+                message, loose = array_wire.read(w.ARRAY_KINDS[number], wire, make)
         except _MALFORMED as error:
             raise _malformed(number, error) from error
         return message, loose
 
     def at_worker(
-        self, data: bytearray | memoryview, make: Callable[[table_wire.Form], Any] | None = None
+        self, data: bytearray | memoryview, make: Callable[[Form], Any] | None = None
     ) -> tuple[m.ToWorker, bool]:
         """The server's message, and whether it has tensors outside of the region, which are yet to be filled; rows of
         a table are those that `make` has, if it is given."""
@@ -122,14 +123,14 @@ class Codec:
         message: Any = wire
         parameters: w.Parameters | None = None
         try:
-            if number in w.TABLE_KINDS:
-                return cast(tuple[m.ToWorker, bool], table_wire.read(w.TABLE_KINDS[number], wire, make))
+            if number in w.ARRAY_KINDS:
+                return cast(tuple[m.ToWorker, bool], array_wire.read(w.ARRAY_KINDS[number], wire, make))
             match wire:
                 case w.Work():
                     parameters = wire.parameters
                     message = m.Work(
                         wire.ticket, _read_allotment(wire.allotment), self._read_parameters(parameters), wire.position,
-                        wire.slot, wire.delay_s, wire.compute_s, wire.save, wire.sent_at, wire.phase,
+                        wire.slot, wire.delay_s, wire.compute_s, wire.save, wire.sent_at, wire.phase, wire.step,
                     )  # fmt: skip
                 case w.Extra():
                     allotment = None if wire.allotment is None else _read_allotment(wire.allotment)
@@ -214,7 +215,7 @@ def tensors_of(message: Message) -> list[torch.Tensor]:
             return [*message.values, *message.buffers]
         case m.Work() | m.Over() | m.Welcome() | m.Evaluate():
             return [] if message.parameters is None else [*message.parameters.flat, *message.parameters.buffers]
-    return table_wire.tensors_of(message)
+    return array_wire.tensors_of(message)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

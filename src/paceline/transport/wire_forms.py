@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from paceline.store import ModelSpec
+from paceline.transport import array_wire, peer_wire
 from paceline.transport import messages as m
 from paceline.transport import table_messages as t
-from paceline.transport import table_wire
 
 Form = tuple[str, tuple[int, ...]]  # of a tensor: dtype and shape
 Scalar = bool | int | float | str | None
@@ -82,6 +82,7 @@ class Work(Wire):
     save: int | None
     sent_at: float | None
     phase: int | None
+    step: int = 0
 
 
 class Extra(Wire):
@@ -115,10 +116,12 @@ _TABLES_TO_WORKER = (
     t.Opened, t.Roster, t.Entered, t.Rows, t.Clocked, t.Included, t.Passed, t.EvaluateTables,
     t.Save,
 )  # fmt: skip
-KINDS |= {kind: (14 + i, table_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_SERVER)}
-KINDS |= {kind: (72 + i, table_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_WORKER)}
+KINDS |= {kind: (14 + i, array_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_SERVER)}
+KINDS |= {kind: (72 + i, array_wire.FORMS[kind]) for i, kind in enumerate(_TABLES_TO_WORKER)}
+KINDS |= {kind: (21 + i, array_wire.FORMS[kind]) for i, kind in enumerate(peer_wire.TO_SERVER)}
+KINDS |= {kind: (81 + i, array_wire.FORMS[kind]) for i, kind in enumerate(peer_wire.TO_WORKER)}
 TO_WORKER = 64  # kinds above it go to a worker
 PREFIXES = {kind: bytes([number]) for kind, (number, _) in KINDS.items()}
 DECODERS = {number: msgspec.msgpack.Decoder(wire) for number, wire in KINDS.values()}
 NAMES = {number: kind.__name__ for kind, (number, _) in KINDS.items()}
-TABLE_KINDS = {KINDS[kind][0]: kind for kind in _TABLES_TO_SERVER + _TABLES_TO_WORKER}
+ARRAY_KINDS = {KINDS[kind][0]: kind for kind in array_wire.FORMS}

@@ -48,7 +48,7 @@ def _make(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[b
     return socket
 
 
-def _end(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+def end_context(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     """Let go of the context and of pyzmq's thread that waits for zero-copy frames to be out."""
     context.term()
     until = time.monotonic() + 1.0
@@ -165,7 +165,7 @@ class ZeromqEndpoint:
         self._hang_up(0 if lost else LEAVING_MS)
         self._closed = True
         self._codec.region = None
-        _end(self._context)
+        end_context(self._context)
 
     def _hang_up(self, linger_ms: int) -> None:
         self._socket.disable_monitor()
@@ -376,4 +376,4 @@ class ZeromqHub:
         self._bell.close()
         self._socket.close(linger=LEAVING_MS)
         self._ends.clear()
-        _end(self._context)
+        end_context(self._context)

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,8 +32,10 @@ from paceline.engines.local.workload import unpacked
 from paceline.errors import InternalError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.scripts import script_traceback
+from paceline.strategies import Peer, build_peer
 from paceline.transport.base import Closed, Lost
 from paceline.transport.frames import Channel
+from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
 
 EVALUATIONS = -1  # the random streams of evaluations are nobody's, as in the simulator
@@ -77,6 +80,7 @@ def work(channel: Channel) -> int:
     links = Links(channel)
     endpoint = links.endpoint(role, frame.descriptors)
     _settle_in(role)
+    mail = _mailbox(role)
     given = WorkerContext(
         worker=role.worker,
         workers=role.workers,
@@ -87,14 +91,34 @@ def work(channel: Channel) -> int:
         epochs=role.epochs,
         data_dir=Path(role.data_dir) if role.data_dir is not None else None,
         evaluator=role.evaluator,
+        post=None if mail is None else (_machine_of(role), role.incarnation, mail),
     )
     failure = _run(role, given)
     if failure is not None:
         links.report(failure)
         if failure.blame != "peer":
             _say(given, Failed(failure.blame, failure.text, failure.traceback))
+    if mail is not None:
+        mail.close()
     endpoint.close()
     return 0 if failure is None else 1
+
+
+def _machine_of(role: Role) -> Callable[[], Peer]:
+    return lambda: build_peer(role.peer or "", role.seed, role.worker)
+
+
+def _mailbox(role: Role) -> Mail | None:
+    """Where other nodes reach this one, in a run without a server."""
+    if role.peer is None:
+        return None
+    if role.transport == "shm":
+        from paceline.transport.mail_shm import ShmMail  # whoever has a server needs neither
+
+        return ShmMail(scratch.own_folder())
+    from paceline.transport.mail_zeromq import ZeromqMail
+
+    return ZeromqMail()
 
 
 def _settle_in(role: Role) -> None:

@@ -16,6 +16,7 @@ from paceline.engines.local.output import Stage, Transcript
 from paceline.engines.local.processes import Process, import_path
 from paceline.engines.local.workload import Workload
 from paceline.plan import Plan
+from paceline.strategies import is_peer
 
 Tell = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
 
@@ -129,5 +130,6 @@ class Children:
             address=self._address or "",
             token=self._tokens[place],
             log_level=logging.getLogger("paceline").level,
+            peer=config.strategy if is_peer(config.strategy) and not place.evaluator else None,
             yields=self._plan.scenario is None,  # an emulated worker must wake from its sleep in time
         )

@@ -19,6 +19,7 @@ from paceline.engines.local.grants import Grants
 from paceline.engines.local.lending import Lending
 from paceline.engines.local.members import Member, initial_values, region_of
 from paceline.engines.local.parting import as_error
+from paceline.engines.local.peers import LocalPeers
 from paceline.engines.local.processes import how_it_ended
 from paceline.engines.local.tables import LocalTables
 from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
@@ -30,6 +31,7 @@ from paceline.running import Conduct
 from paceline.seats import Order
 from paceline.store import ModelSpec, Parameters, Store
 from paceline.transport import messages as m
+from paceline.transport.peer_messages import NodeToServer
 from paceline.transport.table_messages import TableToServer
 
 
@@ -47,11 +49,13 @@ class LocalCluster:
         self.phases = Phases()
         self.phases.alive |= expected  # nobody begins before all of these are there
         self.members: dict[int, Member] = {}
-        self.evaluator = Evaluator(conduct, self.version_for, awaited=conduct.config.evaluate_every is not None)
+        awaited = conduct.config.evaluate_every is not None
+        self.evaluator = Evaluator(conduct, self.version_for, lambda then: self.peers.refresh(then), awaited=awaited)
         self.asked: set[str] = set()
         self.lending = Lending(conduct.remark)
         self.grants = Grants(self)
         self.tables = LocalTables(self)
+        self.peers = LocalPeers(self)
         self.starting: dict[int, int] = {}  # incarnations asked of the launcher that have not yet said Hello
         self.on_first_phase: Callable[[], None] = _nothing  # the clock runs from here on
         self.on_phase: Callable[[], None] = _nothing
@@ -116,6 +120,7 @@ class LocalCluster:
             self.coordinator.leave(member.worker, cause, self.moment())
         self.phases.gone(member.worker)
         self.tables.left(member.worker)
+        self.peers.left(member.worker, cause)
         self.greet_waiting()
         self._notice_empty_phase()
         self.begin_phase_if_ready()
@@ -136,7 +141,7 @@ class LocalCluster:
         """Deal with one message; the most frequent kinds come first."""
         match message:
             case m.Push():
-                self.grants.pushed(member, message)
+                (self.peers if self.peers.in_use else self.grants).pushed(member, message)
             case m.More():
                 self.grants.more(member, message)
             case m.Note():
@@ -155,7 +160,10 @@ class LocalCluster:
             case m.Remark():
                 self.coordinator.now = self.clock.now()
                 self.conduct.remark(message.text)
+            case _ if isinstance(message, NodeToServer):
+                self.peers.hear_from(member, message)
             case _ if isinstance(message, TableToServer):
+                self.peers.refuse_tables()
                 self.tables.hear_from(member, message)
             case _:
                 self._on_end(member, message)
@@ -240,6 +248,8 @@ class LocalCluster:
 
     def version_for(self, member: Member) -> Parameters:
         """The current version, copied into the process's memory."""
+        if member.link.region is None and self.peers.in_use:
+            return self.conduct.store.read()  # nodes have no memory in common with anybody
         region = region_of(member)
         version = self.conduct.store.write_to(region.flat, region.buffers)
         return Parameters(version, region.flat, region.buffers)
@@ -281,6 +291,7 @@ class LocalCluster:
         self.coordinator.observe("phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.conduct.phase_begins(ledger, current.size, round_samples)
         self.on_phase()
+        self.peers.begin(members)
         for worker in members:
             self.coordinator.join(worker, current.batch_size, self.clock.now())
         self.tables.settle()
@@ -304,6 +315,7 @@ class LocalCluster:
         for member in self.members.values():
             member.order = None
         members = sorted(self.phases.end())
+        self.peers.phase_over()
         self.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase that all have left
         for worker in members:
             self._tell_over(self.members[worker])
@@ -313,6 +325,7 @@ class LocalCluster:
         """The run is over: scripts run to their end without further work."""
         self.stand_still(self.moment())
         leaving = self.phases.end() | set(self.phases.waiting)
+        self.peers.phase_over()
         self.phases.waiting.clear()
         for worker in sorted(leaving):
             self._tell_over(self.members[worker])
@@ -333,6 +346,7 @@ class LocalCluster:
         if self.conduct.active:
             self.coordinator.leave(member.worker, "done", self.moment())
         self.tables.left(member.worker)
+        self.peers.left(member.worker, "done")
         self._notice_empty_phase()
 
     def _notice_empty_phase(self) -> None:
@@ -343,7 +357,7 @@ class LocalCluster:
 
     def order(self, order: Order) -> None:
         """Tell a worker to go on."""
-        (self.tables if self.tables.in_use else self.grants).order(order)
+        (self.peers if self.peers.in_use else self.tables if self.tables.in_use else self.grants).order(order)
 
     def cancel(self, worker: int, ticket: int) -> None:
         """The grant is void. One to work on tables is none of a worker's business."""

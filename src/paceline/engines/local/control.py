@@ -152,6 +152,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     address: str
     token: str
     log_level: int = 0  # of the logger `paceline`; 0: nobody set one
+    peer: str | None = None  # the strategy of a run without a server, of which each node has a machine
     yields: bool = False  # to the server, where both want the same core
 
 

@@ -42,3 +42,14 @@ def require_movement(cluster: LocalCluster) -> None:
         raise InternalError(
             f"{coordinator.strategy.name} lets workers {present} wait for ever at {cluster.clock.now():.6g} s"
         )
+
+
+def say_what_overran(cluster: LocalCluster, emulation: Emulation | None) -> None:
+    """Whether the machine was fast enough for the scenario."""
+    if emulation is None:
+        return
+    data = {"overruns": emulation.overruns, "computations": emulation.computations}
+    cluster.coordinator.observe("overruns", data)
+    complaint = emulation.complaint()
+    if complaint is not None:
+        cluster.conduct.remark(complaint)

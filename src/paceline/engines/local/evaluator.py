@@ -13,8 +13,17 @@ from paceline.transport.messages import Evaluate
 class Evaluator:
     """Who measures versions, if anybody does."""
 
-    def __init__(self, conduct: Conduct, version_for: Callable[[Member], Parameters], *, awaited: bool) -> None:
+    def __init__(
+        self,
+        conduct: Conduct,
+        version_for: Callable[[Member], Parameters],
+        refresh: Callable[[Callable[[], None]], None],
+        *,
+        awaited: bool,
+    ) -> None:
+        """`refresh` sees to it that the store holds what is to be measured, and then goes on."""
         self._conduct = conduct
+        self._refresh = refresh
         self._version_for = version_for
         self.member: Member | None = None
         self.awaited = awaited  # the first phase does not begin without it
@@ -47,6 +56,9 @@ class Evaluator:
         self.awaited = False
 
     def _measure(self, number: int) -> None:
+        self._refresh(lambda: self._ask(number))
+
+    def _ask(self, number: int) -> None:
         member = self.member
         if member is None or member.gone:
             raise PeerError("the evaluator's process is gone: the model cannot be evaluated")

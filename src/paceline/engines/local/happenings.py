@@ -6,6 +6,7 @@ nothing of it moves meanwhile.
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from paceline.engines.local.alarms import Alarms
@@ -87,8 +88,14 @@ class Happenings:
         for worker in event.workers:
             member = self._cluster.members.get(worker)
             if member is not None and not member.gone:
-                self._cluster.remove(member, "leave")
-                self._hands.hang_up(member)
+                go = partial(self._send_away, member)
+                if not self._cluster.peers.ask_to_leave(member, go):
+                    go()
+
+    def _send_away(self, member: Member) -> None:
+        if not member.gone:
+            self._cluster.remove(member, "leave")
+            self._hands.hang_up(member)
 
     def _start(self, event: ScenarioEvent) -> None:
         for worker in event.workers:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from paceline.engines.local import control
 from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
-from paceline.running import Tables
-from paceline.store import Store, model_state
+from paceline.running import Conduct, Tables
+from paceline.store import Store, model_state, state_of
 from paceline.transport.messages import Failed
 
 
@@ -53,6 +54,24 @@ def save_result(data: bytes, folder: Path, name: str) -> str | None:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         return f"cannot write {path}: {error.strerror}; the `Run` that launch() returns has it"
+    return None
+
+
+def save_nodes(conduct: Conduct, folder: Path) -> str | None:
+    """Each node's own model, in a run without a server; what is wrong if one cannot be written."""
+    if conduct.store_or_none is None or not conduct.node_models:
+        return None
+    nodes = folder / "nodes"
+    try:
+        nodes.mkdir(exist_ok=True)
+    except OSError as error:
+        return f"cannot make {nodes}: {error.strerror}"
+    for node, model in conduct.node_models.items():
+        state = {key: t.clone(memory_format=torch.contiguous_format)
+                 for key, t in state_of(conduct.store.spec, *model).items()}  # fmt: skip
+        complaint = save_result(safetensors.torch.save(state), nodes, str(node))
+        if complaint is not None:
+            return complaint
     return None
 
 

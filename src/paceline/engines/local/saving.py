@@ -98,7 +98,7 @@ class Saving:
             "phase": phases.number, "running": phases.running, "conduct": cluster.conduct.snapshot(),
             "attempts": cluster.emulation.attempts if cluster.emulation is not None else {},
             "seed": cluster.conduct.config.seed, "workers": cluster.conduct.header.workers,
-            "sampling": phases.current.sampling if phases.current is not None else None,
+            "peer": cluster.conduct.peer, "sampling": phases.current.sampling if phases.current is not None else None,
         }  # fmt: skip
         writer.begin(snapshot(cluster.coordinator), contents, engine, present)
         if not present:
@@ -169,9 +169,8 @@ class Resumption:
     def header(self, given: Header) -> Header:
         """What the journal begins with, or goes on with."""
         restored = self.run.restored
-        return msgspec.structs.replace(
-            given, strategy=self.run.strategy, snapshot=self.run.strategy_state, restored=restored
-        )
+        strategy = given.strategy if self.engine.get("peer") else self.run.strategy
+        return msgspec.structs.replace(given, strategy=strategy, snapshot=self.run.strategy_state, restored=restored)
 
     def rolled_back(self, so_far: Metrics) -> dict[str, int]:
         """What a server before this one did after the checkpoint."""

@@ -28,6 +28,12 @@ def claim() -> None:
         inherited["tempdir"] = str(folder)
 
 
+def own_folder() -> Path | None:
+    """This process's folder, if it is really its own."""
+    folder = _folder(os.getpid())
+    return folder if folder.is_dir() and folder.lstat().st_uid == os.getuid() else None
+
+
 def group_of(leader: int) -> list[int]:
     """The processes of a worker's group, itself included; to be asked while it is there. Linux only."""
     found = []

@@ -7,6 +7,7 @@ nobody is left to clean up: the server then kills every worker's process group a
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import time
@@ -22,10 +23,10 @@ from paceline.engines.local import control
 from paceline.engines.local.alarms import Alarms
 from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.emulation import Emulation
-from paceline.engines.local.endings import notice_the_end, require_movement
+from paceline.engines.local.endings import notice_the_end, require_movement, say_what_overran
 from paceline.engines.local.happenings import Happenings
 from paceline.engines.local.members import Member
-from paceline.engines.local.parting import as_failure, behind_descriptor, save_result, trained_state
+from paceline.engines.local.parting import as_failure, behind_descriptor, save_nodes, save_result, trained_state
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.saving import Resumption, Saving
 from paceline.engines.local.wiring import Wiring
@@ -33,7 +34,7 @@ from paceline.errors import DivergenceError, InternalError, JournalError, Paceli
 from paceline.journal import Tee, Writer, read
 from paceline.metrics import Metrics, to_json
 from paceline.running import Conduct, Progress
-from paceline.strategies import build
+from paceline.strategies import build_central, is_peer
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 from paceline.transport.messages import ToServer
@@ -80,8 +81,9 @@ class Server:
                     self._metrics.write(line)
             self._writer = Writer(path, append=setup.append)
         self._resumption = Resumption(setup) if setup.restore is not None else None
-        spelt = self._resumption.run.strategy if self._resumption is not None else self.config.strategy
-        strategy = build(spelt, self.config.seed)
+        changed = self._resumption is not None and not is_peer(self.config.strategy)  # it may have gone over to bsp
+        spelt = self._resumption.run.strategy if self._resumption is not None and changed else self.config.strategy
+        strategy = build_central(spelt, self.config.seed)
         sink = Tee(self._writer, self._metrics, self._relay)
         self.conduct = Conduct(self.config, strategy, sink, setup.header, self._show)
         self.emulation = Emulation(setup.scenario) if setup.scenario is not None else None
@@ -171,6 +173,7 @@ class Server:
         conduct.check_options(self.cluster.asked)
         if conduct.cause not in (None, "done"):
             self.coordinator.stop(now, f"the run ended: {conduct.cause}")
+        self._come_together()
         self.saving.conclude()
 
     def _settle(self) -> None:
@@ -199,24 +202,20 @@ class Server:
         total = time.process_time() - effort.since
         data = {"cpu_s": total, "apply_s": effort.apply_s, "copy_s": effort.copy_s}
         self.coordinator.observe("server", data)
-        self._say_what_overran()
+        say_what_overran(self.cluster, self.emulation)
         if self._resumption is not None and self.coordinator.version == self._resumption.run.version:
             conduct.remark(f"nothing was left to train: {self._resumption.found.path} is of a run that was done")
         conduct.end(ended_at)
 
     def _end_interrupted(self, at: float) -> None:
-        self.conduct.cause = "interrupted"
-        self.coordinator.now = at
+        self.conduct.cause, self.coordinator.now = "interrupted", at
         self.coordinator.observe_end("interrupted")
 
-    def _say_what_overran(self) -> None:
-        if self.emulation is None:
-            return
-        data = {"overruns": self.emulation.overruns, "computations": self.emulation.computations}
-        self.coordinator.observe("overruns", data)
-        complaint = self.emulation.complaint()
-        if complaint is not None:
-            self.conduct.remark(complaint)
+    def _come_together(self) -> None:
+        """A run without a server ends with the average of its nodes' models."""
+        until = time.monotonic() + (LAST_WORDS_S if self._interrupted else math.inf)
+        while not self.cluster.peers.is_together() and time.monotonic() < until:
+            self._wait()
 
     def _look_after(self) -> None:
         """Whatever the last messages made due."""
@@ -231,7 +230,7 @@ class Server:
             conduct.switch_strategy(now)
         elif coordinator.at_limit or (limit is not None and now >= limit and self.cluster.phases.running):
             conduct.cause = "limit"
-        elif coordinator.phase_over or conduct.phase_stopped is not None:
+        elif (coordinator.phase_over or conduct.phase_stopped is not None) and self.cluster.peers.is_together():
             conduct.phase_ends()
             self.cluster.end_phase()
         if self.saving.due:
@@ -375,7 +374,8 @@ class Server:
         try:
             self.saving.finish()
             if data is not None and self.setup.folder is not None:
-                complaint = save_result(data, Path(self.setup.folder), "model" if tables is None else "tables")
+                folder, name = Path(self.setup.folder), "model" if tables is None else "tables"
+                complaint = save_result(data, folder, name) or save_nodes(self.conduct, folder)
                 if complaint is not None:
                     self.coordinator.observe("warning", {"text": complaint})
             if self._writer is not None:

@@ -16,6 +16,7 @@ from paceline.engines.sim.kernel import Kernel
 from paceline.errors import ScenarioError
 from paceline.mishaps import Mishaps
 from paceline.network import Direction
+from paceline.peer_events import PeerCause
 from paceline.scenario import Scenario, ScenarioEvent
 from paceline.seats import Arrival, Order
 
@@ -60,7 +61,7 @@ class VirtualCluster(ABC):
     def admit(self, worker: int) -> None:
         """A process starts: take its seat and join when it is ready."""
 
-    def removed(self, worker: int) -> None:  # noqa: B027 - light workers have nothing else to clear away
+    def removed(self, worker: int, cause: PeerCause) -> None:  # noqa: B027 - light workers have nothing else to clear away
         """The worker's process is gone, and what it computed with it."""
 
     def begin(self) -> None:
@@ -91,7 +92,7 @@ class VirtualCluster(ABC):
                         self.gone.add(worker)
                         self.flights.pop(worker, None)
                         coordinator.leave(worker, event.kind, self.kernel.now)
-                        self.removed(worker)
+                        self.removed(worker, event.kind)
             case "rejoin":
                 for worker in event.workers:
                     self._start(worker)

@@ -19,6 +19,7 @@ from paceline.engines.sim.ticks import Ticks
 from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
 from paceline.jitter import worker_key
 from paceline.ledger import Allotment
+from paceline.peer_events import PeerCause
 from paceline.phases import Phases, as_data
 from paceline.running import Conduct
 from paceline.scenario import Scenario
@@ -90,13 +91,13 @@ class ScriptCluster(VirtualCluster):
         if not self._starting:
             self._begin_phase_if_ready()
 
-    def removed(self, worker: int) -> None:
+    def removed(self, worker: int, cause: PeerCause) -> None:
+        self.peers.left(worker, cause)
         if worker in self.threads:
             self._abandon(worker)
         self._versions.pop(worker, None)
         self.phases.gone(worker)
         self.tables.left(worker)
-        self.peers.left(worker, "crash")
         self._begin_phase_if_ready()
 
     def _abandon(self, worker: int) -> None:

@@ -16,6 +16,8 @@ from paceline import peer_events as e
 from paceline.engines.sim.cluster import Flight
 from paceline.errors import OptionError
 from paceline.journal import PeerDecision
+from paceline.peer_actions import Send
+from paceline.peers.models import Centre, as_stored, distance, mean_of, shares
 from paceline.seats import Arrival, Order
 from paceline.store import UNMEASURED, Merged, Parameters
 from paceline.strategies import build_peer
@@ -47,6 +49,7 @@ class VirtualPeers:
     def __init__(self, cluster: "ScriptCluster") -> None:
         self._cluster = cluster
         self._spec = cluster.conduct.peer
+        self._machines: dict[int, Peer] = {}
         self._models: dict[int, Model] = {}
         self._used: dict[int, int] = {}  # samples of each node
         self._present: dict[int, int] = {}  # with its life
@@ -55,7 +58,7 @@ class VirtualPeers:
         self._messages = 0
         self._link_free_at: dict[int, float] = {}
         self._sending: dict[int, list[float]] = {}  # when each message of a node is out
-        self._centre: list[torch.Tensor] | None = None
+        self._centre: Centre | None = None
         self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
         self._passed: dict[int, int] = {}
         self._overlaps = True
@@ -71,6 +74,7 @@ class VirtualPeers:
             return None
         machine = build_peer(self._spec, self._cluster.conduct.config.seed, node)
         self._overlaps = getattr(machine.options, "overlap", True)
+        self._machines[node] = machine
         return machine
 
     # -- nodes come and go -------------------------------------------------------------------------------------------
@@ -83,7 +87,7 @@ class VirtualPeers:
         model = self._models.get(min(self._present, default=-1))
         if model is None:
             return first
-        values, buffers = self._as_stored([model], [1.0])
+        values, buffers = as_stored(conduct.store.spec, model.tensors(), [model.counters()])
         return Parameters(first.version, conduct.store.layout.pack(values), buffers)
 
     def _comes(self, worker: int) -> None:
@@ -97,11 +101,14 @@ class VirtualPeers:
         self._tell_others(worker, e.Joined(0.0, worker))
 
     def left(self, worker: int, cause: e.PeerCause) -> None:
-        """A node can no longer be reached."""
-        if self._present.pop(worker, None) is None:
+        """A node can no longer be reached. One that leaves of its own accord hands on what others must not lose."""
+        if worker not in self._present:
             return
+        if cause in ("done", "leave") and worker in self._started:
+            self._hand_on(worker, cause)
+        del self._present[worker]
         self._started.discard(worker)
-        self._inboxes.pop(worker, None)
+        unread = self._inboxes.pop(worker, [])
         self._sending.pop(worker, None)
         self._link_free_at.pop(worker, None)
         if cause != "done":
@@ -110,14 +117,47 @@ class VirtualPeers:
         for waiting in self._rounds.values():
             waiting.pop(worker, None)
         self._tell_others(worker, e.Left(0.0, worker, cause))
+        if cause in ("done", "leave"):
+            self._return(unread)
         self.settle()
+
+    def _hand_on(self, worker: int, cause: e.PeerCause) -> None:
+        life, event = self._present[worker], e.Left(self._cluster.kernel.now, worker, cause)
+        actions = self._machines[worker].handle(event)
+        self._cluster.conduct.sink.write(PeerDecision(worker, life, event, actions))
+        tensors = self._models[worker].tensors()
+        for action in actions:
+            if isinstance(action, Send):
+                places = range(len(tensors)) if action.tensors is None else action.tensors
+                values = [tensors[place].detach().clone() for place in places]
+                self._post(worker, Outgoing(action.peer, action.weight, action.tensors, values))
+
+    def _return(self, unread: list[Arrived]) -> None:
+        """What a leaver has not taken in is received again by whoever sent it."""
+        for arrived in unread:
+            event = arrived.event
+            if isinstance(event, e.Received) and event.peer in self._present:
+                self._inboxes[event.peer].append(arrived)
 
     def phase_over(self) -> None:
         """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
         self.refresh()
+        if self._present:
+            self._keep_models()
         self._present.clear()
         self._started.clear()
         self._rounds.clear()
+
+    def _keep_models(self) -> None:
+        """As they are before everybody is given the average."""
+        conduct = self._cluster.conduct
+        with torch.no_grad():
+            conduct.node_models = {
+                node: as_stored(
+                    conduct.store.spec, [t.clone() for t in model.tensors()], [[c.clone() for c in model.counters()]]
+                )
+                for node, model in sorted(self._models.items())
+            }
 
     def _tell_others(self, worker: int, event: e.PeerEvent) -> None:
         for other in sorted(self._started - {worker}):
@@ -189,7 +229,7 @@ class VirtualPeers:
             case Model():
                 self._models[worker] = message
                 if self._centre is None:
-                    self._centre = [tensor.detach().clone() for tensor in message.tensors()]
+                    self._centre = Centre(message.tensors())
             case Outgoing():
                 self._post(worker, message)
             case Wanted():
@@ -265,15 +305,8 @@ class VirtualPeers:
             self._later(seconds, self._answer, (worker, life, self._pull(worker, message)))
 
     def _pull(self, worker: int, message: Elastic) -> Pulled:
-        """`e = alpha (x - centre)`; the centre moves by e, and the node by as much the other way."""
         assert self._centre is not None
-        places = range(len(self._centre)) if message.tensors is None else message.tensors
-        pulls = []
-        with torch.no_grad():
-            for place, value in zip(places, message.values, strict=True):
-                pull = (value.to(self._centre[place].dtype) - self._centre[place]) * message.alpha
-                self._centre[place].add_(pull)
-                pulls.append(pull)
+        pulls = self._centre.pull(message.alpha, message.tensors, message.values)
         nbytes = sum(value.nbytes for value in message.values)
         self._cluster.coordinator.now = self._cluster.kernel.now
         self._cluster.coordinator.observe("exchange", {"bytes": 2 * nbytes}, worker)
@@ -322,33 +355,11 @@ class VirtualPeers:
         if conduct.store_or_none is None or not self._present:
             return  # between phases everybody has that average already
         nodes = sorted(self._models)
-        total = sum(self._used.get(node, 0) for node in nodes)
-        weights = [self._used.get(node, 0) / total if total else 1 / len(nodes) for node in nodes]
         models = [self._models[node] for node in nodes]
-        conduct.store.overwrite(*self._as_stored(models, weights))
-        self._observe_consensus(models)
-
-    def _observe_consensus(self, models: list[Model]) -> None:
-        """Root mean square distance of the models to their plain mean."""
-        with torch.no_grad():
-            squares = 0.0
-            for tensors in zip(*(model.tensors() for model in models), strict=True):
-                stacked = torch.stack([tensor.double() for tensor in tensors])
-                squares += float(((stacked - stacked.mean(dim=0)) ** 2).sum())
+        tensors, weights = [model.tensors() for model in models], shares([self._used.get(node, 0) for node in nodes])
+        stored = as_stored(conduct.store.spec, mean_of(tensors, weights), [model.counters() for model in models])
+        conduct.store.overwrite(*stored)
         self._cluster.coordinator.now = self._cluster.kernel.now
-        self._cluster.coordinator.observe("consensus", {"distance": math.sqrt(squares / len(models))})
-
-    def _as_stored(self, models: list[Model], weights: list[float]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Parameters and buffers in the order of a store."""
-        spec = self._cluster.conduct.store.spec
-        with torch.no_grad():
-            means = []
-            for tensors in zip(*(model.tensors() for model in models), strict=True):
-                mean = sum((tensor.double() * w for tensor, w in zip(tensors, weights, strict=True)), torch.zeros(()))
-                means.append(mean.to(tensors[0].dtype))
-            counts = [torch.stack(list(c)).amax(dim=0) for c in zip(*(m.counters() for m in models), strict=True)]
-        parameters, floats = means[: len(spec.parameters)], iter(means[len(spec.parameters) :])
-        counters = iter(counts)
-        buffers = [next(floats) if dtype.startswith(("torch.float", "torch.bfloat")) else next(counters)
-                   for _, _, dtype in spec.buffers]  # fmt: skip
-        return parameters, buffers
+        nbytes = sum(tensor.nbytes for model in models for tensor in [*model.tensors(), *model.counters()])
+        data = {"distance": distance(tensors), "nodes": len(nodes), "bytes": nbytes}
+        self._cluster.coordinator.observe("consensus", data)

@@ -1,0 +1,300 @@
+"""Nodes on real processes: who is there, who averages with whom, and the centre. Their models go from node to node.
+
+The coordinator grants samples as ever, without a model, and tells each node who comes and goes. What nodes decide comes
+back for the journal. Where a scenario is emulated, its links' times are kept by the nodes themselves.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.engines.local.gathering import Gathering
+from paceline.engines.local.members import Member
+from paceline.errors import InternalError, OptionError
+from paceline.journal import PeerDecision
+from paceline.peer_events import PeerCause
+from paceline.peers.models import Centre, is_averaged
+from paceline.peers.node import WIRES
+from paceline.seats import Arrival, Order
+from paceline.store import UNMEASURED, Merged
+from paceline.strategies import build_peer
+from paceline.transport import messages as m
+from paceline.transport import peer_messages as p
+
+if TYPE_CHECKING:
+    from paceline.engines.local.cluster import LocalCluster
+
+
+class LocalPeers:
+    """What the coordinator does for nodes."""
+
+    def __init__(self, cluster: "LocalCluster") -> None:
+        self._cluster = cluster
+        self._spec = cluster.conduct.peer
+        self.gathering = Gathering(cluster)
+        self._boxes: dict[int, p.Box] = {}
+        self._present: set[int] = set()
+        self._started: set[int] = set()
+        self._beginners: set[int] = set()  # of this phase: they have a common model
+        self._centre: Centre | None = None
+        self._rounds: dict[int, set[int]] = {}  # who waits for an average
+        self._passed: dict[int, int] = {}
+        self._groups: dict[int, p.Group] = {}
+        self._averaging: dict[int, set[int]] = {}  # members of a group that are not yet done
+        self._coming = self._together = False  # the models, at the end of a phase
+        self._wire = None if self._spec is None else WIRES[build_peer(self._spec, 0, 0).wire]
+
+    @property
+    def in_use(self) -> bool:
+        return self._spec is not None
+
+    def refuse_tables(self) -> None:
+        """There is nobody who could keep them."""
+        if self.in_use:
+            raise OptionError(f"{self._spec} has no server that could keep tables: choose ssp, bsp or asp")
+
+    # -- nodes come and go -------------------------------------------------------------------------------------------
+
+    def begin(self, nodes: list[int]) -> None:
+        """A phase begins, with these."""
+        if not self.in_use:
+            return
+        self._beginners = set(nodes)
+        self._present = set(nodes)
+        self._cluster.coordinator.store = self  # type: ignore[assignment]  # steps are made where the models are
+
+    def _comes(self, node: int) -> None:
+        if node in self._present:
+            return
+        self._present.add(node)
+        self._passed.pop(node, None)
+        self._tell_others(node, p.Peering([self._boxes[node]], []))
+
+    def _tell_others(self, node: int, news: p.Peering) -> None:
+        for other in sorted(self._started - {node}):
+            self._cluster.members[other].link.deliver(news)  # type: ignore[arg-type]
+
+    def left(self, node: int, cause: str) -> None:
+        """A node can no longer be reached."""
+        if not self.in_use:
+            return
+        self.gathering.gone(node, crashed=cause != "done")
+        if node not in self._present:
+            return
+        self._present.discard(node)
+        self._started.discard(node)
+        why: PeerCause = cause if cause in ("done", "leave", "timeout") else "crash"  # type: ignore[assignment]
+        self._tell_others(node, p.Peering([], [(node, why)]))
+        for round_, waiting_nodes in list(self._averaging.items()):
+            if node in waiting_nodes:
+                waiting_nodes.discard(node)
+                self._call_again(round_)
+        for nodes in self._rounds.values():
+            nodes.discard(node)
+        self.settle()
+
+    def phase_over(self) -> None:
+        """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
+        self._present.clear()
+        self._started.clear()
+        self._rounds.clear()
+        self._averaging.clear()
+        self._coming = self._together = False
+        self.gathering.phase_over()
+
+    def ask_to_leave(self, member: Member, then: Callable[[], None]) -> bool:
+        """Let a node hand on what the others must not lose, and go on when it has; False: there is nothing."""
+        if not self.in_use or member.worker not in self._started:
+            return False
+        self.gathering.dismiss(member, then)
+        return True
+
+    # -- all models together -----------------------------------------------------------------------------------------
+
+    def refresh(self, then: Callable[[], None]) -> None:
+        """Have the average of all models in the store, and go on; between two phases it is there."""
+        if self.in_use and self._present and not self._together:
+            self.gathering.begin(then, last=False)
+        else:
+            then()
+
+    def is_together(self) -> bool:
+        """Whether a phase that is over can be closed: its nodes' models are averaged. They are asked for here."""
+        if not self.in_use or not self._cluster.phases.running:
+            return True
+        if not self._coming:
+            self._coming = True
+            self.gathering.begin(self._come_together, last=True)
+        return self._together
+
+    def _come_together(self) -> None:
+        self._together = True
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Tell a node to make a step, and what has happened around it."""
+        cluster, node = self._cluster, order.worker
+        member = cluster.members[node]
+        self._comes(node)
+        if node not in self._started:
+            self._started.add(node)
+            member.link.deliver(self._first_word(node))  # type: ignore[arg-type]
+        member.order, member.computing, member.bytes_down = order, True, 0
+        compute_s, sent_at = None, None
+        if cluster.emulation is not None:
+            member.attempt = cluster.emulation.attempt(node)
+            compute_s = cluster.emulation.times.compute_s(node, member.attempt, order.allotment.samples, order.at)
+            sent_at = cluster.clock.on_host(order.at)
+        step = cluster.coordinator.seats[node].through
+        member.link.deliver(m.Work(
+            order.ticket, order.allotment, None, order.position, 0, 0.0, compute_s, cluster.save_number(member),
+            sent_at, cluster.phases.number, step,
+        ))  # fmt: skip
+
+    def _first_word(self, node: int) -> p.Peering:
+        """Who is there, and where a newcomer takes its model from."""
+        others = sorted(self._present - {node})
+        source = None if node in self._beginners or not others else others[0]
+        latency_s, seconds_per_byte = self._link(node)
+        zero = self._cluster.clock.on_host(0.0)
+        joined = [self._boxes[other] for other in others]
+        self._beginners.discard(node)  # whoever comes in its place is a newcomer
+        return p.Peering(joined, [], True, source, zero, latency_s, seconds_per_byte)
+
+    def _link(self, node: int) -> tuple[float, float]:
+        emulation = self._cluster.emulation
+        if emulation is None:
+            return 0.0, 0.0
+        bandwidth = min(emulation.times.bandwidth(node), emulation.times.server_bandwidth)
+        return emulation.times.latency_s(node, 0, True), 0.0 if bandwidth == math.inf else 1 / bandwidth
+
+    def pushed(self, member: Member, message: m.Push) -> None:
+        """A node has made a step."""
+        cluster = self._cluster
+        member.pushed, member.computing = True, False
+        order, member.order = member.order, None
+        if order is None or order.ticket != message.ticket or not cluster.conduct.active:
+            return
+        now = cluster.clock.now()
+        if cluster.emulation is not None:
+            cluster.emulation.computed(message.overrun_s)
+        used = self.gathering.used
+        used[member.worker] = used.get(member.worker, 0) + message.samples
+        cluster.coordinator.arrive(now, Arrival(
+            member.worker, member.incarnation, message.ticket, message.samples, message.compute_s,
+            max(0.0, now - order.at - message.compute_s), gradient=message.gradient, kept=message.kept,
+            nominal=message.nominal,
+        ))  # fmt: skip
+        self.settle()
+
+    def apply(self, *_: Any, **__: Any) -> Merged:
+        """Steps are made where the models are: here is nothing to be done."""
+        return UNMEASURED
+
+    # -- what nodes say ----------------------------------------------------------------------------------------------
+
+    def hear_from(self, member: Member, message: p.NodeToServer) -> None:
+        """A node says something that only nodes say."""
+        node, cluster = member.worker, self._cluster
+        match message:
+            case p.Decisions():
+                for decided in message.decided:
+                    cluster.conduct.sink.write(PeerDecision(node, member.incarnation, decided.event, decided.actions))
+            case p.Mailbox():
+                latency_s, _ = self._link(node)
+                self._boxes[node] = p.Box(node, member.incarnation, message.address, message.key, latency_s)
+            case p.Elastic():
+                self._exchange(member, message)
+            case p.Averaging():
+                self._passed[node] = message.round
+                self._rounds.setdefault(message.round, set()).add(node)
+                self.settle()
+            case p.Exchanged():
+                cluster.coordinator.now = cluster.clock.now()
+                cluster.coordinator.observe("exchange", {"bytes": message.bytes}, node)
+                self._averaging.get(message.round, set()).discard(node)
+                if not self._averaging.get(message.round):
+                    self._averaging.pop(message.round, None)
+                    self._groups.pop(message.round, None)
+            case p.Snapshot():
+                self.gathering.take(node, message)
+            case _:
+                raise InternalError(f"{member.name} sent {message}, which has no meaning here")
+
+    # -- the centre --------------------------------------------------------------------------------------------------
+
+    def _exchange(self, member: Member, message: p.Elastic) -> None:
+        cluster = self._cluster
+        latency_s, seconds_per_byte = self._link(member.worker)
+        nbytes = sum(value.nbytes for value in message.values)
+        way_s = latency_s + nbytes * seconds_per_byte
+        if way_s <= 0.0:
+            self._deliver((member, self._pull(member, message)))
+            return
+        now = cluster.clock.now()
+
+        def at_centre(_: Any) -> None:
+            if not member.gone:
+                cluster.alarms.at(now + 2 * way_s, self._deliver, (member, self._pull(member, message)))
+
+        cluster.alarms.at(now + way_s, at_centre)
+
+    def _deliver(self, going: tuple[Member, Any]) -> None:
+        member, message = going
+        if not member.gone and self._cluster.conduct.active:
+            member.link.deliver(message)
+
+    def _pull(self, member: Member, message: p.Elastic) -> p.Pulled:
+        cluster = self._cluster
+        store = cluster.conduct.store
+        if self._centre is None:
+            start = store.read()
+            buffers = [b for b, (_, _, dtype) in zip(start.buffers, store.spec.buffers, strict=True)
+                       if is_averaged(dtype)]  # fmt: skip
+            self._centre = Centre([*store.layout.views(start.flat), *buffers])
+        centre = self._centre.tensors
+        places = range(len(centre)) if message.tensors is None else message.tensors
+        values = [
+            torch.from_numpy(value).view(self._wire or centre[place].dtype).view(centre[place].shape)
+            for place, value in zip(places, message.values, strict=True)
+        ]
+        pulls = self._centre.pull(message.alpha, message.tensors, values)
+        cluster.coordinator.now = cluster.clock.now()
+        nbytes = sum(value.nbytes for value in message.values)
+        cluster.coordinator.observe("exchange", {"bytes": 2 * nbytes}, member.worker)
+        return p.Pulled([pull.reshape(-1).view(torch.uint8).numpy() for pull in pulls])
+
+    # -- averages of all ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Let those rounds be averaged for which everybody has come who is still to come."""
+        seats = self._cluster.coordinator.seats
+        for number in sorted(self._rounds):
+            computing = [node for node in self._present if seats[node].present and seats[node].ticket]
+            if not self._rounds[number] or any(self._passed.get(node, 0) < number for node in computing):
+                continue
+            members = sorted(self._rounds.pop(number))
+            self._averaging[number] = set(members)
+            self._groups[number] = p.Group(number, 0, members, self._seconds(members))
+            self._call(self._groups[number])
+
+    def _seconds(self, members: list[int]) -> float:
+        if self._cluster.emulation is None or len(members) < 2:
+            return 0.0
+        share = 2 * (len(members) - 1) / len(members)
+        nbytes = self._cluster.conduct.model_bytes
+        links = [self._link(node) for node in members]
+        return max(latency_s + share * nbytes * per_byte for latency_s, per_byte in links)
+
+    def _call(self, group: p.Group) -> None:
+        for node in group.members:
+            self._cluster.members[node].link.deliver(group)  # type: ignore[arg-type]
+
+    def _call_again(self, number: int) -> None:
+        before = self._groups[number]
+        members = sorted(self._averaging[number])
+        self._groups[number] = p.Group(number, before.attempt + 1, members, before.seconds)
+        self._call(self._groups[number])

@@ -1,0 +1,108 @@
+"""Letters between nodes, from one to another without anybody in between: a header, and tensors as bytes.
+
+A node's mailbox has an address and a key; the coordinator tells both to the node's peers and sees no letter. Posting
+never waits for whoever is to read: a letter that cannot be taken at the moment, because its reader is gone or has not
+read those before it, is the sender's again.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import torch
+
+from paceline.transport.peer_messages import Box
+
+UNREAD = 2  # letters to one peer that it has not read; a further one would only be older when it is
+Kind = Literal["model", "asked", "lend", "lent", "part", "mean"]
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """What one node says to another, beside the values."""
+
+    key: str  # of the reader's mailbox
+    sender: int
+    life: int  # of the sender
+    kind: Kind
+    weight: float = 1.0
+    tensors: tuple[int, ...] | None = None
+    round: int = 0  # of an average, with its attempt and the part of the model
+    attempt: int = 0
+    part: int = 0
+    at: float = 0.0  # emulation: by the host's clock it is not there before
+    sizes: tuple[int, ...] = ()  # bytes of each value
+    slot: int = -1  # where the values lie, if they do not come with the letter
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """A letter and its values, each as bytes; they may be looked at until `release`."""
+
+    letter: Letter
+    values: list[torch.Tensor]
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """A letter has left this node."""
+
+    peer: int
+    bytes: int
+    seconds: float
+
+
+class Mail(Protocol):
+    """One node's mailbox, and its way to those of others."""
+
+    address: str
+    key: str
+    tracks: bool  # whether it knows when letters leave; otherwise they are gone as soon as they are posted
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """The largest letter has values of so many bytes each."""
+
+    def meet(self, peer: Box) -> None:
+        """Letters can be posted to this peer from here on."""
+
+    def part(self, peer: int) -> list[Delivered]:
+        """The peer is gone; letters that are known not to have reached it."""
+
+    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
+        """Send the values as they are now; False if that is not possible at the moment. The letter's key and sizes are
+        filled in here."""
+
+    def collect(self, seconds: float = 0.0) -> list[Delivered]:
+        """What has arrived; waits so long for the first."""
+
+    def departed(self) -> list[Departed]:
+        """Letters that have left since this was last asked."""
+
+    @property
+    def on_their_way(self) -> int:
+        """Letters that were posted and have not left."""
+
+    def release(self) -> None:
+        """What was collected is not looked at any more."""
+
+    def close(self) -> None:
+        """Let what is posted leave, then be reached no more."""
+
+
+_decoder = msgspec.msgpack.Decoder(Letter)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(letter: Letter) -> bytes:
+    """A letter's header as bytes."""
+    return _encoder.encode(letter)
+
+
+def decode(data: Any) -> Letter | None:
+    """A letter's header; None if it is none."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError:
+        return None
+
+
+def as_bytes(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's own memory as bytes, or a copy's where it lies scattered or on a device."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,255 @@
+"""Letters on one host: headers over a datagram socket, values in memory that the reader maps.
+
+A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first letter that
+lies in it, mixes from there, and marks it as read in its first page. So a model is copied once and read once. There are
+as many slots as letters that are unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket has
+a name in the worker's own scratch folder, which whoever buries the worker removes.
+"""
+
+import logging
+import mmap
+import os
+import secrets
+import select
+import socket
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from paceline.errors import PeerError
+from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, decode, encode
+from paceline.transport.peer_messages import Box
+from paceline.transport.shm import anonymous_file, require_sealed
+
+PAGE = mmap.PAGESIZE
+ALIGNED = 64
+MOST_SLOTS = 64
+LONGEST_NAME = 100  # bytes of a socket's name; Linux takes 107
+LONGEST_LETTER = 1 << 16  # bytes of a header, which may name thousands of tensors
+_ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize)
+
+logger = logging.getLogger("paceline")
+
+
+class _Memory:
+    """A slot as either side maps it."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory = mmap.mmap(descriptor, PAGE + nbytes)
+        self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # 1: unread
+
+    def views(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The values of a letter as bytes."""
+        found, at = [], PAGE
+        for size in sizes:
+            found.append(
+                torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=at)
+                if size
+                else torch.empty(0, dtype=torch.uint8)
+            )
+            at += _aligned(size)
+        return found
+
+
+class _Slot:
+    """The sender's side."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.descriptor = anonymous_file(PAGE + nbytes)
+        self.memory = _Memory(self.descriptor, nbytes)
+        self.reader: int | None = None
+        self.letter: Letter | None = None
+        self.known: set[tuple[int, int]] = set()  # peers, with their lives, that have the descriptor
+
+    @property
+    def unread(self) -> bool:
+        return self.reader is not None and bool(self.memory.state.item())
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class ShmMail:
+    """A mailbox in shared memory."""
+
+    tracks = False
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder` is this process's own and goes with it; None: the socket gets a name outside of any folder."""
+        self.key = secrets.token_hex(16)
+        name = None if folder is None else str(folder / "mail")
+        if name is None or len(os.fsencode(name)) > LONGEST_NAME:
+            name = f"\0paceline-{self.key}"
+        self.address = name.replace("\0", "@")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(name)
+        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._boxes: dict[int, Box] = {}
+        self._slots: list[_Slot] = []
+        self._largest = 0  # letter, in bytes
+        self._mapped: dict[tuple[int, int, int], _Memory] = {}
+        self._looked_at: list[_Memory] = []
+        self._parted: set[int] = set()  # peers whose last letters may not have been read
+        self._forgotten: set[int] = set()
+        self.on_their_way = 0  # whatever was posted is where its reader finds it
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        self._largest = sum(map(_aligned, sizes))
+
+    def meet(self, peer: Box) -> None:
+        self._parted.discard(peer.node)
+        self._boxes[peer.node] = peer
+
+    def part(self, peer: int) -> list[Delivered]:
+        self._boxes.pop(peer, None)
+        back = []
+        for slot in self._slots:
+            if slot.reader == peer:
+                if slot.unread and slot.letter is not None:
+                    values = [view.clone() for view in slot.memory.views(slot.letter.sizes)]
+                    back.append(Delivered(slot.letter, values))
+                slot.reader = None
+        self._parted.add(peer)
+        return back
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
+        box = self._boxes.get(peer)
+        if box is None:
+            return False
+        sizes = tuple(value.nbytes for value in values)
+        slot = self._slot_for(peer, sum(map(_aligned, sizes))) if sizes else None
+        if sizes and slot is None:
+            return False
+        if slot is not None:
+            for view, value in zip(slot.memory.views(sizes), values, strict=True):
+                if view.numel():
+                    view.view(value.dtype).view(value.shape).copy_(value.detach())
+            slot.memory.state.fill_(1)
+            slot.reader = peer
+        number = -1 if slot is None else slot.number
+        letter = msgspec.structs.replace(letter, key=box.key, sizes=sizes, slot=number)
+        if self._send(box, letter, slot):
+            if slot is not None:
+                slot.letter = letter
+            return True
+        if slot is not None:
+            slot.reader = None
+        return False
+
+    def _send(self, box: Box, letter: Letter, slot: _Slot | None) -> bool:
+        place = (box.node, box.life)
+        news = slot is not None and place not in slot.known
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor]))] if slot is not None and news else []
+        )
+        try:
+            self._out.sendmsg([encode(letter)], rights, socket.MSG_DONTWAIT, _name(box.address))
+        except OSError as error:  # nobody is there any more, or too much is unread
+            logger.debug("a letter to node %d was not taken: %s", box.node, error)
+            return False
+        if slot is not None:
+            slot.known.add(place)
+        return True
+
+    def _slot_for(self, peer: int, nbytes: int) -> _Slot | None:
+        unread = [slot for slot in self._slots if slot.unread]
+        if len([slot for slot in unread if slot.reader == peer]) >= UNREAD:
+            return None
+        free = [slot for slot in self._slots if slot not in unread and slot.memory.nbytes >= nbytes]
+        if free:
+            return min(free, key=lambda slot: slot.memory.nbytes)
+        if len(self._slots) >= MOST_SLOTS:
+            return None
+        slot = _Slot(len(self._slots), self._capacity(nbytes))
+        self._slots.append(slot)
+        return slot
+
+    def _capacity(self, nbytes: int) -> int:
+        """Large enough to serve again: twice the bytes of a few tensors, but no more than a model's."""
+        return max(nbytes, min(2 * nbytes, self._largest), PAGE)
+
+    def departed(self) -> list[Departed]:
+        return []
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def collect(self, seconds: float = 0.0) -> list[Delivered]:
+        found: list[Delivered] = []
+        if seconds and not self._readable.poll(seconds * 1000):
+            return found
+        while True:
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(LONGEST_LETTER, _ANCILLARY, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._forgotten |= self._parted  # what they had sent has been read
+                self._parted.clear()
+                return found
+            descriptors = array("i")
+            for level, kind, packed in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
+            try:
+                delivered = self._read(data, descriptors)
+            except PeerError as error:
+                logger.warning("a letter was dropped: %s", error)
+                delivered = None
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            if delivered is not None:
+                found.append(delivered)
+
+    def _read(self, data: bytes, descriptors: Sequence[int]) -> Delivered | None:
+        letter = decode(data)
+        if letter is None or not secrets.compare_digest(letter.key, self.key):
+            logger.warning("a letter of %d bytes was dropped: it does not have this node's key", len(data))
+            return None
+        if letter.slot < 0:
+            return Delivered(letter, [])
+        place = (letter.sender, letter.life, letter.slot)
+        if descriptors:
+            require_sealed(descriptors[0])
+            self._mapped[place] = _Memory(descriptors[0], os.fstat(descriptors[0]).st_size - PAGE)
+        memory = self._mapped.get(place)
+        if memory is None or min(letter.sizes) < 0 or sum(map(_aligned, letter.sizes)) > memory.nbytes:
+            raise PeerError(f"a letter of node {letter.sender} names {sum(letter.sizes)} bytes that are not there")
+        self._looked_at.append(memory)
+        return Delivered(letter, memory.views(letter.sizes))
+
+    def release(self) -> None:
+        for memory in self._looked_at:
+            memory.state.fill_(0)
+        self._looked_at.clear()
+        for place in [place for place in self._mapped if place[0] in self._forgotten and place[0] not in self._boxes]:
+            del self._mapped[place]
+        self._forgotten.clear()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+        self._mapped.clear()
+        self._looked_at.clear()
+        self._out.close()
+        self._socket.close()
+        if not self.address.startswith("@"):
+            with suppress(FileNotFoundError):
+                Path(self.address).unlink()
+
+
+def _name(address: str) -> str:
+    return f"\0{address[1:]}" if address.startswith("@") else address
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNED) * ALIGNED

@@ -1,0 +1,151 @@
+"""Letters over TCP: each node reads from a socket of its own and has one more for each peer that it writes to.
+
+ZeroMQ's own thread sends, from a copy that was made when the letter was posted, so a letter is on its way until that
+thread has handed its last byte to the kernel. Queues are short on both sides: a peer that does not read soon refuses.
+"""
+
+import contextlib
+import logging
+import secrets
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, as_bytes, decode, encode
+from paceline.transport.peer_messages import Box
+from paceline.transport.zeromq import end_context
+
+LEAVING_MS = 5_000  # for letters that are still on their way
+
+logger = logging.getLogger("paceline")
+
+
+class _Posted(msgspec.Struct):
+    """A letter that may not have left yet."""
+
+    peer: int
+    letter: Letter
+    values: list[torch.Tensor]
+    tracker: Any
+    at: float
+
+
+class ZeromqMail:
+    """A mailbox at a TCP port."""
+
+    tracks = True
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+        self.key = secrets.token_hex(16)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, UNREAD)
+        self._socket.bind(bind)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._peers: dict[int, tuple[Box, zmq.Socket[bytes]]] = {}
+        self._posted: list[_Posted] = []
+        self._departed: list[Departed] = []
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Nothing is kept for letters that are to come."""
+
+    def meet(self, peer: Box) -> None:
+        self.part(peer.node)
+        link = self._context.socket(zmq.PUSH)
+        link.setsockopt(zmq.SNDHWM, UNREAD)
+        link.connect(peer.address)
+        self._peers[peer.node] = (peer, link)
+
+    def part(self, peer: int) -> list[Delivered]:
+        self._look()
+        _, link = self._peers.pop(peer, (None, None))
+        if link is not None:
+            link.close(linger=0)
+        back = [posted for posted in self._posted if posted.peer == peer]
+        self._posted = [posted for posted in self._posted if posted.peer != peer]
+        return [Delivered(posted.letter, posted.values) for posted in back]
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
+        if peer not in self._peers:
+            return False
+        box, link = self._peers[peer]
+        copies = [as_bytes(value).clone() for value in values]
+        letter = msgspec.structs.replace(letter, key=box.key, sizes=tuple(copy.nbytes for copy in copies))
+        frames: list[Any] = [encode(letter), *(copy.numpy() for copy in copies if copy.numel())]
+        try:
+            tracker = link.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
+        except zmq.Again:  # it has not read those before this one
+            return False
+        self._posted.append(_Posted(peer, letter, copies, tracker, time.perf_counter()))
+        return True
+
+    def _look(self) -> None:
+        """Note which letters have left."""
+        still, now = [], time.perf_counter()
+        for posted in self._posted:
+            if not posted.tracker.done:
+                still.append(posted)
+            elif posted.letter.kind == "model":
+                self._departed.append(Departed(posted.peer, sum(posted.letter.sizes), now - posted.at))
+        self._posted = still
+
+    def departed(self) -> list[Departed]:
+        self._look()
+        found, self._departed = self._departed, []
+        return found
+
+    @property
+    def on_their_way(self) -> int:
+        self._look()
+        return len(self._posted)
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def collect(self, seconds: float = 0.0) -> list[Delivered]:
+        found: list[Delivered] = []
+        if seconds and not self._socket.poll(int(seconds * 1000)):
+            return found
+        while True:
+            try:
+                header, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return found
+            letter = decode(header.buffer)
+            sizes = [] if letter is None else [size for size in letter.sizes if size]
+            if letter is None or not secrets.compare_digest(letter.key, self.key):
+                logger.warning("a letter of %d bytes was dropped: it does not have this node's key", len(header.buffer))
+            elif [len(frame.buffer) for frame in frames] != sizes:
+                logger.warning("a letter of node %d was dropped: it is not as long as it says", letter.sender)
+            else:
+                waiting = iter(frames)
+                found.append(Delivered(letter, [_tensor(next(waiting)) if s else _NOTHING for s in letter.sizes]))
+
+    def release(self) -> None:
+        """What was collected lies in frames of its own."""
+
+    def close(self) -> None:
+        if self._context.closed:
+            return
+        self._socket.close(linger=0)
+        for _, link in self._peers.values():
+            link.close(linger=LEAVING_MS)
+        self._peers.clear()
+        self._posted.clear()
+        with contextlib.suppress(zmq.ZMQError):
+            end_context(self._context)
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def _tensor(frame: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is only read from
+        return torch.frombuffer(frame.buffer, dtype=torch.uint8)
