@@ -9,6 +9,7 @@ The checker knows the words of events and actions and the options, and counts ev
 * pace: exchanges begin when period or trigger say so, always in the warm-up, and after max_interval steps.
 """
 
+import math
 from typing import Any
 
 from paceline import strategies
@@ -161,6 +162,8 @@ class Checker:
     def _due(self, event: Stepped) -> list[int]:
         """The tensors that must be exchanged at this step, where no budget has moved the threshold."""
         options, everything = self.options, self._nonempty
+        if "adaptive" not in self.name and getattr(options, "scope", "model") == "tensor":
+            return [t for t in everything if self._at_period(event.step, t)]
         if "adaptive" not in self.name:
             return [] if event.step % options.period else everything
         if self.steps <= options.warmup:
@@ -175,3 +178,14 @@ class Checker:
             or event.changes[t] ** 2 * (self.steps - self.last[t])
             >= options.threshold**2 * self.sizes[t] / sum(self.sizes)
         ]
+
+    def _at_period(self, step: int, tensor: int) -> bool:
+        """Whether a multiple of the tensor's own period has come since the step before; the scale is searched for."""
+        shares = [size / sum(self.sizes) for size in self.sizes]
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            scale = (low + high) / 2
+            traffic = sum(share / max(1.0, scale * share**0.5) for share in shares)
+            low, high = (scale, high) if traffic > 1 / self.options.period else (low, scale)
+        period = max(1.0, high * shares[tensor] ** 0.5)
+        return math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)

@@ -26,6 +26,7 @@ from paceline.peer_events import (
     Stepped,
 )
 from paceline.strategies import Peer
+from paceline.strategies.peers import periods
 from paceline.strategies.peers.partners import Partners
 from peers.network import Network
 from peers.test_peer_laws import builder
@@ -140,6 +141,24 @@ def test_whole_models_compare_with_the_threshold_itself() -> None:
     assert exchanged(machine.handle(stepped(1, 0.2999))) is None
     assert exchanged(machine.handle(stepped(2, 0.2122))) == "all"
     assert exchanged(machine.handle(stepped(3, 0.3001))) == "all"
+
+
+@pytest.mark.parametrize("sizes", [(400,), (200_704, 256, 2560, 40), (0, 12, 32, 4), (1, 1, 1, 1), (10**9, 1)])
+@pytest.mark.parametrize("period", [1, 2, 13, 100])
+def test_periods_of_tensors_send_as_much_as_the_period_of_the_model(sizes: tuple[int, ...], period: int) -> None:
+    each = periods.of_each(sizes, period)
+    assert all(one >= 1 for one in each)
+    assert sum(size / one for size, one in zip(sizes, each, strict=True)) == pytest.approx(sum(sizes) / period)
+    scales = [one / math.sqrt(size) for size, one in zip(sizes, each, strict=True) if one > 1]
+    assert max(scales, default=1.0) == pytest.approx(min(scales, default=1.0))
+    sent = [0] * len(sizes)
+    for step in range(1, 1001):
+        chosen = periods.due(step, sizes, each)
+        for tensor in range(len(sizes)) if chosen is None else chosen:
+            sent[tensor] += 1
+    assert [times for size, times in zip(sizes, sent, strict=True) if size] == [
+        int(1000 / one + 1e-9) for size, one in zip(sizes, each, strict=True) if size
+    ]
 
 
 def test_a_tensor_without_bytes_is_never_due_and_never_missing() -> None:
@@ -259,7 +278,9 @@ def models_after(spec: str) -> list[np.ndarray]:
         ("adaptive_gossip:threshold=0,warmup=0,peers=ring", "gossip:peers=ring"),
         ("adaptive_gossip:threshold=0,scope=model,form=pull", "gossip:form=pull"),
         ("adaptive_gossip:threshold=0,scope=model,form=weighted", "gossip:form=weighted"),
+        ("gossip:scope=tensor", "gossip"),
         ("adaptive_elastic:threshold=0", "elastic:period=1"),
+        ("elastic:scope=tensor,period=1", "elastic:period=1"),
         ("adaptive_elastic:threshold=0,scope=model,alpha=0.2", "elastic:period=1,alpha=0.2"),
         ("adaptive_elastic:alpha=0", "elastic:alpha=0"),
     ],

@@ -14,10 +14,9 @@ from typing import Any
 
 from msgspec import field
 
-from paceline.errors import OptionError
 from paceline.peer_actions import PeerAction
 from paceline.peer_events import Started, Stepped
-from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers
+from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers, require_push
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 
 
@@ -30,9 +29,8 @@ class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scope == "tensor" and self.form != "push":
-            because = "has one weight per model" if self.form == "weighted" else "asks for whole models"
-            raise OptionError(f"form={self.form} {because}, so scope must be model, not tensor; add scope=model")
+        if self.scope == "tensor":
+            require_push(self.form)
 
 
 class AdaptiveGossipState(GossipState):
