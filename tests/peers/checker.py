@@ -113,7 +113,8 @@ class Checker:
         if not (0 < mixes[0].weight < 1 or (self.gone and mixes[0].weight == 1)):
             self.blame("mixing", f"a weight outside of (0, 1): {mixes[0]}")
         self.weight += event.weight if weighted else 0
-        self._exchanged(event.tensors)
+        if getattr(self.options, "mixed", "exchanged") == "exchanged":
+            self._exchanged(event.tensors)
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
         for tensor in range(len(self.sizes)) if tensors is None else tensors:

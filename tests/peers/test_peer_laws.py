@@ -26,6 +26,7 @@ VARIATIONS = {
     "adaptive_gossip": [
         f"adaptive_gossip:{TRIGGER}", f"adaptive_gossip:{TRIGGER},scope=model,form=pull",
         f"adaptive_gossip:{TRIGGER},scope=model,form=weighted,peers=ring", f"adaptive_gossip:{TRIGGER},budget=0.3",
+        f"adaptive_gossip:{TRIGGER},mixed=changed",
     ],
     "elastic": ["elastic:period=2", "elastic:period=1,alpha=0.3", "elastic:alpha=0", "elastic:scope=tensor,period=2"],
     "adaptive_elastic": [f"adaptive_elastic:{TRIGGER}", f"adaptive_elastic:{TRIGGER},scope=model,budget=0.4"],

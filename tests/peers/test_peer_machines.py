@@ -232,6 +232,26 @@ def test_a_budget_is_met_whatever_the_learning_rate_does(spec: str, budget: floa
         assert drift.traffic(800, rate) == pytest.approx(budget, rel=0.1)
 
 
+@pytest.mark.parametrize(("mixed", "closer"), [("exchanged", 1.0), ("changed", 0.25)])
+def test_models_apart_come_together_without_a_step_if_what_is_mixed_in_counts(mixed: str, closer: float) -> None:
+    """One message begins it: without that nobody knows that others are far away."""
+    network = Network(builder(f"adaptive_gossip:warmup=0,max_interval=100000,mixed={mixed}"))
+    for number in range(4):
+        network.join(number)
+    for node in network.present:
+        while node.news:
+            network.tell(node)
+    network.step(network.nodes[0], size=1.0)
+    network.settle()
+    before = _spread(network)
+    for turn in range(200):
+        network.step(network.nodes[turn % 4], size=0.0)
+        network.settle()
+    after = _spread(network)
+    assert after <= closer * before
+    assert mixed == "changed" or after > 0.5 * before
+
+
 def test_without_a_budget_traffic_follows_the_change() -> None:
     drift = Drift("adaptive_gossip:warmup=0,max_interval=1000", (400, 1600, 100))
     dense, sparse = drift.traffic(500, 0.05), drift.traffic(500, 0.001)
@@ -276,6 +296,7 @@ def models_after(spec: str) -> list[np.ndarray]:
     [
         ("adaptive_gossip:threshold=0", "gossip"),
         ("adaptive_gossip:threshold=0,warmup=0,peers=ring", "gossip:peers=ring"),
+        ("adaptive_gossip:threshold=0,mixed=changed", "gossip"),
         ("adaptive_gossip:threshold=0,scope=model,form=pull", "gossip:form=pull"),
         ("adaptive_gossip:threshold=0,scope=model,form=weighted", "gossip:form=weighted"),
         ("gossip:scope=tensor", "gossip"),

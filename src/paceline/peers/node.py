@@ -129,7 +129,8 @@ class Node:
         with torch.no_grad():
             for place, value in zip(places, arrived.values, strict=True):
                 tensors[place].lerp_(value.to(tensors[place].dtype), action.weight)
-        self._remember(arrived.event.tensors)
+        if self.machine.resets_on_mix:
+            self._remember(arrived.event.tensors)
 
     def _places(self, named: tuple[int, ...] | None) -> Sequence[int]:
         return range(len(self._tensors())) if named is None else named

@@ -147,7 +147,10 @@ class Gossip(Peer):
         return Send(peer, state.weight, tensors, f"to n{peer} with half of weight {2 * state.weight:.4g}: {why}")
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
-        """These tensors are sent, asked for or mixed in this decision: of interest to those who adapt."""
+        """These tensors are sent or asked for in this decision: of interest to those who adapt."""
+
+    def _mixed(self, tensors: tuple[int, ...] | None) -> None:
+        """These tensors are mixed in this decision: likewise."""
 
     def _asked(self, event: Asked) -> list[PeerAction]:
         state, peer = self.state, event.peer
@@ -162,7 +165,7 @@ class Gossip(Peer):
             return self._weigh(event)
         if event.peer == state.partners.node or state.gone:
             return []
-        self._exchanged(event.tensors)
+        self._mixed(event.tensors)
         return [Mix(event.message, 0.5, f"n{event.peer}'s model and this one, half and half")]
 
     def _weigh(self, event: Received) -> list[PeerAction]:
@@ -171,7 +174,7 @@ class Gossip(Peer):
             return []
         own, state.weight = state.weight, state.weight + incoming
         share = incoming / state.weight
-        self._exchanged(event.tensors)
+        self._mixed(event.tensors)
         mix = Mix(event.message, share, f"weight {incoming:.4g} from n{event.peer} to own weight {own:.4g}")
         return [mix, *(self._hand_on("arrived after this node had left") if state.gone else [])]
 
