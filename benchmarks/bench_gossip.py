@@ -23,32 +23,34 @@ import results
 from sides import bars, gossip_disturbed
 from sides.bars import Bar
 from sides.gossip_runs import FOLDERS, PARTS, SECONDS_PER_SAMPLE, Job, Size, build, folder, run
-from sides.gossip_trials import MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
+from sides.gossip_trials import FIRST_FRESH, MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
 
-RATES = (0.2, 0.4, 0.6, 0.8, 1.2)
-CIFAR_RATES = (0.05, 0.1, 0.15, 0.2, 0.3)
+RATES = (0.4, 0.6, 0.7, 0.8, 1.2)
+CIFAR_RATES = (0.02, 0.035, 0.05, 0.07, 0.1)
 PERIODS = (13, 14, 16)
 SPARSE = "warmup=0,max_interval=200"  # nothing but the change decides
-TRIGGERS = ("threshold=0.5", "threshold=0.7,mixed=changed", "threshold=0.85,mixed=changed")
-CIFAR_TRIGGERS = ("threshold=0.3", "threshold=0.4,mixed=changed", "threshold=0.5,mixed=changed")
-ELASTIC_TRIGGERS = ("threshold=0.75", "threshold=0.9", "threshold=1.1")
+TRIGGERS = ("threshold=0.45", "threshold=0.65,mixed=changed", "threshold=0.75,mixed=changed")
+CIFAR_TRIGGERS = ("threshold=0.4", "threshold=0.5,mixed=changed", "threshold=0.65,mixed=changed")
+ELASTIC_TRIGGERS = ("threshold=0.65", "threshold=0.7", "threshold=0.8")
+ALPHA = 0.5  # of everybody's tie to the centre: rare exchanges bear a strong one, and so does the baseline
 COMMUNICATION = 0.565  # of the baseline's time, in the publication
 BANDWIDTHS = (0.25, 0.5, 2.0, 4.0, 16.0)  # of the one at which communication has that share
 DISTURBED_SEEDS = 3
 
 MNIST = Size(samples=12_000, epochs=4)
 MNIST16 = Size(samples=12_000, epochs=8, workers=16)  # as many steps of a node as with 8
-CIFAR = Size(samples=8_000, epochs=5, task="cifar", test=10_000)
+CIFAR = Size(samples=4_000, epochs=16, task="cifar", momentum=0.9)
 TINY = Size(samples=400, epochs=1, workers=4, hidden=8, test=500)
 
 
 def against(kind: str, triggers: tuple[str, ...], periods: tuple[int, ...] = PERIODS) -> dict[str, list[str]]:
     """The sides of a contest, each with the settings that are tried of it."""
+    tie = f",alpha={ALPHA}" if kind == "elastic" else ""
     return {
-        "baseline": [f"{kind}:period=1"],
-        "fixed": [f"{kind}:period={period}" for period in periods],
-        "per_tensor": [f"{kind}:period={period},scope=tensor" for period in periods],
-        "adaptive": [f"adaptive_{kind}:{trigger},{SPARSE}" for trigger in triggers],
+        "baseline": [f"{kind}:period=1{tie}"],
+        "fixed": [f"{kind}:period={period}{tie}" for period in periods],
+        "per_tensor": [f"{kind}:period={period},scope=tensor{tie}" for period in periods],
+        "adaptive": [f"adaptive_{kind}:{trigger},{SPARSE}{tie}" for trigger in triggers],
     }
 
 
@@ -99,7 +101,9 @@ def gains(outcome: Outcome, usual: float, scales: tuple[float, ...], pool: Execu
     jobs: list[Job] = []
     for scale, side in itertools.product(sorted(scales), ("baseline", "adaptive")):
         job = outcome.chosen[side]
-        jobs.append(msgspec.structs.replace(job, seed=0, mbps=usual * scale, strategy=f"{job.strategy},overlap=false"))
+        jobs.append(
+            msgspec.structs.replace(job, seed=FIRST_FRESH, mbps=usual * scale, strategy=f"{job.strategy},overlap=false")
+        )
     made = list(pool.map(run, jobs))
     return [(scale, 1 - made[2 * i + 1].seconds / made[2 * i].seconds) for i, scale in enumerate(sorted(scales))]
 
@@ -129,7 +133,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     for name, counts in found["courses"].items():
         shares = [count / max(1, sum(counts)) for count in counts]
         axes[1].plot(range(1, len(counts) + 1), shares, marker=".", label=name)
-    axes[1].set(title="bytes of the adaptive side over the run, seed 0", xlabel="twentieth", ylabel="share of all")
+    axes[1].set(title="bytes of the adaptive side over one run", xlabel="twentieth", ylabel="share of all")
     axes[1].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=80)
@@ -158,9 +162,11 @@ def notes() -> str:
 Virtual nodes; accuracy and loss on the test images are those of the average of all nodes' models. `cosine` and `step`:
 8 nodes, an MLP with {MNIST.hidden} hidden units on {MNIST.samples:,} images of MNIST, {MNIST.epochs:g} epochs, batches
 of {MNIST.batch}, under a rate that falls by a cosine, or to a tenth in the middle. `nodes16`: 16 nodes,
-{MNIST16.epochs:g} epochs. `cifar`: 8 nodes, a small convolutional net on {CIFAR.samples:,} images of CIFAR-10,
-{CIFAR.epochs:g} epochs. `elastic`: as `cosine`, with `adaptive_elastic` against `elastic`, whose bytes are counted both
-ways. The last three are under the cosine.
+{MNIST16.epochs:g} epochs. `cifar`: 8 nodes, a small convolutional net with momentum on {CIFAR.samples:,} images of
+CIFAR-10, {CIFAR.epochs:g} epochs. `elastic`: as `cosine`, with `adaptive_elastic` against `elastic`, whose bytes are
+counted both ways; all with alpha={ALPHA}, which on seed {TUNING_SEED} was better than the default for the baseline
+(0.9339 against 0.9320), for a fixed period of each tensor (0.9243 against 0.9164) and for the trigger. The last three
+are under the cosine.
 
 Rows of seed {TUNING_SEED} are trials: the same learning rates for all, with {len(TRIGGERS)} triggers for `adaptive` and
 {len(PERIODS)} periods for `fixed` and for `per_tensor`, the fixed period of each tensor. These three may send
@@ -172,8 +178,10 @@ line on which the baseline would communicate for {COMMUNICATION:.1%} of its time
 second of the 7 others together, `waiting` the share of their time in which they waited for their own line. In `faults`
 2 nodes are killed after 30 and 40 % of the run, and 2 join after 50 and 60 %.
 
-Earlier runs had no rate of 0.6, and there exchanging by change gained nothing on a fixed period under the step: it
-took the baseline's rate, which is too high for so few bytes, or half of it. What else was tried is in docs/peers.md.
+The thresholds tried come from a search on seeds below {FIRST_FRESH} (docs/peers.md has what was tried there); periods
+follow from the bytes that are allowed. Seeds from {FIRST_FRESH} on were used for nothing before. Earlier runs had no
+rate of 0.6, and there exchanging by change gained nothing on a fixed period under the step: it took the baseline's
+rate, which is too high for so few bytes, or half of it.
 
 Left out: partners that are not random, bfloat16 on the wire, a budget in place of a threshold, and schedules other than
 the cosine for 16 nodes, CIFAR and elastic averaging. Courses are counted in {PARTS} parts of a run, of which the bar on

@@ -8,7 +8,7 @@ import msgspec
 
 from sides.bars import Bar
 from sides.gossip_runs import SLOW, Job, Ran, run
-from sides.gossip_trials import row
+from sides.gossip_trials import FIRST_FRESH, row
 
 
 def disturb(job: Job, repeats: int, mbps: float, pool: Executor) -> tuple[list[Bar], list[dict[str, Any]]]:
@@ -16,12 +16,13 @@ def disturb(job: Job, repeats: int, mbps: float, pool: Executor) -> tuple[list[B
     kinds: dict[str, dict[str, Any]] = {
         "even": {"mbps": mbps}, "one_slow": {"mbps": mbps, "slow": True}, "undisturbed": {}, "faults": {"faults": True},
     }  # fmt: skip
-    jobs = [msgspec.structs.replace(job, seed=seed, **what) for what in kinds.values() for seed in range(repeats)]
+    seeds = range(FIRST_FRESH, FIRST_FRESH + repeats)
+    jobs = [msgspec.structs.replace(job, seed=seed, **what) for what in kinds.values() for seed in seeds]
     made = list(pool.map(run, jobs))
     runs = {kind: made[i * repeats : (i + 1) * repeats] for i, kind in enumerate(kinds)}
     most = round(statistics.median(ran.bytes for ran in runs["undisturbed"]))
     rows = [{**row("disturbed", kind, job, seed, ran, most), "pace": ran.pace, "waiting": ran.waiting}
-            for kind, each in runs.items() for seed, ran in enumerate(each)]  # fmt: skip
+            for kind, each in runs.items() for seed, ran in zip(seeds, each, strict=True)]  # fmt: skip
     return judge(runs), rows
 
 

@@ -17,6 +17,7 @@ from sides.gossip_runs import PARTS, Job, Ran, Size, run
 
 MOST_BYTES = 0.078  # of the baseline's in a trial: fresh seeds differ by a few per cent, and 0.08 is what must hold
 TUNING_SEED = 100
+FIRST_FRESH = 200  # seeds from here on are for comparing alone
 CONTROLS = {"fixed": "a fixed period", "per_tensor": "a fixed period for each tensor"}
 
 
@@ -42,12 +43,13 @@ class Outcome(msgspec.Struct, frozen=True):
 def hold(contest: Contest, repeats: int, pool: Executor) -> Outcome:
     """Tune every side, then run each on fresh seeds."""
     chosen, trials = tune(contest, pool)
-    jobs = [msgspec.structs.replace(job, seed=seed) for job in chosen.values() for seed in range(repeats)]
+    seeds = range(FIRST_FRESH, FIRST_FRESH + repeats)
+    jobs = [msgspec.structs.replace(job, seed=seed) for job in chosen.values() for seed in seeds]
     made = list(pool.map(run, jobs))
     runs = {name: made[i * repeats : (i + 1) * repeats] for i, name in enumerate(chosen)}
     most = round(statistics.median(ran.bytes for ran in runs["baseline"]))
     rows = [row(contest.name, name, chosen[name], seed, ran, most)
-            for name, each in runs.items() for seed, ran in enumerate(each)]  # fmt: skip
+            for name, each in runs.items() for seed, ran in zip(seeds, each, strict=True)]  # fmt: skip
     return Outcome(chosen, runs, rows + trials)
 
 
