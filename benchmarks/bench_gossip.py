@@ -25,11 +25,11 @@ from sides.bars import Bar
 from sides.gossip_runs import FOLDERS, PARTS, SECONDS_PER_SAMPLE, Job, Size, build, folder, run
 from sides.gossip_trials import FIRST_FRESH, MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
 
-RATES = (0.4, 0.6, 0.7, 0.8, 1.2)
+RATES = (0.2, 0.4, 0.6, 0.8, 1.2)
 CIFAR_RATES = (0.02, 0.035, 0.05, 0.07, 0.1)
 PERIODS = (13, 14, 16)
 SPARSE = "warmup=0,max_interval=200"  # nothing but the change decides
-TRIGGERS = ("threshold=0.45", "threshold=0.65,mixed=changed", "threshold=0.75,mixed=changed")
+TRIGGERS = ("threshold=0.45", "threshold=0.7,mixed=changed", "threshold=0.8,mixed=changed")
 CIFAR_TRIGGERS = ("threshold=0.4", "threshold=0.5,mixed=changed", "threshold=0.65,mixed=changed")
 ELASTIC_TRIGGERS = ("threshold=0.65", "threshold=0.7", "threshold=0.8")
 ALPHA = 0.5  # of everybody's tie to the centre: rare exchanges bear a strong one, and so does the baseline
