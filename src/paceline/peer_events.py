@@ -50,8 +50,9 @@ class Stepped(msgspec.Struct, frozen=True, gc=False, tag="stepped", tag_field="k
     `change` and `changes` are `|x - x_last| / |x_last|` of the whole model and of each tensor, where x_last is the
     tensor right after its last exchange (at first: as it was when the machine started). The engine keeps x_last and
     sets it for every tensor that a Send, an Ask, a Mix or an Exchange of the machine names, when that action has been
-    carried out; so the machine, which knows the same actions, can count the steps since. A tensor that was zero then
-    and is not any more has changed infinitely; one that has stayed zero has not changed.
+    carried out (for a machine whose `resets_on_mix` is false, a Mix does not count); so the machine, which knows the
+    same actions, can count the steps since. A tensor that was zero then and is not any more has changed infinitely; one
+    that has stayed zero has not changed.
     """
 
     at: float

@@ -9,6 +9,7 @@ The checker knows the words of events and actions and the options, and counts ev
 * pace: exchanges begin when period or trigger say so, always in the warm-up, and after max_interval steps.
 """
 
+import math
 from typing import Any
 
 from paceline import strategies
@@ -112,7 +113,8 @@ class Checker:
         if not (0 < mixes[0].weight < 1 or (self.gone and mixes[0].weight == 1)):
             self.blame("mixing", f"a weight outside of (0, 1): {mixes[0]}")
         self.weight += event.weight if weighted else 0
-        self._exchanged(event.tensors)
+        if getattr(self.options, "mixed", "exchanged") == "exchanged":
+            self._exchanged(event.tensors)
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
         for tensor in range(len(self.sizes)) if tensors is None else tensors:
@@ -161,6 +163,8 @@ class Checker:
     def _due(self, event: Stepped) -> list[int]:
         """The tensors that must be exchanged at this step, where no budget has moved the threshold."""
         options, everything = self.options, self._nonempty
+        if "adaptive" not in self.name and getattr(options, "scope", "model") == "tensor":
+            return [t for t in everything if self._at_period(event.step, t)]
         if "adaptive" not in self.name:
             return [] if event.step % options.period else everything
         if self.steps <= options.warmup:
@@ -175,3 +179,14 @@ class Checker:
             or event.changes[t] ** 2 * (self.steps - self.last[t])
             >= options.threshold**2 * self.sizes[t] / sum(self.sizes)
         ]
+
+    def _at_period(self, step: int, tensor: int) -> bool:
+        """Whether a multiple of the tensor's own period has come since the step before; the scale is searched for."""
+        shares = [size / sum(self.sizes) for size in self.sizes]
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            scale = (low + high) / 2
+            traffic = sum(share / max(1.0, scale * share**0.5) for share in shares)
+            low, high = (scale, high) if traffic > 1 / self.options.period else (low, scale)
+        period = max(1.0, high * shares[tensor] ** 0.5)
+        return math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)

@@ -213,7 +213,8 @@ class Network:
         for tensor, value in message.values.items():
             node.model[tensor] = (1 - share) * node.model[tensor] + share * value
         node.weight += message.weight
-        node.remember(message.tensors)
+        if node.machine.resets_on_mix:
+            node.remember(message.tensors)
 
     def _send(self, node: Node, action: Send) -> None:
         tensors = range(len(node.model)) if action.tensors is None else action.tensors

@@ -21,13 +21,14 @@ TRIGGER = "warmup=2,max_interval=5,threshold=0.6"
 VARIATIONS = {
     "gossip": [
         "gossip", "gossip:period=3,peers=ring", "gossip:form=pull,peers=exponential", "gossip:form=weighted",
-        "gossip:form=weighted,peers=exponential,period=2",
+        "gossip:form=weighted,peers=exponential,period=2", "gossip:scope=tensor,period=3",
     ],
     "adaptive_gossip": [
         f"adaptive_gossip:{TRIGGER}", f"adaptive_gossip:{TRIGGER},scope=model,form=pull",
         f"adaptive_gossip:{TRIGGER},scope=model,form=weighted,peers=ring", f"adaptive_gossip:{TRIGGER},budget=0.3",
+        f"adaptive_gossip:{TRIGGER},mixed=changed",
     ],
-    "elastic": ["elastic:period=2", "elastic:period=1,alpha=0.3", "elastic:alpha=0"],
+    "elastic": ["elastic:period=2", "elastic:period=1,alpha=0.3", "elastic:alpha=0", "elastic:scope=tensor,period=2"],
     "adaptive_elastic": [f"adaptive_elastic:{TRIGGER}", f"adaptive_elastic:{TRIGGER},scope=model,budget=0.4"],
     "local_sgd": ["local_sgd:period=2"],
 }  # fmt: skip

@@ -26,6 +26,7 @@ from paceline.peer_events import (
     Stepped,
 )
 from paceline.strategies import Peer
+from paceline.strategies.peers import periods
 from paceline.strategies.peers.partners import Partners
 from peers.network import Network
 from peers.test_peer_laws import builder
@@ -142,6 +143,24 @@ def test_whole_models_compare_with_the_threshold_itself() -> None:
     assert exchanged(machine.handle(stepped(3, 0.3001))) == "all"
 
 
+@pytest.mark.parametrize("sizes", [(400,), (200_704, 256, 2560, 40), (0, 12, 32, 4), (1, 1, 1, 1), (10**9, 1)])
+@pytest.mark.parametrize("period", [1, 2, 13, 100])
+def test_periods_of_tensors_send_as_much_as_the_period_of_the_model(sizes: tuple[int, ...], period: int) -> None:
+    each = periods.of_each(sizes, period)
+    assert all(one >= 1 for one in each)
+    assert sum(size / one for size, one in zip(sizes, each, strict=True)) == pytest.approx(sum(sizes) / period)
+    scales = [one / math.sqrt(size) for size, one in zip(sizes, each, strict=True) if one > 1]
+    assert max(scales, default=1.0) == pytest.approx(min(scales, default=1.0))
+    sent = [0] * len(sizes)
+    for step in range(1, 1001):
+        chosen = periods.due(step, sizes, each)
+        for tensor in range(len(sizes)) if chosen is None else chosen:
+            sent[tensor] += 1
+    assert [times for size, times in zip(sizes, sent, strict=True) if size] == [
+        int(1000 / one + 1e-9) for size, one in zip(sizes, each, strict=True) if size
+    ]
+
+
 def test_a_tensor_without_bytes_is_never_due_and_never_missing() -> None:
     machine = started("adaptive_gossip:warmup=1,max_interval=3", (400, 0, 400))
     assert exchanged(machine.handle(stepped(1, changes=(0.0, math.inf, 0.0)))) == "all"
@@ -213,6 +232,26 @@ def test_a_budget_is_met_whatever_the_learning_rate_does(spec: str, budget: floa
         assert drift.traffic(800, rate) == pytest.approx(budget, rel=0.1)
 
 
+@pytest.mark.parametrize(("mixed", "closer"), [("exchanged", 1.0), ("changed", 0.25)])
+def test_models_apart_come_together_without_a_step_if_what_is_mixed_in_counts(mixed: str, closer: float) -> None:
+    """One message begins it: without that nobody knows that others are far away."""
+    network = Network(builder(f"adaptive_gossip:warmup=0,max_interval=100000,mixed={mixed}"))
+    for number in range(4):
+        network.join(number)
+    for node in network.present:
+        while node.news:
+            network.tell(node)
+    network.step(network.nodes[0], size=1.0)
+    network.settle()
+    before = _spread(network)
+    for turn in range(200):
+        network.step(network.nodes[turn % 4], size=0.0)
+        network.settle()
+    after = _spread(network)
+    assert after <= closer * before
+    assert mixed == "changed" or after > 0.5 * before
+
+
 def test_without_a_budget_traffic_follows_the_change() -> None:
     drift = Drift("adaptive_gossip:warmup=0,max_interval=1000", (400, 1600, 100))
     dense, sparse = drift.traffic(500, 0.05), drift.traffic(500, 0.001)
@@ -257,9 +296,12 @@ def models_after(spec: str) -> list[np.ndarray]:
     [
         ("adaptive_gossip:threshold=0", "gossip"),
         ("adaptive_gossip:threshold=0,warmup=0,peers=ring", "gossip:peers=ring"),
+        ("adaptive_gossip:threshold=0,mixed=changed", "gossip"),
         ("adaptive_gossip:threshold=0,scope=model,form=pull", "gossip:form=pull"),
         ("adaptive_gossip:threshold=0,scope=model,form=weighted", "gossip:form=weighted"),
+        ("gossip:scope=tensor", "gossip"),
         ("adaptive_elastic:threshold=0", "elastic:period=1"),
+        ("elastic:scope=tensor,period=1", "elastic:period=1"),
         ("adaptive_elastic:threshold=0,scope=model,alpha=0.2", "elastic:period=1,alpha=0.2"),
         ("adaptive_elastic:alpha=0", "elastic:alpha=0"),
     ],

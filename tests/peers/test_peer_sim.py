@@ -19,8 +19,9 @@ ROWS = Rows(80)
 MODEL_BYTES = sum(p.nbytes for p in network().parameters())
 MACHINES = [
     "gossip", "gossip:form=pull", "gossip:form=weighted,peers=ring", "gossip:peers=exponential,period=3",
-    "elastic:period=2",
-    "adaptive_gossip:warmup=2", "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
+    "gossip:scope=tensor,period=3", "elastic:period=2", "elastic:scope=tensor,period=2",
+    "adaptive_gossip:warmup=2", "adaptive_gossip:mixed=changed",
+    "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
     "local_sgd:period=2",
 ]  # fmt: skip
 SLOW_LINE = "latency_ms = 2.0\nbandwidth_mbps = 0.05"

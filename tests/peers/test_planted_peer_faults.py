@@ -128,10 +128,15 @@ def _as_far_as_possible(make: Callable[[int], Peer]) -> list[Any]:
         (ADAPTIVE, {"max_interval": 1000}),
         (ADAPTIVE + ",budget=0.5", {"max_interval": 1000}),
         (ADAPTIVE, {"warmup": 0}),
+        (ADAPTIVE, {"mixed": "changed"}),
+        (ADAPTIVE + ",mixed=changed", {"mixed": "exchanged"}),
         (ADAPTIVE, {"threshold": 0.8}),
         ("adaptive_elastic:warmup=0,max_interval=4,threshold=5", {"max_interval": 5}),
         ("gossip:period=2", {"period": 3}),
         ("elastic:period=2", {"period": 1}),
+        ("gossip:period=3,scope=tensor", {"period": 2}),
+        ("gossip:period=3,scope=tensor", {"scope": "model"}),
+        ("elastic:period=3,scope=tensor", {"scope": "model"}),
     ],
 )
 def test_a_machine_that_keeps_another_pace_is_found(spec: str, options: dict[str, Any]) -> None:

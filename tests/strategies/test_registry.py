@@ -65,6 +65,8 @@ def test_the_canonical_form_of_a_machine_builds_an_equal_one():
         ("gossip:period=0", ["gossip: period must be >= 1, not 0"]),
         ("gossip:form=pul", ["one of pull, push, weighted", "'pul'"]),
         ("elastic:alpha=1", ["elastic: alpha must be < 1, not 1"]),
+        ("gossip:scope=tensor,form=weighted", ["form=weighted has one weight per model", "add scope=model"]),
+        ("gossip:scope=tensor,form=pull", ["form=pull asks for whole models", "add scope=model"]),
         ("adaptive_gossip:form=weighted", ["form=weighted has one weight per model", "add scope=model"]),
         ("adaptive_gossip:form=pull", ["form=pull asks for whole models", "add scope=model"]),
         ("adaptive_gossip:budget=0.001", ["budget must be >= 1 / max_interval (0.01), not 0.001"]),

@@ -140,7 +140,8 @@ class Node:
             for place, value in zip(places, arrived.values, strict=True):
                 own = tensors[place]
                 own.lerp_(value.to(own.device, own.dtype), action.weight)
-        self._remember(arrived.event.tensors)
+        if self.machine.resets_on_mix:
+            self._remember(arrived.event.tensors)
 
     def _places(self, named: tuple[int, ...] | None) -> Sequence[int]:
         return range(len(self._tensors())) if named is None else named

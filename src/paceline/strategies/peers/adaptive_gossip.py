@@ -4,20 +4,22 @@ Rule: gossip, where a node sends a peer the tensors that have changed enough sin
 whole model every `period` steps. Published and reconstructed as trigger.py says (Ho, Wu, Liu, CCGrid 2018: 92 % less
 traffic and 52 % less time than gossip at the same accuracy).
 
-All tensors that are due at a step go to one peer. A tensor that is mixed in counts as exchanged too. With threshold=0
-the decisions are those of gossip with period=1. One weight stands for a whole model and an Ask for a whole model, so
-the weighted and the pull form go with `scope=model`. In the pull form the budget counts what this node asks for.
+All tensors that are due at a step go to one peer. A tensor that is mixed in counts as exchanged too; with
+`mixed=changed`, paceline's own, it does not: change is counted from the last Send alone, so that whoever took much over
+from a peer far away has much to pass on, and models that are apart come together even when nobody moves by himself.
+With threshold=0 the decisions are those of gossip with period=1. One weight stands for a whole model and an Ask for a
+whole model, so the weighted and the pull form go with `scope=model`. In the pull form the budget counts what this node
+asks for.
 """
 
 import random
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
-from paceline.errors import OptionError
 from paceline.peer_actions import PeerAction
 from paceline.peer_events import Started, Stepped
-from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers
+from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers, require_push
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 
 
@@ -27,12 +29,15 @@ class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
     form: Form = "push"
     peers: Peers = "random"
     overlap: Overlap = True
+    mixed: Annotated[
+        Literal["exchanged", "changed"],
+        Meta(description="exchanged: a tensor mixed in begins anew; changed: what it took over is due to be passed on"),
+    ] = "exchanged"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scope == "tensor" and self.form != "push":
-            because = "has one weight per model" if self.form == "weighted" else "asks for whole models"
-            raise OptionError(f"form={self.form} {because}, so scope must be model, not tensor; add scope=model")
+        if self.scope == "tensor":
+            require_push(self.form)
 
 
 class AdaptiveGossipState(GossipState):
@@ -55,6 +60,7 @@ class AdaptiveGossip(Gossip):
         super().__init__(options, rng)
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
+        self.resets_on_mix = options.mixed == "exchanged"
         self.wire = options.wire
 
     def _started(self, event: Started) -> list[PeerAction]:
@@ -72,3 +78,7 @@ class AdaptiveGossip(Gossip):
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
         self.state.trigger.exchanged(tensors)
+
+    def _mixed(self, tensors: tuple[int, ...] | None) -> None:
+        if self.resets_on_mix:
+            self.state.trigger.exchanged(tensors)

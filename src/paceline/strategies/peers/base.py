@@ -18,6 +18,7 @@ class Peer(Machine):
     has_centre: ClassVar[bool] = False  # the engine keeps a centre, which starts as the first node's model
     needs_change: bool = False  # put the whole model's change on each Stepped
     needs_changes: bool = False  # put the change of each tensor on each Stepped
+    resets_on_mix: bool = True  # change is counted from a tensor's last Mix, too, not only from its last Send
     wire: Wire = "float32"  # what floating-point tensors are sent as
 
     @abstractmethod

@@ -3,7 +3,8 @@
 Rule: every `period` steps a node and the centre move towards each other by `alpha` of the distance between them,
 `e = alpha (x - centre); centre += e; x -= e`, so that their sum stays as it was; nobody waits.
 Published, the asynchronous form (Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", NIPS 2015), and
-so are the defaults: a period of 10 steps, and alpha = 0.9 over the number of nodes.
+so are the defaults: a period of 10 steps, and alpha = 0.9 over the number of nodes. `scope=tensor` gives each tensor a
+period of its own (periods.py).
 """
 
 from typing import Annotated, assert_never
@@ -14,6 +15,7 @@ from paceline.events import TimerFired
 from paceline.peer_actions import Exchange, PeerAction
 from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
+from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.partners import Partners
 
@@ -34,6 +36,7 @@ class ElasticOptions(Options, frozen=True, kw_only=True):
 
     alpha: Alpha = None
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges with the centre")] = 10
+    scope: periods.Scope = "model"
 
 
 class ElasticState(State):
@@ -41,6 +44,8 @@ class ElasticState(State):
 
     partners: Partners = field(default_factory=Partners)
     gone: bool = False
+    sizes: list[int] = []  # bytes of each tensor; only where each has its own period, and likewise
+    periods: list[float] = []  # its steps
 
 
 class Elastic(Peer):
@@ -77,12 +82,15 @@ class Elastic(Peer):
         return BETA / (1 + len(self.state.partners.others)) if given is None else given
 
     def _started(self, event: Started) -> list[PeerAction]:
-        self.state = self.State()
-        self.state.partners.node = event.node
+        state = self.state = self.State()
+        state.partners.node = event.node
+        if isinstance(self.options, ElasticOptions) and self.options.scope == "tensor":
+            state.sizes, state.periods = list(event.sizes), periods.of_each(event.sizes, self.options.period)
         return []
 
     def _stepped(self, event: Stepped) -> list[PeerAction]:
-        alpha, period = self._alpha, self.options.period
-        if event.step % period or not alpha:
+        alpha, step, period, sizes = self._alpha, event.step, self.options.period, self.state.sizes
+        tensors = periods.due(step, sizes, self.state.periods) if sizes else () if step % period else None
+        if tensors == () or not alpha:
             return []
-        return [Exchange(alpha, None, f"step {event.step}, every {period}, alpha {alpha:.4g}")]
+        return [Exchange(alpha, tensors, f"{periods.told(step, period, tensors, sizes)}, alpha {alpha:.4g}")]

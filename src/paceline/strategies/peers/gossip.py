@@ -14,16 +14,21 @@ whole weight on: what still reaches it after that replaces a model that has no w
 node that crashes takes its weight along. A weight below MIN_WEIGHT is kept: such a message would change nothing, and
 halving it for ever would end at zero.
 In the other forms a message that comes back is dropped: it holds only what the node knows.
+
+`scope=tensor` sends each tensor at a period of its own (periods.py), all that are due at a step to one peer; as a
+weight and a question stand for whole models, it goes with the push form alone.
 """
 
 from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
+from paceline.errors import OptionError
 from paceline.events import TimerFired
 from paceline.peer_actions import Ask, Mix, PeerAction, Send
 from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
+from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.partners import Choice, Partners
 
@@ -51,7 +56,19 @@ class GossipOptions(Options, frozen=True, kw_only=True):
     form: Form = "push"
     peers: Peers = "random"
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges that this node begins")] = 1
+    scope: periods.Scope = "model"
     overlap: Overlap = True
+
+    def __post_init__(self) -> None:
+        if self.scope == "tensor":
+            require_push(self.form)
+
+
+def require_push(form: str) -> None:
+    """Tensors that travel one by one can be pushed, and nothing else."""
+    if form != "push":
+        because = "has one weight per model" if form == "weighted" else "asks for whole models"
+        raise OptionError(f"form={form} {because}, so scope must be model, not tensor; add scope=model")
 
 
 class GossipState(State):
@@ -60,6 +77,8 @@ class GossipState(State):
     partners: Partners = field(default_factory=Partners)
     weight: float = 1.0  # always 1 but in the weighted form
     gone: bool = False
+    sizes: list[int] = []  # bytes of each tensor; only where each has its own period, and likewise
+    periods: list[float] = []  # its steps
 
 
 class Gossip(Peer):
@@ -92,8 +111,10 @@ class Gossip(Peer):
                 assert_never(event)
 
     def _started(self, event: Started) -> list[PeerAction]:
-        self.state = self.State()
-        self.state.partners.node = event.node
+        state = self.state = self.State()
+        state.partners.node = event.node
+        if isinstance(self.options, GossipOptions) and self.options.scope == "tensor":
+            state.sizes, state.periods = list(event.sizes), periods.of_each(event.sizes, self.options.period)
         return []
 
     def _joined(self, event: Joined) -> list[PeerAction]:
@@ -102,9 +123,11 @@ class Gossip(Peer):
         return self._hand_on(f"n{event.peer} is here to take it") if state.gone else []
 
     def _stepped(self, event: Stepped) -> list[PeerAction]:
-        if event.step % self.options.period or not self._can_exchange:
+        step, period, sizes = event.step, self.options.period, self.state.sizes
+        tensors = periods.due(step, sizes, self.state.periods) if sizes else () if step % period else None
+        if tensors == () or not self._can_exchange:
             return []
-        return [self._exchange(None, f"step {event.step}, every {self.options.period}")]
+        return [self._exchange(tensors, periods.told(step, period, tensors, sizes))]
 
     @property
     def _can_exchange(self) -> bool:
@@ -124,7 +147,10 @@ class Gossip(Peer):
         return Send(peer, state.weight, tensors, f"to n{peer} with half of weight {2 * state.weight:.4g}: {why}")
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
-        """These tensors are sent, asked for or mixed in this decision: of interest to those who adapt."""
+        """These tensors are sent or asked for in this decision: of interest to those who adapt."""
+
+    def _mixed(self, tensors: tuple[int, ...] | None) -> None:
+        """These tensors are mixed in this decision: likewise."""
 
     def _asked(self, event: Asked) -> list[PeerAction]:
         state, peer = self.state, event.peer
@@ -139,7 +165,7 @@ class Gossip(Peer):
             return self._weigh(event)
         if event.peer == state.partners.node or state.gone:
             return []
-        self._exchanged(event.tensors)
+        self._mixed(event.tensors)
         return [Mix(event.message, 0.5, f"n{event.peer}'s model and this one, half and half")]
 
     def _weigh(self, event: Received) -> list[PeerAction]:
@@ -148,7 +174,7 @@ class Gossip(Peer):
             return []
         own, state.weight = state.weight, state.weight + incoming
         share = incoming / state.weight
-        self._exchanged(event.tensors)
+        self._mixed(event.tensors)
         mix = Mix(event.message, share, f"weight {incoming:.4g} from n{event.peer} to own weight {own:.4g}")
         return [mix, *(self._hand_on("arrived after this node had left") if state.gone else [])]
 
