@@ -86,7 +86,7 @@ def _update() -> None:
 
 
 def train(task: Train) -> Trained:
-    found, _ = _launched(_train, task, strategy="bsp")
+    found, _ = _launched(_train, task, strategy=task.strategy)
     return trained([worker["ends"] for worker in found], task)
 
 

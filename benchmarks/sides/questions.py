@@ -74,6 +74,7 @@ class Train:
     workers: int = 1
     threads: int = 1
     lr: float = 0.01
+    strategy: str = "bsp"  # paceline's own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Node:
         for arrived in known:
             self._decide(arrived.event)
         if samples:
-            change, changes = self._changes()
+            change, changes = self.changes()
             took = (border.compute_s, border.wait_s)
             self._decide(Stepped(border.at, border.step, change, changes, samples, *took, loss))
         for arrived in border.arrived:
@@ -163,7 +163,7 @@ class Node:
             with torch.no_grad():
                 torch._foreach_copy_([self._last[p] for p in places], [tensors[p] for p in places])
 
-    def _changes(self) -> tuple[float | None, tuple[float, ...] | None]:
+    def changes(self) -> tuple[float | None, tuple[float, ...] | None]:
         """Relative to each tensor right after its last exchange: of the whole model, and of each tensor."""
         if self._last is None:
             return None, None
