@@ -148,6 +148,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "datapath": lambda: bars("datapath"),
     "fidelity": lambda: bars("fidelity"),
     "gossip": lambda: bars("gossip"),
+    "gossip_speed": lambda: bars("gossip_speed"),
     "overhead": lambda: bars("overhead"),
     "simulator": lambda: bars("simulator"),
     "staleness": staleness,
