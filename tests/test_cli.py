@@ -1,5 +1,6 @@
 """The command line: what each command prints, on which stream, with which exit code."""
 
+import json
 import os
 import re
 import subprocess
@@ -95,19 +96,28 @@ def test_a_strategy_without_a_server_is_shown_too(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (
-            "adaptive_gossip:threshold=0.2",
-            "adaptive_gossip trains without a server, which this engine cannot do; choose",
-        ),
         ("adaptive_gossip:treshold=0.2", "adaptive_gossip has no option 'treshold'; did you mean 'threshold'?"),
         ("gosip", "unknown strategy 'gosip'; did you mean 'gossip'?"),
     ],
 )
-def test_no_engine_runs_a_strategy_without_a_server(
+def test_a_strategy_without_a_server_that_there_is_not_is_refused(
     spec: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--engine", "sim", "--task", "digits", "--strategy", spec]) == 2
     assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("engine", ["sim", pytest.param("local", marks=pytest.mark.slow)])
+def test_a_strategy_without_a_server_is_run_as_any_other(
+    engine: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--engine", engine, "--task", "digits", "--strategy", "adaptive_gossip", "--epochs", "0.5"]
+    assert main([*command, "--json", *(["--workers", "2"] if engine == "local" else [])]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["exchanges"] > 0
+    assert report["peers"]["consensus"] is not None
+    if engine == "local":
+        assert len(list(folder.glob("runs/*/nodes/*.safetensors"))) == 2
 
 
 def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from paceline.running import Cause, Conduct, Progress
 from paceline.scenario import Scenario
 from paceline.scripts import load_script
 from paceline.store import model_state, state_of
-from paceline.strategies import build, build_peer, canonical, is_peer
+from paceline.strategies import checked, is_peer
 
 __all__ = ["Run", "launch", "load_script"]
 
@@ -135,14 +135,11 @@ def launch(
 
 def _strategy(config: RunConfig, workers: int) -> str:
     """The strategy as a journal writes it; refused where the run could not have it."""
-    if is_peer(config.strategy):
-        machine = build_peer(config.strategy, config.seed, 0)
-        if config.on_divergence == "bsp":
-            raise OptionError(f"{machine.name} has no server that could go on under bsp: give --on-divergence stop")
-        return canonical(machine)
-    strategy = build(config.strategy, config.seed)
-    strategy.check(workers)
-    return canonical(strategy)
+    spelled = checked(config.strategy, config.seed, workers)
+    if is_peer(spelled) and config.on_divergence == "bsp":
+        name = spelled.split(":")[0]
+        raise OptionError(f"{name} has no server that could go on under bsp: give --on-divergence stop")
+    return spelled
 
 
 def _settled(

@@ -85,12 +85,11 @@ def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configur
         cluster = scenarios.load(name)
         settings = configuration.resolve(given, environment, cluster.run)
     configuration.require_possible(settings)
-    strategy = strategies.build(settings.strategy, settings.seed)
     workers = settings.workers or 0
     if cluster is not None and name is not None:
         workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
     workers = workers or configuration.usual_workers(_cuda_devices())
-    strategy.check(workers)
+    strategies.checked(settings.strategy, settings.seed, workers)
     return msgspec.structs.replace(
         settings, scenario=name, workers=workers, runs_dir=settings.runs_dir or configuration.DEFAULT_RUNS_DIR
     )

@@ -141,6 +141,15 @@ def build_central(spec: str, seed: int) -> Strategy:
     return Members(Members.Options(), random.Random(0)) if is_peer(spec) else build(spec, seed)
 
 
+def checked(spec: str, seed: int, workers: int) -> str:
+    """The strategy as a journal writes it; refused where so many workers cannot have it."""
+    if is_peer(spec):
+        return canonical(build_peer(spec, seed, 0))
+    strategy = build(spec, seed)
+    strategy.check(workers)
+    return canonical(strategy)
+
+
 def canonical(strategy: Machine) -> str:
     """The shortest text that `build` makes an equal strategy from."""
     given = []
