@@ -278,3 +278,43 @@ def test_what_cannot_be_is_refused():
 
 def test_every_machine_is_tried_here():
     assert {spec.split(":")[0] for spec in MACHINES} == set(strategies.peer_names())
+
+
+def test_what_is_on_its_way_when_the_loop_ends_arrives_and_is_counted():
+    run, lines = launch("gossip:form=weighted", cluster(1.0, 1.0, network="latency_ms = 30.0\nbandwidth_mbps = 0.2"))
+    sent, mixed = actions(lines, Send), actions(lines, Mix)
+    assert run.summary.bytes_up == len(sent) * MODEL_BYTES
+    assert len(mixed) == len(sent)
+    weight = {0: 1.0, 1: 1.0}
+    for line in lines:
+        if isinstance(line, PeerDecision):
+            weight[line.node] -= sum(action.weight for action in line.actions if isinstance(action, Send))
+            weight[line.node] += line.event.weight if isinstance(line.event, Received) else 0.0
+    assert sum(weight.values()) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is sent away"])
+def test_a_leaver_hands_its_weight_on_and_what_it_had_not_read_comes_back(how):
+    def script():
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        session.prepare(model, optimizer)
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=4)):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+            if how == "leaves" and session.worker == 1 and number == 6:
+                break
+
+    events = event("leave", 0.5, worker=1) if how == "is sent away" else ""
+    scenario = cluster(1.0, 1.0, 1.0, network="latency_ms = 20.0\nbandwidth_mbps = 1.0", events=events)
+    run, lines = launch("gossip:form=weighted", scenario, script)
+    weight = dict.fromkeys(range(3), 1.0)
+    for line in lines:
+        if isinstance(line, PeerDecision):
+            weight[line.node] -= sum(action.weight for action in line.actions if isinstance(action, Send))
+            weight[line.node] += line.event.weight if isinstance(line.event, Received) else 0.0
+    assert weight[1] == pytest.approx(0.0)
+    assert sum(weight.values()) == pytest.approx(3.0)
+    assert set(run.nodes) == ({0, 1, 2} if how == "leaves" else {0, 2})

@@ -20,6 +20,15 @@ def mean_of(models: Sequence[Tensors], weights: Sequence[float]) -> list[torch.T
     return means
 
 
+def mix_in(tensors: Tensors, named: tuple[int, ...] | None, values: Tensors, weight: float) -> None:
+    """`x <- (1 - weight) x + weight value` for the tensors named; None: all."""
+    places = range(len(tensors)) if named is None else named
+    with torch.no_grad():
+        for place, value in zip(places, values, strict=True):
+            own = tensors[place]
+            own.lerp_(value.to(own.device, own.dtype), weight)
+
+
 def shares(used: Sequence[int]) -> list[float]:
     """Weights in proportion to samples; equal ones where nobody has used any."""
     total = sum(used)

@@ -14,6 +14,7 @@ import torch
 from paceline.errors import InternalError
 from paceline.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
 from paceline.peer_events import Asked, Averaged, Joined, Left, PeerCause, PeerEvent, Received, Started, Stepped
+from paceline.peers.models import mix_in
 from paceline.strategies.peers.base import Peer
 from paceline.transport.peer_messages import (
     Arrived,
@@ -135,11 +136,7 @@ class Node:
         arrived = self._received.get(action.message)
         if arrived is None or not isinstance(arrived.event, Received) or arrived.values is None:
             raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
-        places = self._places(arrived.event.tensors)
-        with torch.no_grad():
-            for place, value in zip(places, arrived.values, strict=True):
-                own = tensors[place]
-                own.lerp_(value.to(own.device, own.dtype), action.weight)
+        mix_in(tensors, arrived.event.tensors, arrived.values, action.weight)
         if self.machine.resets_on_mix:
             self._remember(arrived.event.tensors)
 

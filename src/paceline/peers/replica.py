@@ -79,6 +79,11 @@ class NodeReplica(Replica):
         if border is not None:
             self.node.border(border, self._samples_stepped, loss)
 
+    def leave(self) -> None:
+        """What had arrived for a step that is not made is dealt with all the same."""
+        self._samples_stepped = 0
+        self.cross(0.0, None)
+
     def _make_step(self, flat: list[torch.Tensor], missing: frozenset[int]) -> None:
         views = self.layout.views(flat)
         before = [parameter.grad for parameter in self.parameters]

@@ -64,6 +64,7 @@ class LocalPeers:
         self._beginners = set(nodes)
         self._present = set(nodes)
         self._cluster.coordinator.store = self  # type: ignore[assignment]  # steps are made where the models are
+        self._cluster.coordinator.model_bytes = 0  # and grants send none
 
     def _comes(self, node: int) -> None:
         if node in self._present:

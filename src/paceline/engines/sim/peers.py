@@ -10,14 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paceline import peer_events as e
 from paceline.engines.sim.cluster import Flight
 from paceline.errors import OptionError
 from paceline.journal import PeerDecision
-from paceline.peer_actions import Send
-from paceline.peers.models import Centre, as_stored, distance, mean_of, shares
+from paceline.peer_actions import Mix, Send
+from paceline.peers.models import Centre, as_stored, distance, mean_of, mix_in, shares
 from paceline.seats import Arrival, Order
 from paceline.store import UNMEASURED, Merged, Parameters
 from paceline.strategies import build_peer
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from paceline.engines.sim.engine import ScriptCluster
 
 
+# A letter: whose it is, with its life, its number, what is sent, and the seconds until it is out.
+Sending = tuple[int, int | None, int, Outgoing, float]
+
+
 class VirtualPeers:
     """Carries what nodes say to each other, keeps the centre, and averages their models for whoever measures them."""
 
@@ -56,6 +61,8 @@ class VirtualPeers:
         self._started: set[int] = set()
         self._inboxes: dict[int, list[Arrived]] = {}
         self._messages = 0
+        self._leaving: dict[int, Sending] = {}  # by number: on their way out,
+        self._under_way: dict[int, Sending] = {}  # and not yet there
         self._link_free_at: dict[int, float] = {}
         self._sending: dict[int, list[float]] = {}  # when each message of a node is out
         self._centre: Centre | None = None
@@ -84,6 +91,7 @@ class VirtualPeers:
         conduct = self._cluster.conduct
         first = conduct.welcome(worker, hello)
         conduct.coordinator.store = self  # type: ignore[assignment]  # steps are made where the models are
+        conduct.coordinator.model_bytes = 0  # and grants send none
         model = self._models.get(min(self._present, default=-1))
         if model is None:
             return first
@@ -141,12 +149,33 @@ class VirtualPeers:
 
     def phase_over(self) -> None:
         """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
+        self._take_in_the_last()
         self.refresh()
         if self._present:
             self._keep_models()
         self._present.clear()
         self._started.clear()
         self._rounds.clear()
+
+    def _take_in_the_last(self) -> None:
+        """What is on its way arrives, and what has arrived is mixed in; nobody sends anything more."""
+        for letter in list(self._leaving.values()):
+            self._sent(letter)
+        for letter in list(self._under_way.values()):
+            self._delivered(letter)
+        for node in sorted(self._started):
+            arrived, self._inboxes[node] = self._inboxes[node], []
+            for one in arrived:
+                if not isinstance(one.event, e.Asked):
+                    self._mix_at_the_end(node, one)
+
+    def _mix_at_the_end(self, node: int, arrived: Arrived) -> None:
+        event = msgspec.structs.replace(arrived.event, at=self._cluster.kernel.now)
+        actions = self._machines[node].handle(event)
+        self._cluster.conduct.sink.write(PeerDecision(node, self._present[node], event, actions))
+        for action in actions:
+            if isinstance(action, Mix) and isinstance(event, e.Received) and arrived.values is not None:
+                mix_in(self._models[node].tensors(), event.tensors, arrived.values, action.weight)
 
     def _keep_models(self) -> None:
         """As they are before everybody is given the average."""
@@ -265,16 +294,19 @@ class VirtualPeers:
         self._sending.setdefault(worker, []).append(out)
         self._messages += 1
         letter = (worker, self._present.get(worker), self._messages, message, out - now)
+        self._leaving[self._messages] = self._under_way[self._messages] = letter
         self._later(out - now, self._sent, letter)
         self._later(out - now + self._latency(worker, message.peer), self._delivered, letter)
 
-    def _sent(self, letter: tuple[int, int | None, int, Outgoing, float]) -> None:
-        worker, life, _, message, seconds = letter
-        if self._present.get(worker) == life:
+    def _sent(self, letter: Sending) -> None:
+        worker, life, number, message, seconds = letter
+        if self._leaving.pop(number, None) is not None and self._present.get(worker) == life:
             self._inboxes[worker].append(Arrived(e.Sent(0.0, message.peer, message.nbytes, seconds)))
 
-    def _delivered(self, letter: tuple[int, int | None, int, Outgoing, float]) -> None:
+    def _delivered(self, letter: Sending) -> None:
         worker, life, number, message, _ = letter
+        if self._under_way.pop(number, None) is None:
+            return  # it arrived when its phase ended
         to = message.peer
         if to not in self._present:  # what cannot be delivered comes back
             if self._present.get(worker) != life:
