@@ -5,7 +5,6 @@ for a peer, with three exceptions: a newcomer waits for the model that it starts
 step does not begin while two letters are still on their way out.
 """
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from paceline.peers.averaging import Meeting
 from paceline.peers.departures import Departures
 from paceline.peers.node import Node
 from paceline.peers.replica import NodeReplica
-from paceline.store import ModelSpec
+from paceline.store import Gradient, ModelSpec
 from paceline.strategies.peers.base import Peer
-from paceline.transport.base import Closed, Lost
+from paceline.transport.base import Lost
 from paceline.transport.mail import Delivered, Letter, Mail, as_bytes
 from paceline.transport.messages import Cancelled, Over, Work
 from paceline.transport.peer_messages import (
@@ -82,6 +81,7 @@ class ProcessReplica(NodeReplica):
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
+        self._closed = False  # the phase is over, but for the word that it is
         super().__init__(model, optimizer, spec, make_machine(), place[0], endpoint)
         tensors = self.tensors()
         mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
@@ -140,7 +140,7 @@ class ProcessReplica(NodeReplica):
 
     def meet(self, work: object) -> float:
         if isinstance(work, Work):
-            self._step_number = work.step
+            self._step_number, self._closed = work.step, False
         began = time.perf_counter()
         if self._source is not None:
             source, self._source = self._source, None
@@ -149,8 +149,17 @@ class ProcessReplica(NodeReplica):
         self._wait_s = time.perf_counter() - began
         return self._wait_s
 
+    def take(self, loss: float | None) -> Gradient | None:
+        """Once the last model was given away, a step would be lost: its samples belong to somebody else."""
+        if self._closed:
+            self.forget()
+            return None
+        return super().take(loss)
+
     def cross(self, compute_s: float, loss: float | None) -> None:
         """Decide about the step, and deal with what has arrived by now."""
+        if self._closed:
+            return
         self._cross(self._samples_stepped, compute_s, loss)
 
     def _cross(self, samples: int, compute_s: float, loss: float | None) -> None:
@@ -336,6 +345,7 @@ class ProcessReplica(NodeReplica):
             return
         if collect.last and self._has_started:
             self._take_in_the_last()
+        self._closed = collect.last
         self._send_snapshot(collect.number)
 
     def _take_in_the_last(self) -> None:
@@ -363,7 +373,7 @@ class ProcessReplica(NodeReplica):
         return {
             "tensors": [t.detach().cpu().clone() for t in self.tensors()],
             "counters": [t.detach().cpu().clone() for t in self.counters()],
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -373,8 +383,9 @@ class ProcessReplica(NodeReplica):
                 [*self.tensors(), *self.counters()], [*state["tensors"], *state["counters"]], strict=True
             ):
                 home.copy_(value)
-        with contextlib.suppress(Closed):
-            self.optimizer.load_state_dict(state["optimizer"])
+        # Rates and the like are the script's to set, as with a server.
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
 
 
 def _kept(delivered: Delivered) -> Delivered:
