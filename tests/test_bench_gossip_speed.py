@@ -28,6 +28,7 @@ def test_every_bar_can_be_missed(changed, missed):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_small_run_goes_through(capsys):
     bench.main(["--quick", "--json"])
     found = json.loads(capsys.readouterr().out)

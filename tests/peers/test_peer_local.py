@@ -126,6 +126,7 @@ def test_every_machine_trains_settles_every_sample_and_replays(tmp_path, machine
             torch.testing.assert_close(torch.load(tmp_path / f"model-{worker}.pt")[name], value)
 
 
+@pytest.mark.soak
 def test_a_lone_node_trains_as_in_the_simulator_which_is_as_torch_does(tmp_path):
     done, lines = launch("gossip", tmp_path, workers=1)
     simulated = paceline.launch(Job(), engine="sim", scenario=cluster(1.0), strategy="gossip", evaluate_every="off")
@@ -174,6 +175,7 @@ def test_weights_are_kept_whatever_is_on_its_way_and_a_leaver_hands_its_own_on(t
     assert set(done.nodes) == {0, 1, 2, 3}
 
 
+@pytest.mark.soak
 def test_a_node_that_is_sent_away_hands_on_its_weight_and_counts_no_more(tmp_path):
     scenario = cluster(1.0, 1.0, 1.0, events=event("leave", 0.6, worker=1))
     done, lines = launch("gossip:form=weighted", tmp_path, Job(epochs=6), scenario=scenario)
@@ -251,6 +253,7 @@ def test_a_stopped_peer_is_not_waited_for(tmp_path):
     assert back  # what it did not read came back to those who sent it
 
 
+@pytest.mark.soak
 def test_batch_statistics_are_averaged_with_the_parameters(tmp_path):
     done, _ = launch("gossip", tmp_path, BatchNormJob(), scenario=cluster(1.0, 1.0))
     used = {report.worker: report.samples for report in done.summary.per_worker}
@@ -279,11 +282,13 @@ class TableJob:
         paceline.init().table("x", 3)
 
 
+@pytest.mark.soak
 def test_tables_are_refused(tmp_path):
     with pytest.raises(UserError, match="has no server that could keep tables"):
         launch("gossip", tmp_path, TableJob(), workers=2)
 
 
+@pytest.mark.soak
 def test_lines_reach_a_sink_as_they_are_written(tmp_path):
     heard = Lines()
     done, lines = launch("gossip", tmp_path, Job(epochs=1), workers=2, sink=heard)
