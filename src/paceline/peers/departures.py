@@ -4,6 +4,7 @@ Where a scenario is emulated, a node's outgoing link is serial and takes the sce
 there. Otherwise the mailbox knows.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -12,7 +13,6 @@ import torch
 
 from paceline.transport.mail import Departed, Letter, Mail
 
-PATIENCE_S = 5.0  # for letters to peers that seem to be stuck; nobody waits longer for them
 TICK_S = 0.0005
 
 
@@ -66,7 +66,7 @@ class Departures:
 
     def wait_for_room(self, *, overlaps: bool) -> None:
         """Until at most one letter is on its way out, or none where sending does not overlap computing."""
-        self._wait(1 if overlaps else 0, PATIENCE_S)
+        self._wait(1 if overlaps else 0, math.inf)
 
     def wait_for_all(self, seconds: float) -> None:
         """Until everything has left, at most so long."""
@@ -74,5 +74,5 @@ class Departures:
 
     def _wait(self, most: int, seconds: float) -> None:
         until = time.perf_counter() + seconds
-        while self._on_their_way() > most and (self._seconds_per_byte or time.perf_counter() < until):
+        while self._on_their_way() > most and time.perf_counter() < until:
             time.sleep(TICK_S)

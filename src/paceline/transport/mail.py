@@ -77,7 +77,7 @@ class Mail(Protocol):
 
     @property
     def on_their_way(self) -> int:
-        """Letters that were posted and have not left."""
+        """Letters that were posted and have not left, but for those that seem to be stuck."""
 
     def release(self) -> None:
         """What was collected is not looked at any more."""

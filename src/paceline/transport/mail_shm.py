@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from paceline.available_memory import ShortOfMemoryError
 from paceline.errors import PeerError
 from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, decode, encode
 from paceline.transport.peer_messages import Box
@@ -29,7 +30,7 @@ PAGE = mmap.PAGESIZE
 ALIGNED = 64
 MOST_SLOTS = 64
 LONGEST_NAME = 100  # bytes of a socket's name; Linux takes 107
-LONGEST_LETTER = 1 << 16  # bytes of a header, which may name thousands of tensors
+LONGEST_LETTER = 1 << 18  # bytes of a header, which may name thousands of tensors; the kernel takes no more
 _ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize)
 
 logger = logging.getLogger("paceline")
@@ -170,7 +171,12 @@ class ShmMail:
             return min(free, key=lambda slot: slot.memory.nbytes)
         if len(self._slots) >= MOST_SLOTS:
             return None
-        slot = _Slot(len(self._slots), self._capacity(nbytes))
+        try:
+            slot = _Slot(len(self._slots), self._capacity(nbytes))
+        except ShortOfMemoryError:
+            if not self._slots:  # nothing could ever be sent
+                raise
+            return None
         self._slots.append(slot)
         return slot
 

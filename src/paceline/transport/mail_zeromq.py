@@ -21,6 +21,7 @@ from paceline.transport.peer_messages import Box
 from paceline.transport.zeromq import end_context
 
 LEAVING_MS = 5_000  # for letters that are still on their way
+STUCK_S = 2.0  # a letter that takes longer is its reader's affair: nobody waits for it
 
 logger = logging.getLogger("paceline")
 
@@ -104,7 +105,8 @@ class ZeromqMail:
     @property
     def on_their_way(self) -> int:
         self._look()
-        return len(self._posted)
+        lately = time.perf_counter() - STUCK_S
+        return sum(posted.at > lately for posted in self._posted)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
