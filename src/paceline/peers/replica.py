@@ -9,7 +9,7 @@ import torch
 from paceline.errors import OptionError
 from paceline.peers.node import Node
 from paceline.replica import Replica
-from paceline.store import Gradient, ModelSpec, Parameters, flat_norm
+from paceline.store import Gradient, ModelSpec, Parameters
 from paceline.strategies.peers.base import Peer
 from paceline.transport.base import Closed
 from paceline.transport.messages import Over
@@ -35,6 +35,7 @@ class NodeReplica(Replica):
         self._border: Border | None = None
         self._step = type(optimizer).step
         self._samples_stepped = 0
+        self._gradients: list[torch.Tensor | None] | None = None  # of the pieces so far
         self.node = self._make_node(machine, number)
 
     def _make_node(self, machine: Peer, number: int) -> Node:
@@ -60,19 +61,39 @@ class NodeReplica(Replica):
         self._border = work.border if isinstance(work, Step) else None
         return 0.0
 
+    def add(self, samples: int, *, last: bool) -> None:
+        """Where the gradients are: those of a step's only piece are used as they lie there."""
+        pieces = [None if p.grad is None else self._dense(place) for place, p in enumerate(self.parameters)]
+        known, before = self._gradients, self._samples
+        self._samples = before + samples
+        if known is None:
+            self._gradients = pieces if last else [None if piece is None else piece.clone() for piece in pieces]
+            return
+        for place, piece in enumerate(pieces):
+            summed = known[place]
+            if piece is not None and summed is None:
+                known[place] = piece * (samples / self._samples)
+            elif summed is not None:
+                summed.mul_(before / self._samples)
+                if piece is not None:
+                    summed.add_(piece, alpha=samples / self._samples)
+
+    def forget(self) -> None:
+        super().forget()
+        self._gradients = None
+
     def take(self, loss: float | None) -> Gradient | None:
         """Make the step; what is pushed is that it was made."""
-        flat, missing, samples = self._flat, self._missing, self._samples
+        gradients, samples = self._gradients, self._samples
         self.forget()
         self._samples_stepped = 0
-        pushed = None
-        if flat is not None:
-            norm = flat_norm(flat)
-            pushed = Gradient([], frozenset(), (), [], loss, norm=norm)
-            if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
-                self._make_step(flat, missing)
-                self._samples_stepped = samples
-        return pushed
+        if gradients is None:
+            return None
+        norm = _norm([gradient for gradient in gradients if gradient is not None])
+        if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
+            self._make_step(gradients)
+            self._samples_stepped = samples
+        return Gradient([], frozenset(), (), [], loss, norm=norm)
 
     def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
         border, self._border = self._border, None
@@ -84,14 +105,15 @@ class NodeReplica(Replica):
         self._samples_stepped = 0
         self.cross(0.0, None)
 
-    def _make_step(self, flat: list[torch.Tensor], missing: frozenset[int]) -> None:
-        views = self.layout.views(flat)
+    def _make_step(self, gradients: Sequence[torch.Tensor | None]) -> None:
         before = [parameter.grad for parameter in self.parameters]
-        for place, parameter in enumerate(self.parameters):
-            parameter.grad = None if place in missing else views[place]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
         self._step(self.optimizer)
         for parameter, gradient in zip(self.parameters, before, strict=True):
-            parameter.grad = gradient
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     def _ask(self, message: object) -> object:
         self._endpoint.send(message)
@@ -104,3 +126,10 @@ class NodeReplica(Replica):
                 return None
             if answer is None:
                 raise Closed
+
+
+def _norm(gradients: list[torch.Tensor]) -> float:
+    if not gradients:
+        return 0.0
+    with torch.no_grad():
+        return float(torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm())
