@@ -20,7 +20,7 @@ from paceline.errors import UserError
 from paceline.events import Joined as WorkerJoined
 from paceline.journal import Decision, Lines, Observation, PeerDecision
 from paceline.peer_actions import Mix, Send
-from paceline.peer_events import Averaged, Left, Received, Sent, Stepped
+from paceline.peer_events import Averaged, Left, Received, Sent, Started, Stepped
 from paceline.replay import replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
@@ -262,6 +262,39 @@ def test_batch_statistics_are_averaged_with_the_parameters(tmp_path):
     torch.testing.assert_close(done.model_state[name], mean)
     counts = {int(state["1.num_batches_tracked"]) for state in done.nodes.values()}
     assert int(done.model_state["1.num_batches_tracked"]) == max(counts)
+
+
+class TwoLoops:
+    def __call__(self):
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        session.prepare(model, optimizer)
+        for _ in range(2):
+            for x, y, _ in session.batches(ROWS, batch_size=4, epochs=1):
+                optimizer.zero_grad()
+                mean_square(model, x, y).backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "machine", ["gossip:form=weighted", pytest.param("local_sgd:period=2", marks=pytest.mark.soak)]
+)  # fmt: skip
+def test_a_second_loop_begins_anew(tmp_path, machine):
+    done, lines = launch(machine, tmp_path, TwoLoops(), scenario=cluster(1.0, 1.0, 0.5))
+    assert done.summary.samples_used == 2 * len(ROWS)
+    assert replay(done.journal).difference is None
+    starts = decided(lines, Started)
+    assert len(starts) == 6
+    weight = dict.fromkeys(range(3), 1.0)
+    for line in lines:
+        if isinstance(line, PeerDecision):
+            if isinstance(line.event, Started):
+                weight[line.node] = 1.0
+            weight[line.node] -= sum(a.weight for a in line.actions if isinstance(a, Send))
+            weight[line.node] += sum(line.event.weight for a in line.actions if isinstance(a, Mix))
+    assert sum(weight.values()) <= 3.0 + 1e-9
+    assert sum(weight.values()) == pytest.approx(3.0, abs=1.0)  # what was posted after a reader's last look is void
 
 
 class BatchNormJob:

@@ -22,7 +22,7 @@ from paceline.peers.replica import NodeReplica
 from paceline.store import Gradient, ModelSpec
 from paceline.strategies.peers.base import Peer
 from paceline.transport.base import Lost
-from paceline.transport.mail import Delivered, Letter, Mail, as_bytes
+from paceline.transport.mail import Delivered, Kind, Letter, Mail, as_bytes
 from paceline.transport.messages import Cancelled, Over, Work
 from paceline.transport.peer_messages import (
     Arrived,
@@ -77,7 +77,7 @@ class ProcessReplica(NodeReplica):
         self._others: tuple[int, ...] | None = None
         self._source: int | None = None
         self._zero = 0.0
-        self._step_number = 0
+        self._step_number = self._phase = 0
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
@@ -116,7 +116,7 @@ class ProcessReplica(NodeReplica):
                 self._mail.part(node)
             self._known.clear()
             self._others = tuple(sorted(box.node for box in peering.joined))
-            self._source, self._zero = peering.source, peering.zero
+            self._source, self._zero, self._phase = peering.source, peering.zero, peering.phase
             self._departures.over(peering.latency_s, peering.seconds_per_byte)
         for box in peering.joined:
             self._part_with(box.node)
@@ -128,6 +128,8 @@ class ProcessReplica(NodeReplica):
         for node, cause in peering.left:
             self._part_with(node)
             self._news.append(Arrived(Left(0.0, node, cause)))
+        if peering.fresh:
+            self._news.clear()  # what came of a phase before this one
 
     def _part_with(self, node: int) -> None:
         if node in self._known:
@@ -189,6 +191,8 @@ class ProcessReplica(NodeReplica):
             letter = delivered.letter
             if letter.at > now:
                 self._waiting.append(_kept(delivered))
+            elif letter.phase < self._phase and letter.kind in ("model", "asked"):
+                pass
             elif letter.kind == "model":
                 values = self._typed(letter, delivered.values)
                 if values is not None:
@@ -232,11 +236,14 @@ class ProcessReplica(NodeReplica):
             case Decided():
                 self._decided.append(message)
             case Outgoing():
-                letter = Letter("", self.node.number, self._life, "model", message.weight, message.tensors)
+                letter = self._letter("model", message.weight, message.tensors)
                 if not self._departures.send(message.peer, letter, message.values):
                     self._comes_back(letter, [as_bytes(value).clone() for value in message.values])
             case Wanted():
-                self._departures.send(message.peer, Letter("", self.node.number, self._life, "asked"), [])
+                self._departures.send(message.peer, self._letter("asked"), [])
+
+    def _letter(self, kind: Kind, weight: float = 1.0, tensors: tuple[int, ...] | None = None) -> Letter:
+        return Letter("", self.node.number, self._life, kind, weight, tensors, self._phase)
 
     def _comes_back(self, letter: Letter, values: list[torch.Tensor]) -> None:
         """What cannot be delivered is received again, from oneself."""
@@ -317,9 +324,7 @@ class ProcessReplica(NodeReplica):
         """Take over a peer's model; one that goes before it has answered is replaced by another."""
         for peer in [source, *sorted(self._known - {source})]:
             self._lent = None
-            if peer not in self._known or not self._mail.post(
-                peer, Letter("", self.node.number, self._life, "lend"), []
-            ):
+            if peer not in self._known or not self._mail.post(peer, self._letter("lend"), []):
                 continue
             self._await(lambda _: None, until=lambda peer=peer: self._lent is not None or peer not in self._known)  # type: ignore[misc]
             if self.interrupted is not None:
@@ -334,7 +339,7 @@ class ProcessReplica(NodeReplica):
     def _lend(self) -> bool:
         """Give newcomers this node's model, as soon as it is known where they are. Nothing that is waited for."""
         for peer in [peer for peer in self._lends if peer in self._known]:
-            letter = Letter("", self.node.number, self._life, "lent")
+            letter = self._letter("lent")
             if self._mail.post(peer, letter, [*self.tensors(), *self.counters()]):
                 self._lends.remove(peer)
         return False

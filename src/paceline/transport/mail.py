@@ -26,6 +26,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     weight: float = 1.0
     tensors: tuple[int, ...] | None = None
+    phase: int = 0  # what is left over from an earlier one is void
     round: int = 0  # of an average, with its attempt and the part of the model
     attempt: int = 0
     part: int = 0

@@ -158,6 +158,7 @@ class Peering(msgspec.Struct, frozen=True):
     zero: float = 0.0  # the run's clock stood at zero then, by the host's monotonic clock
     latency_s: float = 0.0  # emulation: of this node's own link
     seconds_per_byte: float = 0.0  # likewise
+    phase: int = 0  # which it is that the machine starts in
 
 
 class Group(msgspec.Struct, frozen=True):

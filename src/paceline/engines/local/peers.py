@@ -163,7 +163,8 @@ class LocalPeers:
         zero = self._cluster.clock.on_host(0.0)
         joined = [self._boxes[other] for other in others]
         self._beginners.discard(node)  # whoever comes in its place is a newcomer
-        return p.Peering(joined, [], True, source, zero, latency_s, seconds_per_byte)
+        phase = self._cluster.phases.number
+        return p.Peering(joined, [], True, source, zero, latency_s, seconds_per_byte, phase)
 
     def _link(self, node: int) -> tuple[float, float]:
         emulation = self._cluster.emulation
