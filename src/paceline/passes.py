@@ -216,6 +216,7 @@ class Passes:
     def _hear(self) -> ToWorker:
         """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
         try:
+            self.replica.idle()
             return self._endpoint.receive()
         except Lost:
             return self._find_server()

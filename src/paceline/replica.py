@@ -164,6 +164,9 @@ class Replica:
     def leave(self) -> None:
         """The script has left the loop before its end."""
 
+    def idle(self) -> None:
+        """The coordinator is waited for: a node looks at its letters meanwhile."""
+
     @property
     def reads(self) -> bool:
         """Whether versions are copied on to a device: then it may as well be from the server's own memory."""

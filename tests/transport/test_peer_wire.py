@@ -17,7 +17,7 @@ from paceline.transport.wire_forms import KINDS
 BYTES = [np.arange(12, dtype=np.uint8), np.zeros(0, dtype=np.uint8), np.full(8, 7, dtype=np.uint8)]
 BOX = p.Box(3, 1, "tcp://127.0.0.1:5", "k", 0.25)
 TO_SERVER = [
-    p.Mailbox("@x", "k"), p.Exchanged(3, 1 << 40), p.Averaging(4, []), p.Averaging(4, BYTES),
+    p.Mailbox("@x", "k"), p.Exchanged(3, 1, 1 << 40), p.Averaging(4, []), p.Averaging(4, BYTES),
     p.Elastic(0.3, None, BYTES), p.Elastic(0.3, (0, 5, 6), BYTES), p.Snapshot(7, BYTES[:2], BYTES[2:]),
     p.Snapshot(0, BYTES, []),
     p.Decisions([

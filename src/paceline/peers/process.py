@@ -22,7 +22,7 @@ from paceline.peers.replica import NodeReplica
 from paceline.store import Gradient, ModelSpec
 from paceline.strategies.peers.base import Peer
 from paceline.transport.base import Lost
-from paceline.transport.mail import Delivered, Kind, Letter, Mail, as_bytes
+from paceline.transport.mail import Delivered, Kind, Letter, Mail, as_bytes, from_bytes
 from paceline.transport.messages import Cancelled, Over, Work
 from paceline.transport.peer_messages import (
     Arrived,
@@ -43,7 +43,10 @@ from paceline.transport.peer_messages import (
     Wanted,
 )
 
+IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to compute
+PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
 LOOK_S = 0.002  # between two looks at the coordinator's link, while a letter is waited for
+LEAVING_S = 2.0  # for a leaver's weight to be taken by somebody
 LAST_LETTERS_S = 5.0  # for letters to leave, at a node's end
 
 logger = logging.getLogger("paceline")
@@ -130,6 +133,8 @@ class ProcessReplica(NodeReplica):
             self._news.append(Arrived(Left(0.0, node, cause)))
         if peering.fresh:
             self._news.clear()  # what came of a phase before this one
+            self._waiting.clear()
+            self._meeting = None
 
     def _part_with(self, node: int) -> None:
         if node in self._known:
@@ -224,7 +229,8 @@ class ProcessReplica(NodeReplica):
         places = range(len(tensors)) if letter.tensors is None else letter.tensors
         try:
             chosen = [tensors[place] for place in places if place >= 0]
-            return [value.view(self.node.wire_dtype(t)).view(t.shape) for t, value in zip(chosen, values, strict=True)]
+            pairs = zip(chosen, values, strict=True)
+            return [from_bytes(value, self.node.wire_dtype(t), t.shape) for t, value in pairs]
         except (IndexError, ValueError, RuntimeError) as error:
             logger.warning("a letter of node %d was dropped: %s", letter.sender, error)
             return None
@@ -262,7 +268,7 @@ class ProcessReplica(NodeReplica):
                     return None
                 pulls = [torch.from_numpy(value.copy()) for value in answer.values]
                 pairs = zip(pulls, message.values, strict=True)
-                return Pulled([pull.view(value.dtype).view(value.shape) for pull, value in pairs])
+                return Pulled([from_bytes(pull, value.dtype, value.shape) for pull, value in pairs])
             case Averaging():
                 return self._average(message)
         raise PeerError(f"a node does not ask {message}")
@@ -277,8 +283,8 @@ class ProcessReplica(NodeReplica):
             meeting.begin(group, message.values)
             again = self._await(lambda heard: heard if isinstance(heard, Group) else None, until=meeting.advance)
             if meeting.done:
+                self._endpoint.send(Exchanged(message.round, group.attempt, meeting.sent_bytes))
                 time.sleep(max(0.0, began + group.seconds - time.perf_counter()))
-                self._endpoint.send(Exchanged(message.round, meeting.sent_bytes))
                 return Averages(meeting.result(), tuple(group.members))
             group = again  # one of them has gone: without it, then
         return None
@@ -320,21 +326,32 @@ class ProcessReplica(NodeReplica):
 
     # -- newcomers, and the end --------------------------------------------------------------------------------------
 
+    def idle(self) -> None:
+        """Until the coordinator says something: newcomers are given a model, and letters wait for the next border."""
+        while not self._endpoint.poll(IDLE_S):
+            self._waiting += [_kept(delivered) for delivered in self._sorted(self._mail.collect())]
+            self._mail.release()
+            self._lend()
+
     def _start_from(self, source: int) -> None:
-        """Take over a peer's model; one that goes before it has answered is replaced by another."""
-        for peer in [source, *sorted(self._known - {source})]:
-            self._lent = None
-            if peer not in self._known or not self._mail.post(peer, self._letter("lend"), []):
-                continue
-            self._await(lambda _: None, until=lambda peer=peer: self._lent is not None or peer not in self._known)  # type: ignore[misc]
-            if self.interrupted is not None:
-                return
-            if self._lent is not None:
-                homes = [*self.tensors(), *self.counters()]
-                with torch.no_grad():
-                    for home, value in zip(homes, self._lent.values, strict=True):
-                        home.copy_(value.view(home.dtype).view(home.shape))
-                return
+        """Take over a peer's model; one that goes before it has answered, or takes too long, is not the only one."""
+        self._lent, asked = None, set[int]()
+        while self._lent is None and self._known and self.interrupted is None:
+            untried = sorted(self._known - asked, key=lambda peer: (peer != source, peer))
+            if untried:
+                asked.add(untried[0])
+                self._mail.post(untried[0], self._letter("lend"), [])
+            until = time.perf_counter() + PATIENCE_S
+            self._await(lambda _: None, until=lambda until=until: self._is_lent(until))  # type: ignore[misc]
+            asked &= self._known
+        if self._lent is not None:
+            homes = [*self.tensors(), *self.counters()]
+            with torch.no_grad():
+                for home, value in zip(homes, self._lent.values, strict=True):
+                    home.copy_(from_bytes(value, home.dtype, home.shape))
+
+    def _is_lent(self, until: float) -> bool:
+        return self._lent is not None or not self._known or time.perf_counter() > until
 
     def _lend(self) -> bool:
         """Give newcomers this node's model, as soon as it is known where they are. Nothing that is waited for."""
@@ -368,7 +385,12 @@ class ProcessReplica(NodeReplica):
         if self._has_started:
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)
+            until = time.perf_counter() + LEAVING_S
             self._take_in_the_last()
+            while any(isinstance(one.event, Received) for one in self._news) and time.perf_counter() < until:
+                time.sleep(LOOK_S)  # nobody had the time to take it: somebody will
+                self._take_in_the_last()
+        self._closed = True
         self._send_snapshot(0)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------

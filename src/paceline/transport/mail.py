@@ -32,7 +32,8 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     part: int = 0
     at: float = 0.0  # emulation: by the host's clock it is not there before
     sizes: tuple[int, ...] = ()  # bytes of each value
-    slot: int = -1  # where the values lie, if they do not come with the letter
+    slot: int = -1  # where the values lie, if they do not come with the letter,
+    number: int = 0  # and what says there that they are still this letter's
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -102,6 +103,11 @@ def decode(data: Any) -> Letter | None:
         return _decoder.decode(data)
     except msgspec.MsgspecError:
         return None
+
+
+def from_bytes(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Bytes as the tensor that they are; one without any is made, since a view of nothing need not be possible."""
+    return raw.view(dtype).view(tuple(shape)) if raw.numel() else torch.empty(tuple(shape), dtype=dtype)
 
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ class _Memory:
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self.memory = mmap.mmap(descriptor, PAGE + nbytes)
-        self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # 1: unread
+        self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # the unread letter's number, or 0
 
     def views(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         """The values of a letter as bytes."""
@@ -70,7 +70,7 @@ class _Slot:
 
     @property
     def unread(self) -> bool:
-        return self.reader is not None and bool(self.memory.state.item())
+        return self.reader is not None and bool(self.memory.state)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -97,7 +97,8 @@ class ShmMail:
         self._slots: list[_Slot] = []
         self._largest = 0  # letter, in bytes
         self._mapped: dict[tuple[int, int, int], _Memory] = {}
-        self._looked_at: list[_Memory] = []
+        self._looked_at: list[tuple[_Memory, int]] = []  # with the number of the letter
+        self._posted = 0
         self._parted: set[int] = set()  # peers whose last letters may not have been read
         self._forgotten: set[int] = set()
         self.on_their_way = 0  # whatever was posted is where its reader finds it
@@ -106,7 +107,12 @@ class ShmMail:
         self._largest = sum(map(_aligned, sizes))
 
     def meet(self, peer: Box) -> None:
+        known = self._boxes.get(peer.node)
+        if known is not None and known.life != peer.life:
+            self.part(peer.node)
         self._parted.discard(peer.node)
+        for slot in self._slots:  # it may have let go of what it had mapped
+            slot.known.discard((peer.node, peer.life))
         self._boxes[peer.node] = peer
 
     def part(self, peer: int) -> list[Delivered]:
@@ -135,10 +141,11 @@ class ShmMail:
             for view, value in zip(slot.memory.views(sizes), values, strict=True):
                 if view.numel():
                     view.view(value.dtype).view(value.shape).copy_(value.detach())
-            slot.memory.state.fill_(1)
+            self._posted += 1
+            slot.memory.state.fill_(self._posted)
             slot.reader = peer
-        number = -1 if slot is None else slot.number
-        letter = msgspec.structs.replace(letter, key=box.key, sizes=sizes, slot=number)
+        place = -1 if slot is None else slot.number
+        letter = msgspec.structs.replace(letter, key=box.key, sizes=sizes, slot=place, number=self._posted)
         if self._send(box, letter, slot):
             if slot is not None:
                 slot.letter = letter
@@ -153,8 +160,12 @@ class ShmMail:
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor]))] if slot is not None and news else []
         )
+        data = encode(letter)
+        if len(data) > LONGEST_LETTER:
+            logger.warning("a letter that names %d tensors is too long to be sent", len(letter.sizes))
+            return False
         try:
-            self._out.sendmsg([encode(letter)], rights, socket.MSG_DONTWAIT, _name(box.address))
+            self._out.sendmsg([data], rights, socket.MSG_DONTWAIT, _name(box.address))
         except OSError as error:  # nobody is there any more, or too much is unread
             logger.debug("a letter to node %d was not taken: %s", box.node, error)
             return False
@@ -229,12 +240,15 @@ class ShmMail:
         memory = self._mapped.get(place)
         if memory is None or min(letter.sizes) < 0 or sum(map(_aligned, letter.sizes)) > memory.nbytes:
             raise PeerError(f"a letter of node {letter.sender} names {sum(letter.sizes)} bytes that are not there")
-        self._looked_at.append(memory)
+        if int(memory.state) != letter.number:
+            return None  # its sender has taken it back
+        self._looked_at.append((memory, letter.number))
         return Delivered(letter, memory.views(letter.sizes))
 
     def release(self) -> None:
-        for memory in self._looked_at:
-            memory.state.fill_(0)
+        for memory, number in self._looked_at:
+            if int(memory.state) == number:
+                memory.state.fill_(0)
         self._looked_at.clear()
         for place in [place for place in self._mapped if place[0] in self._forgotten and place[0] not in self._boxes]:
             del self._mapped[place]

@@ -59,6 +59,7 @@ class ZeromqMail:
         self.part(peer.node)
         link = self._context.socket(zmq.PUSH)
         link.setsockopt(zmq.SNDHWM, UNREAD)
+        link.copy_threshold = 0  # a copied last frame would count as gone at once, and the letter with it
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
 

@@ -80,6 +80,7 @@ class Exchanged(msgspec.Struct, frozen=True):
     """The average of that round was taken, for which this node has sent so many bytes."""
 
     round: int
+    attempt: int
     bytes: int
 
 

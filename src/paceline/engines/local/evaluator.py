@@ -60,6 +60,7 @@ class Evaluator:
 
     def _ask(self, number: int) -> None:
         member = self.member
-        if member is None or member.gone:
-            raise PeerError("the evaluator's process is gone: the model cannot be evaluated")
+        if member is None or member.gone:  # while the models came together; that was said when it went
+            self.give_up()
+            return
         member.link.deliver(Evaluate(number, self._version_for(member)))

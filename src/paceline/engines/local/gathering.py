@@ -12,6 +12,7 @@ import torch
 from paceline.engines.local.members import Member
 from paceline.peers.models import as_stored, distance, is_averaged, mean_of, shares
 from paceline.regions import dtype_of
+from paceline.transport.mail import from_bytes
 from paceline.transport.peer_messages import Collect, Snapshot
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Gathering:
 
         def typed(entries: list[tuple[str, tuple[int, ...], str]], values: list[object]) -> list[torch.Tensor]:
             pairs = zip(entries, values, strict=True)
-            return [torch.from_numpy(v).view(dtype_of(dtype)).view(shape) for (_, shape, dtype), v in pairs]
+            return [from_bytes(torch.from_numpy(v), dtype_of(dtype), shape) for (_, shape, dtype), v in pairs]
 
         return typed([*spec.parameters, *floats], snapshot.values), typed(counters, snapshot.counters)
 

@@ -22,6 +22,7 @@ from paceline.store import UNMEASURED, Merged
 from paceline.strategies import build_peer
 from paceline.transport import messages as m
 from paceline.transport import peer_messages as p
+from paceline.transport.mail import as_bytes, from_bytes
 
 if TYPE_CHECKING:
     from paceline.engines.local.cluster import LocalCluster
@@ -102,6 +103,8 @@ class LocalPeers:
         self._started.clear()
         self._rounds.clear()
         self._averaging.clear()
+        self._groups.clear()
+        self._passed.clear()
         self._coming = self._together = False
         self.gathering.phase_over()
 
@@ -217,10 +220,7 @@ class LocalPeers:
             case p.Exchanged():
                 cluster.coordinator.now = cluster.clock.now()
                 cluster.coordinator.observe("exchange", {"bytes": message.bytes}, node)
-                self._averaging.get(message.round, set()).discard(node)
-                if not self._averaging.get(message.round):
-                    self._averaging.pop(message.round, None)
-                    self._groups.pop(message.round, None)
+                self._has_averaged(node, message)
             case p.Snapshot():
                 self.gathering.take(node, message)
             case _:
@@ -260,14 +260,14 @@ class LocalPeers:
         centre = self._centre.tensors
         places = range(len(centre)) if message.tensors is None else message.tensors
         values = [
-            torch.from_numpy(value).view(self._wire or centre[place].dtype).view(centre[place].shape)
+            from_bytes(torch.from_numpy(value), self._wire or centre[place].dtype, centre[place].shape)
             for place, value in zip(places, message.values, strict=True)
         ]
         pulls = self._centre.pull(message.alpha, message.tensors, values)
         cluster.coordinator.now = cluster.clock.now()
         nbytes = sum(value.nbytes for value in message.values)
         cluster.coordinator.observe("exchange", {"bytes": 2 * nbytes}, member.worker)
-        return p.Pulled([pull.reshape(-1).view(torch.uint8).numpy() for pull in pulls])
+        return p.Pulled([as_bytes(pull).numpy() for pull in pulls])
 
     # -- averages of all ---------------------------------------------------------------------------------------------
 
@@ -295,8 +295,19 @@ class LocalPeers:
         for node in group.members:
             self._cluster.members[node].link.deliver(group)  # type: ignore[arg-type]
 
+    def _has_averaged(self, node: int, message: p.Exchanged) -> None:
+        group, waiting = self._groups.get(message.round), self._averaging.get(message.round, set())
+        waiting.discard(node)
+        if not waiting:
+            self._averaging.pop(message.round, None)
+            self._groups.pop(message.round, None)
+        elif group is not None and message.attempt < group.attempt:  # it was done when the others were called again
+            self._call_again(message.round)
+
     def _call_again(self, number: int) -> None:
         before = self._groups[number]
         members = sorted(self._averaging[number])
+        if not members:
+            return
         self._groups[number] = p.Group(number, before.attempt + 1, members, before.seconds)
         self._call(self._groups[number])

@@ -80,6 +80,9 @@ class Saving:
         self.finish()
         self._number += 1
         self._next_version = self._cluster.coordinator.version + round(self._every.amount)
+        self._cluster.peers.refresh(self._become_due)  # where models are elsewhere, the store is to hold their average
+
+    def _become_due(self) -> None:
         self.due = True
 
     def take(self) -> None:

@@ -213,9 +213,13 @@ class Server:
 
     def _come_together(self) -> None:
         """A run without a server ends with the average of its nodes' models."""
-        until = time.monotonic() + (LAST_WORDS_S if self._interrupted else math.inf)
+        until = math.inf
+        for worker in self.cluster.members if self.cluster.peers.in_use else ():
+            self.signal(worker, signal.SIGCONT)  # who is paused gives its model, too
         while not self.cluster.peers.is_together() and time.monotonic() < until:
             self._wait()
+            if self._interrupted:
+                until = min(until, time.monotonic() + LAST_WORDS_S)
 
     def _look_after(self) -> None:
         """Whatever the last messages made due."""

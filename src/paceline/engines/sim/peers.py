@@ -59,6 +59,7 @@ class VirtualPeers:
         self._used: dict[int, int] = {}  # samples of each node
         self._present: dict[int, int] = {}  # with its life
         self._started: set[int] = set()
+        self._crashed: set[int] = set()
         self._inboxes: dict[int, list[Arrived]] = {}
         self._messages = 0
         self._leaving: dict[int, Sending] = {}  # by number: on their way out,
@@ -104,6 +105,7 @@ class VirtualPeers:
         if self._present.get(worker) == life:
             return
         self._present[worker] = life
+        self._crashed.discard(worker)
         self._passed.pop(worker, None)
         self._inboxes[worker] = []
         self._tell_others(worker, e.Joined(0.0, worker))
@@ -119,6 +121,8 @@ class VirtualPeers:
         unread = self._inboxes.pop(worker, [])
         self._sending.pop(worker, None)
         self._link_free_at.pop(worker, None)
+        if cause not in ("done", "leave"):
+            self._crashed.add(worker)
         if cause != "done":
             self._models.pop(worker, None)
             self._used.pop(worker, None)
@@ -144,8 +148,9 @@ class VirtualPeers:
         """What a leaver has not taken in is received again by whoever sent it."""
         for arrived in unread:
             event = arrived.event
-            if isinstance(event, e.Received) and event.peer in self._present:
-                self._inboxes[event.peer].append(arrived)
+            if isinstance(event, e.Received) and self._present:
+                home = event.peer if event.peer in self._present else min(self._present)
+                self._inboxes[home].append(arrived)
 
     def phase_over(self) -> None:
         """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
@@ -309,9 +314,12 @@ class VirtualPeers:
             return  # it arrived when its phase ended
         to = message.peer
         if to not in self._present:  # what cannot be delivered comes back
-            if self._present.get(worker) != life:
+            if self._present.get(worker) == life:
+                to = worker
+            elif worker in self._crashed or not self._present:
                 return
-            to = worker
+            else:
+                to = min(self._present)  # its sender has handed on all that it had: somebody must take it
         sender = worker if to != worker else to
         received = e.Received(0.0, sender, number, message.weight, message.tensors)
         self._inboxes[to].append(Arrived(received, message.values))

@@ -47,8 +47,7 @@ class Members(Strategy):
                 steps = state.steps
                 start = steps.get(event.worker)
                 if start is None:
-                    others = [steps[worker] for worker in state.roster.present if worker in steps]
-                    start = steps[event.worker] = min(others, default=0)
+                    start = steps[event.worker] = min(steps.values(), default=0)  # of all who stay, idle or not
                 return [Grant(event.worker, event.work, start + 1, f"n{event.worker} joins after {start} steps")]
             case Left():
                 state.roster.leave(event)
