@@ -382,6 +382,8 @@ class ProcessReplica(NodeReplica):
 
     def leave(self, cause: PeerCause = "done") -> None:
         """Of its own accord, before the phase is over: its weight, and what has just arrived, stay with the others."""
+        if self._closed:
+            return  # it was sent away before
         if self._has_started:
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)

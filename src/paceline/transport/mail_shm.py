@@ -123,6 +123,7 @@ class ShmMail:
                 if slot.unread and slot.letter is not None:
                     values = [view.clone() for view in slot.memory.views(slot.letter.sizes)]
                     back.append(Delivered(slot.letter, values))
+                slot.memory.state.fill_(0)  # whoever still finds the letter is too late
                 slot.reader = None
         self._parted.add(peer)
         return back
