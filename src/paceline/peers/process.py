@@ -389,11 +389,15 @@ class ProcessReplica(NodeReplica):
             self.node.leave(time.perf_counter() - self._zero, cause)
             until = time.perf_counter() + LEAVING_S
             self._take_in_the_last()
-            while any(isinstance(one.event, Received) for one in self._news) and time.perf_counter() < until:
-                time.sleep(LOOK_S)  # nobody had the time to take it: somebody will
+            while self._has_something_to_leave() and time.perf_counter() < until:
+                # Who else leaves is heard here, and what that one did not read goes to another.
+                self._await(lambda _: None, until=lambda at=time.perf_counter() + LOOK_S: time.perf_counter() > at)  # type: ignore[misc]
                 self._take_in_the_last()
         self._closed = True
         self._send_snapshot(0)
+
+    def _has_something_to_leave(self) -> bool:
+        return self._mail.unread > 0 or any(isinstance(one.event, Received) for one in self._news)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

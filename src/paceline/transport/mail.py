@@ -81,6 +81,10 @@ class Mail(Protocol):
     def on_their_way(self) -> int:
         """Letters that were posted and have not left, but for those that seem to be stuck."""
 
+    @property
+    def unread(self) -> int:
+        """Models that are known to lie unread where they were posted to."""
+
     def release(self) -> None:
         """What was collected is not looked at any more."""
 

@@ -196,6 +196,10 @@ class ShmMail:
         """Large enough to serve again: twice the bytes of a few tensors, but no more than a model's."""
         return max(nbytes, min(2 * nbytes, self._largest), PAGE)
 
+    @property
+    def unread(self) -> int:
+        return sum(slot.unread and slot.letter is not None and slot.letter.kind == "model" for slot in self._slots)
+
     def departed(self) -> list[Departed]:
         return []
 
