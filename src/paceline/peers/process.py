@@ -5,24 +5,21 @@ for a peer, with three exceptions: a newcomer waits for the model that it starts
 step does not begin while two letters are still on their way out.
 """
 
-import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.errors import PeerError
-from paceline.peer_events import Asked, Joined, Left, PeerCause, Received
+from paceline.peer_events import PeerCause, Received
 from paceline.peer_events import Sent as SentEvent
 from paceline.peers.averaging import Meeting
-from paceline.peers.departures import Departures
-from paceline.peers.node import Node
-from paceline.peers.replica import NodeReplica
-from paceline.store import Gradient, ModelSpec
-from paceline.strategies.peers.base import Peer
+from paceline.peers.correspondent import Correspondent, kept
+from paceline.store import Gradient
 from paceline.transport.base import Lost
-from paceline.transport.mail import Delivered, Kind, Letter, Mail, as_bytes, from_bytes
+from paceline.transport.mail import as_bytes, from_bytes
 from paceline.transport.messages import Cancelled, Over, Work
 from paceline.transport.peer_messages import (
     Arrived,
@@ -46,51 +43,12 @@ from paceline.transport.peer_messages import (
 IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to compute
 PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
 LOOK_S = 0.002  # between two looks at the coordinator's link, while a letter is waited for
-LEAVING_S = 2.0  # for a leaver's weight to be taken by somebody
+LEAVING_S = 10.0  # for a leaver's weight to be taken by somebody, who may be in the middle of a step
 LAST_LETTERS_S = 5.0  # for letters to leave, at a node's end
 
-logger = logging.getLogger("paceline")
 
-
-class ProcessReplica(NodeReplica):
+class ProcessReplica(Correspondent):
     """One node's model, its machine and its mailbox."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        spec: ModelSpec,
-        make_machine: Callable[[], Peer],
-        place: tuple[int, int],
-        endpoint: Any,
-        mail: Mail,
-    ) -> None:
-        """`place` is the node's number and its life."""
-        self._make_machine = make_machine
-        self._life = place[1]
-        self._mail = mail
-        self._departures = Departures(mail)
-        self._known: set[int] = set()
-        self._decided: list[Decided] = []
-        self._news: list[Arrived] = []  # for the next border
-        self._waiting: list[Delivered] = []  # letters that came while something else was waited for, or come later
-        self._lends: list[int] = []  # newcomers that want a model
-        self._lent: Delivered | None = None
-        self._meeting: Meeting | None = None
-        self._others: tuple[int, ...] | None = None
-        self._source: int | None = None
-        self._zero = 0.0
-        self._step_number = self._phase = 0
-        self._wait_s = 0.0
-        self._messages = 0
-        self._has_started = False
-        self._closed = False  # the phase is over, but for the word that it is
-        super().__init__(model, optimizer, spec, make_machine(), place[0], endpoint)
-        tensors = self.tensors()
-        mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
-
-    def _make_node(self, machine: Peer, number: int) -> Node:
-        return Node(machine, number, self.tensors, self._carry, self._ask, copies=False)
 
     # -- what the coordinator says -----------------------------------------------------------------------------------
 
@@ -112,36 +70,6 @@ class ProcessReplica(NodeReplica):
             case _:
                 return False
         return True
-
-    def _meet_peers(self, peering: Peering) -> None:
-        if peering.fresh:
-            for node in self._known - {box.node for box in peering.joined}:
-                self._mail.part(node)
-            self._known.clear()
-            self._others = tuple(sorted(box.node for box in peering.joined))
-            self._source, self._zero, self._phase = peering.source, peering.zero, peering.phase
-            self._departures.over(peering.latency_s, peering.seconds_per_byte)
-        for box in peering.joined:
-            self._part_with(box.node)
-            self._mail.meet(box)
-            self._known.add(box.node)
-            self._departures.latencies[box.node] = box.latency_s
-            if not peering.fresh:
-                self._news.append(Arrived(Joined(0.0, box.node)))
-        for node, cause in peering.left:
-            self._part_with(node)
-            self._news.append(Arrived(Left(0.0, node, cause)))
-        if peering.fresh:
-            self._news.clear()  # what came of a phase before this one
-            self._waiting.clear()
-            self._meeting = None
-
-    def _part_with(self, node: int) -> None:
-        if node in self._known:
-            self._known.discard(node)
-            for back in self._mail.part(node):
-                if back.letter.kind == "model":
-                    self._comes_back(back.letter, back.values)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -190,51 +118,6 @@ class ProcessReplica(NodeReplica):
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
-    def _open(self, letters: list[Delivered]) -> list[Arrived]:
-        now, arrived = time.perf_counter(), []
-        for delivered in letters:
-            letter = delivered.letter
-            if letter.at > now:
-                self._waiting.append(_kept(delivered))
-            elif letter.phase < self._phase and letter.kind in ("model", "asked"):
-                pass
-            elif letter.kind == "model":
-                values = self._typed(letter, delivered.values)
-                if values is not None:
-                    arrived.append(Arrived(self._received(letter.sender, letter), values))
-            elif letter.kind == "asked":
-                arrived.append(Arrived(Asked(0.0, letter.sender)))
-            else:
-                self._set_aside(delivered)
-        return arrived
-
-    def _set_aside(self, delivered: Delivered) -> None:
-        """What is no machine's business."""
-        letter = delivered.letter
-        if letter.kind == "lend":
-            self._lends.append(letter.sender)
-        elif letter.kind == "lent":
-            self._lent = _kept(delivered)
-        else:
-            self._meeting = self._meeting or Meeting(self.node.number, self._life, self._mail)
-            self._meeting.take(_kept(delivered))
-
-    def _received(self, sender: int, letter: Letter) -> Received:
-        self._messages += 1
-        return Received(0.0, sender, self._messages, letter.weight, letter.tensors)
-
-    def _typed(self, letter: Letter, values: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Bytes as what they are; None, and a word about it, where they do not fit this node's model."""
-        tensors = self.tensors()
-        places = range(len(tensors)) if letter.tensors is None else letter.tensors
-        try:
-            chosen = [tensors[place] for place in places if place >= 0]
-            pairs = zip(chosen, values, strict=True)
-            return [from_bytes(value, self.node.wire_dtype(t), t.shape) for t, value in pairs]
-        except (IndexError, ValueError, RuntimeError) as error:
-            logger.warning("a letter of node %d was dropped: %s", letter.sender, error)
-            return None
-
     # -- what the machine wants --------------------------------------------------------------------------------------
 
     def _carry(self, message: object) -> None:
@@ -247,15 +130,6 @@ class ProcessReplica(NodeReplica):
                     self._comes_back(letter, [as_bytes(value).clone() for value in message.values])
             case Wanted():
                 self._departures.send(message.peer, self._letter("asked"), [])
-
-    def _letter(self, kind: Kind, weight: float = 1.0, tensors: tuple[int, ...] | None = None) -> Letter:
-        return Letter("", self.node.number, self._life, kind, weight, tensors, self._phase)
-
-    def _comes_back(self, letter: Letter, values: list[torch.Tensor]) -> None:
-        """What cannot be delivered is received again, from oneself."""
-        typed = self._typed(letter, values)
-        if typed is not None:
-            self._news.append(Arrived(self._received(self.node.number, letter), typed))
 
     def _ask(self, message: object) -> object:
         match message:
@@ -298,7 +172,7 @@ class ProcessReplica(NodeReplica):
             if until is not None:
                 if until():
                     return None
-                self._waiting += [_kept(d) for d in self._sorted(self._mail.collect(LOOK_S))]
+                self._waiting += [kept(d) for d in self._sorted(self._mail.collect(LOOK_S))]
                 self._mail.release()
                 if until() or not self._endpoint.poll():
                     continue
@@ -316,20 +190,12 @@ class ProcessReplica(NodeReplica):
                 self.hear(message)
         return None
 
-    def _sorted(self, letters: list[Delivered]) -> list[Delivered]:
-        """Those that are for the next border; the others are dealt with."""
-        later = [delivered for delivered in letters if delivered.letter.kind in ("model", "asked")]
-        for delivered in letters:
-            if delivered.letter.kind not in ("model", "asked"):
-                self._set_aside(delivered)
-        return later
-
     # -- newcomers, and the end --------------------------------------------------------------------------------------
 
     def idle(self) -> None:
         """Until the coordinator says something: newcomers are given a model, and letters wait for the next border."""
         while not self._endpoint.poll(IDLE_S):
-            self._waiting += [_kept(delivered) for delivered in self._sorted(self._mail.collect())]
+            self._waiting += [kept(delivered) for delivered in self._sorted(self._mail.collect())]
             self._mail.release()
             self._lend()
 
@@ -342,7 +208,7 @@ class ProcessReplica(NodeReplica):
                 asked.add(untried[0])
                 self._mail.post(untried[0], self._letter("lend"), [])
             until = time.perf_counter() + PATIENCE_S
-            self._await(lambda _: None, until=lambda until=until: self._is_lent(until))  # type: ignore[misc]
+            self._await(lambda _: None, until=partial(self._is_lent, until))
             asked &= self._known
         if self._lent is not None:
             homes = [*self.tensors(), *self.counters()]
@@ -387,14 +253,18 @@ class ProcessReplica(NodeReplica):
         if self._has_started:
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)
-            until = time.perf_counter() + LEAVING_S
             self._take_in_the_last()
-            while self._has_something_to_leave() and time.perf_counter() < until:
-                # Who else leaves is heard here, and what that one did not read goes to another.
-                self._await(lambda _: None, until=lambda at=time.perf_counter() + LOOK_S: time.perf_counter() > at)  # type: ignore[misc]
-                self._take_in_the_last()
+            if getattr(self.node.machine.options, "form", None) == "weighted":
+                self._see_it_taken(time.perf_counter() + LEAVING_S)
         self._closed = True
         self._send_snapshot(0)
+
+    def _see_it_taken(self, until: float) -> None:
+        """Who else leaves is heard here, and what that one did not read goes to another."""
+        while self._has_something_to_leave() and time.perf_counter() < until and self.interrupted is None:
+            look_again = time.perf_counter() + LOOK_S
+            self._await(lambda _: None, until=partial(_is_past, look_again))
+            self._take_in_the_last()
 
     def _has_something_to_leave(self) -> bool:
         return self._mail.unread > 0 or any(isinstance(one.event, Received) for one in self._news)
@@ -421,6 +291,5 @@ class ProcessReplica(NodeReplica):
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
 
 
-def _kept(delivered: Delivered) -> Delivered:
-    """With values of its own."""
-    return Delivered(delivered.letter, [value.clone() for value in delivered.values])
+def _is_past(moment: float) -> bool:
+    return time.perf_counter() > moment
