@@ -8,24 +8,23 @@ import random
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 import paceline
-from clusters import Rows, cluster, event, mean_square, network
-from paceline import checkpoint, journal
+from clusters import cluster, event, mean_square, network
+from paceline import checkpoint
 from paceline.errors import UserError
 from paceline.events import Joined as WorkerJoined
-from paceline.journal import Decision, Lines, Observation, PeerDecision
+from paceline.journal import Decision, Lines, PeerDecision
 from paceline.peer_actions import Mix, Send
 from paceline.peer_events import Averaged, Left, Received, Sent, Started, Stepped
 from paceline.replay import replay
+from peers.local_nodes import EVEN, ROWS, Job, decided, launch, observed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
-ROWS = Rows(96)
 MODEL_BYTES = sum(p.nbytes for p in network().parameters())
 MACHINES = [
     "gossip", "gossip:form=pull", "gossip:form=weighted,peers=ring", "gossip:peers=exponential,period=3",
@@ -36,75 +35,11 @@ MACHINES = [
 WAYS = ("shm", "zeromq")
 SEED = os.environ.get("LAWS_SEED", "1")
 SAMPLE = random.Random(f"nodes {SEED}").sample([(m, w) for m in MACHINES for w in WAYS], 2)
-EVEN = cluster(1.0, 1.0, 1.0, 1.0)
 
 
 def cases():
     pairs = [(machine, way) for machine in MACHINES for way in WAYS]
     return [pytest.param(*pair, marks=() if pair in SAMPLE else (pytest.mark.soak,)) for pair in pairs]
-
-
-class Job:
-    """A small regression; `batches` says after how many batches a worker leaves its loop, and `awaits` whom the others
-    wait for at their twelfth batch."""
-
-    def __init__(self, epochs=4, batches=None, notes=None, awaits=None):
-        self.epochs = epochs
-        self.batches = batches or {}
-        self.awaits = awaits
-        self.notes = None if notes is None else str(notes)
-
-    def __call__(self):
-        session = paceline.init()
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=session.option("lr", 0.02), momentum=0.5)
-        session.prepare(model, optimizer, evaluate=evaluate)
-        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=4, epochs=self.epochs), 1):
-            if self.notes is not None:
-                (Path(self.notes) / f"pid-{session.worker}").write_text(str(os.getpid()))
-            if number >= 12 and self.awaits not in (None, session.worker):
-                self.await_first_batch()
-            optimizer.zero_grad()
-            loss = mean_square(model, x, y)
-            loss.backward()
-            session.report(loss=loss)
-            optimizer.step()
-            if number == self.batches.get(session.worker):
-                break
-        if self.notes is not None:
-            torch.save(model.state_dict(), Path(self.notes) / f"model-{session.worker}.pt")
-
-    def await_first_batch(self):
-        """Not standing still: a newcomer is given a model between two steps."""
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until and not (Path(self.notes) / f"pid-{self.awaits}").exists():
-            time.sleep(0.01)
-
-
-def evaluate(model):
-    return {"loss": float(mean_square(model, ROWS.x, ROWS.y))}
-
-
-def launch(strategy, tmp_path, job=None, **settings):
-    given = {"evaluate_every": "off", "threads": 1, "runs_dir": tmp_path / "runs", **settings}
-    if "workers" not in given:
-        given.setdefault("scenario", EVEN)
-    done = paceline.launch(job or Job(), engine="local", strategy=strategy, **given)
-    return done, list(journal.read(done.journal))
-
-
-def decided(lines, kind):
-    return [line for line in lines if isinstance(line, PeerDecision) and isinstance(line.event, kind)]
-
-
-def actions(lines, kind):
-    return [
-        (line.node, a) for line in lines if isinstance(line, PeerDecision) for a in line.actions if isinstance(a, kind)
-    ]
-
-
-def observed(lines, what):
-    return [line for line in lines if isinstance(line, Observation) and line.what == what]
 
 
 @pytest.mark.parametrize(("machine", "way"), cases())

@@ -208,3 +208,70 @@ def test_letters_over_tcp_are_seen_to_leave(make):
         assert time.monotonic() < until
     assert [(departed.peer, departed.bytes) for departed in one.departed()] == [(2, 4000)]
     assert one.departed() == []
+
+
+def test_what_was_taken_back_is_not_read_and_its_slot_is_somebody_elses(make):
+    one, two, three = make("shm"), make("shm"), make("shm")
+    one.meet(box(2, two))
+    one.meet(box(3, three))
+    assert one.post(2, letter(), [torch.full((4,), 1.0)])
+    assert len(one.part(2)) == 1
+    assert one.post(3, letter(), [torch.full((4,), 2.0)])
+    assert two.collect() == []
+    two.release()
+    assert one.unread == 1
+    assert one.post(3, letter(), [torch.full((4,), 3.0)])
+    assert [float(d.values[0].view(torch.float32)[0]) for d in collected(three, 2)] == [2.0, 3.0]
+    three.release()
+    assert one.unread == 0
+
+
+def test_a_peer_that_was_parted_with_and_is_met_again_is_heard(make):
+    one, other = pair(make, "shm")
+    assert one.post(2, letter(), [torch.ones(1)])
+    assert len(collected(other)) == 1
+    other.release()
+    other.part(1)
+    other.collect()
+    other.release()  # lets go of what it had mapped
+    one.part(2)
+    other.meet(box(1, one))
+    one.meet(box(2, other))
+    for _ in range(5):
+        assert one.post(2, letter(), [torch.ones(1)])
+        assert len(collected(other)) == 1
+        other.release()
+
+
+def test_the_next_life_of_a_peer_is_not_held_up_by_what_the_last_did_not_read(make):
+    one, other = pair(make, "shm")
+    while one.post(2, letter(), [torch.ones(1)]):
+        pass
+    again = make("shm")
+    one.meet(box(2, again, life=1))
+    assert one.post(2, letter(), [torch.ones(1)])
+    assert len(collected(again)) == 1
+    assert other is not None
+
+
+def test_a_letter_that_names_too_many_tensors_is_refused_not_lost(make, caplog):
+    one, other = pair(make, "shm")
+    values = [torch.ones(3) for _ in range(2)]
+    named = tuple(range(100_000))
+    assert not one.post(2, letter(tensors=named), values)
+    assert "too long to be sent" in caplog.text
+    assert one.unread == 0
+    assert one.post(2, letter(), values)
+    assert len(collected(other)) == 1
+
+
+def test_a_letter_over_tcp_is_on_its_way_until_its_last_byte_whatever_its_last_tensor_is(make):
+    one, other = make("zeromq"), make("zeromq")
+    address = other.address
+    other.close()  # nobody listens there
+    one.meet(Box(2, 0, address, "k" * 32))
+    assert one.post(2, letter(), [torch.ones(1 << 20), torch.ones(2)])
+    time.sleep(0.2)
+    assert one.on_their_way == 1
+    assert one.departed() == []
+    assert len(one.part(2)) == 1
