@@ -121,6 +121,7 @@ def test_missing_data_is_told_with_the_variable_that_names_its_folder(monkeypatc
         bench_gossip.main(["--quick"])
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(NO_MNIST, reason="needs MNIST in ../shared/data/mnist, or where the variable MNIST says")
 def test_a_quick_run_prints_every_bar_and_every_run(capsys):
     bench_gossip.main(["--quick", "--json", "--jobs", "1"])

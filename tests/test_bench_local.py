@@ -42,6 +42,7 @@ def test_every_side_ends_with_what_torch_makes_of_the_same_gradients(side):
     assert answer.worst_error == 0.0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_over_tcp_the_result_is_the_same_and_the_bare_round_trip_is_timed():
     question = Exchange(parameters=600_000, rounds=3, warmup=1)  # several chunks

@@ -44,9 +44,8 @@ class DyingJob(Job):
         super().__call__()
 
 
-@pytest.mark.parametrize(
-    "network", ["latency_ms = 200\nbandwidth_mbps = 1000", pytest.param("", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("line", [SLOW_LINE, ""])
 def test_a_node_that_dies_in_the_middle_of_an_average_is_left_out(tmp_path, network):
     scenario = cluster(1.0, 1.0, 1.0, network=network)
     done, lines = launch("local_sgd:period=2", tmp_path, DyingJob(epochs=1), scenario=scenario)

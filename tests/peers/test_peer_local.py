@@ -71,7 +71,7 @@ def test_a_lone_node_trains_as_in_the_simulator_which_is_as_torch_does(tmp_path)
     assert len(decided(lines, Stepped)) == done.summary.versions == 96
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("shm", marks=pytest.mark.soak), "zeromq"])
 @pytest.mark.parametrize(
     "machine",
     [
@@ -135,6 +135,7 @@ def test_a_newcomer_starts_from_the_model_of_a_node_that_is_there(tmp_path, way)
     assert set(done.nodes) == {0, 1, 2}
 
 
+@pytest.mark.soak
 def test_a_killed_node_is_missed_by_nobody(tmp_path):
     killed = threading.Event()
 
