@@ -72,6 +72,7 @@ def test_training_is_timed_step_by_step(side, workers):
     assert len(answer.step_s) == 19
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sides("ddp", "balanced"))
 def test_a_race_ends_at_its_target(name, tmp_path):

@@ -197,6 +197,7 @@ def trained(job, tmp_path, strategy, capfd):
     return run, [line for line in capfd.readouterr().out.splitlines() if "versions were read" in line]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_real_processes_come_to_the_same_model(tmp_path, capfd):
     plain, _ = trained(Job(tmp_path), tmp_path, "bsp", capfd)

@@ -46,8 +46,8 @@ class DyingJob(Job):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("line", [SLOW_LINE, ""])
-def test_a_node_that_dies_in_the_middle_of_an_average_is_left_out(tmp_path, network):
-    scenario = cluster(1.0, 1.0, 1.0, network=network)
+def test_a_node_that_dies_in_the_middle_of_an_average_is_left_out(tmp_path, line):
+    scenario = cluster(1.0, 1.0, 1.0, network=line)
     done, lines = launch("local_sgd:period=2", tmp_path, DyingJob(epochs=1), scenario=scenario)
     assert done.summary.samples_used == len(ROWS)
     assert replay(done.journal).difference is None

@@ -120,6 +120,7 @@ def test_a_node_that_is_sent_away_hands_on_its_weight_and_counts_no_more(tmp_pat
     assert set(done.nodes) == {0, 2}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ["shm", pytest.param("zeromq", marks=pytest.mark.soak)])
 def test_a_newcomer_starts_from_the_model_of_a_node_that_is_there(tmp_path, way):
     scenario = cluster(1.0, 1.0, events=event("join", 0.5))
