@@ -20,7 +20,8 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "paceline needs Python 3.11 or later, not " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev,bench]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev,bench]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib || true  # what pip does with one core; some packages bring broken files
 	touch $@
 
 demo: $(INSTALLED)

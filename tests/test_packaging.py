@@ -63,19 +63,43 @@ def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
-def test_the_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+def outside(folder: Path, *command: object, **variables: str) -> str:
+    """What a command prints that knows nothing of this checkout; it must succeed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "PYTHON"))}
+    environment.update(variables)
+    arguments = [str(part) for part in command]
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    def run(*command: object) -> subprocess.CompletedProcess[str]:
-        arguments = [str(part) for part in command]
-        done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
 
-    run(sys.executable, "-m", "venv", tmp_path / "empty")
-    binaries = tmp_path / "empty" / "bin"
-    run(
+def train_and_replay(folder: Path, *paceline: object, **variables: str) -> None:
+    """The command trains on two processes, and what it wrote can be replayed."""
+    options = ("--task", "digits", "--workers", "2", "--epochs", "1", "--quiet", "--json")
+    report = json.loads(outside(folder, *paceline, "run", *options, **variables))
+    assert report["workers"] == 2
+    assert report["accuracy"] > 0.3  # chance is 0.1
+    assert outside(folder, *paceline, "replay", folder / report["journal"], **variables).endswith("all identical\n")
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """What it needs from elsewhere is found where the tests have it; an empty environment is made in `make soak`."""
+    installed = tmp_path / "installed"
+    outside(tmp_path, sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed, wheel)
+    code = "import paceline; print(paceline.__file__)"
+    where = outside(tmp_path, sys.executable, "-c", code, PYTHONPATH=str(installed))
+    assert where.startswith(str(installed))
+    train_and_replay(tmp_path, sys.executable, "-m", "paceline", PYTHONPATH=str(installed))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_the_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    outside(tmp_path, sys.executable, "-m", "venv", tmp_path / "empty")
+    binaries, constraints = tmp_path / "empty" / "bin", ROOT / "constraints.txt"
+    outside(
+        tmp_path,
         binaries / "python",
         "-m",
         "pip",
@@ -83,16 +107,13 @@ def test_the_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -
         "-q",
         "--no-compile",
         "-c",
-        ROOT / "constraints.txt",
+        constraints,
         f"{wheel}[tasks]",
     )
-    where = run(binaries / "python", "-c", "import paceline; print(paceline.__file__)").stdout
-    assert where.startswith(str(tmp_path))
-    done = run(binaries / "paceline", "run", "--task", "digits", "--workers", "2", "--epochs", "1", "--quiet", "--json")
-    report = json.loads(done.stdout)
-    assert report["workers"] == 2
-    assert report["accuracy"] > 0.3  # chance is 0.1
-    assert run(binaries / "paceline", "replay", tmp_path / report["journal"]).stdout.endswith("all identical\n")
+    assert outside(tmp_path, binaries / "python", "-c", "import paceline; print(paceline.__file__)").startswith(
+        str(tmp_path)
+    )
+    train_and_replay(tmp_path, binaries / "paceline")
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -177,16 +177,16 @@ class Checker:
             for t in everything
             if t in self._late
             or event.changes[t] ** 2 * (self.steps - self.last[t])
-            >= options.threshold**2 * self.sizes[t] / sum(self.sizes)
+            >= options.threshold**2 * (self.sizes[t] / sum(self.sizes)) ** options.share_power
         ]
 
     def _at_period(self, step: int, tensor: int) -> bool:
         """Whether a multiple of the tensor's own period has come since the step before; the scale is searched for."""
         shares = [size / sum(self.sizes) for size in self.sizes]
-        low, high = 0.0, 1e6
+        low, high, power = 0.0, 1e6, self.options.share_power / 2
         for _ in range(200):
             scale = (low + high) / 2
-            traffic = sum(share / max(1.0, scale * share**0.5) for share in shares)
+            traffic = sum(share / max(1.0, scale * share**power) for share in shares)
             low, high = (scale, high) if traffic > 1 / self.options.period else (low, scale)
-        period = max(1.0, high * shares[tensor] ** 0.5)
+        period = max(1.0, high * shares[tensor] ** power)
         return math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)

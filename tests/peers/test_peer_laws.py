@@ -22,11 +22,12 @@ VARIATIONS = {
     "gossip": [
         "gossip", "gossip:period=3,peers=ring", "gossip:form=pull,peers=exponential", "gossip:form=weighted",
         "gossip:form=weighted,peers=exponential,period=2", "gossip:scope=tensor,period=3",
+        "gossip:scope=tensor,period=3,share_power=2",
     ],
     "adaptive_gossip": [
         f"adaptive_gossip:{TRIGGER}", f"adaptive_gossip:{TRIGGER},scope=model,form=pull",
         f"adaptive_gossip:{TRIGGER},scope=model,form=weighted,peers=ring", f"adaptive_gossip:{TRIGGER},budget=0.3",
-        f"adaptive_gossip:{TRIGGER},mixed=changed",
+        f"adaptive_gossip:{TRIGGER},mixed=changed,peers=exponential", f"adaptive_gossip:{TRIGGER},share_power=2",
     ],
     "elastic": ["elastic:period=2", "elastic:period=1,alpha=0.3", "elastic:alpha=0", "elastic:scope=tensor,period=2"],
     "adaptive_elastic": [f"adaptive_elastic:{TRIGGER}", f"adaptive_elastic:{TRIGGER},scope=model,budget=0.4"],

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import strategies
 from paceline.actions import Action, Track
-from paceline.errors import InternalError
+from paceline.errors import InternalError, OptionError
 from paceline.events import Event
 from paceline.journal import spelled_out
 from paceline.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
@@ -135,6 +135,21 @@ def test_the_trigger_is_exact() -> None:
     assert exchanged(machine.handle(stepped(4, changes=(0.2, 0.2450)))) == "all"
 
 
+def test_a_share_power_lets_large_tensors_wait() -> None:
+    """theta^2 = 0.16 and squared shares of 1/16 and 9/16: due from 0.1 and 0.3."""
+    machine = started("adaptive_gossip:warmup=0,threshold=0.4,share_power=2", (400, 1200))
+    assert exchanged(machine.handle(stepped(1, changes=(0.0999, 0.2999)))) is None
+    assert exchanged(machine.handle(stepped(2, changes=(0.0708, 0.2121)))) == (0,)
+    assert exchanged(machine.handle(stepped(3, changes=(0.0999, 0.1733)))) == (1,)
+
+
+@pytest.mark.parametrize("spec", ["gossip", "elastic", "adaptive_gossip:scope=model", "adaptive_elastic:scope=model"])
+def test_a_share_power_needs_tensors_of_their_own(spec: str) -> None:
+    joint = "," if ":" in spec else ":"
+    with pytest.raises(OptionError, match=r"share_power=2 is of use with scope=tensor, not with scope=model; change"):
+        strategies.build_peer(f"{spec}{joint}share_power=2", 0, 0)
+
+
 def test_whole_models_compare_with_the_threshold_itself() -> None:
     machine = started("adaptive_elastic:warmup=0,threshold=0.3,scope=model", (400, 1200))
     assert (machine.needs_change, machine.needs_changes, machine.has_centre) == (True, False, True)
@@ -145,11 +160,14 @@ def test_whole_models_compare_with_the_threshold_itself() -> None:
 
 @pytest.mark.parametrize("sizes", [(400,), (200_704, 256, 2560, 40), (0, 12, 32, 4), (1, 1, 1, 1), (10**9, 1)])
 @pytest.mark.parametrize("period", [1, 2, 13, 100])
-def test_periods_of_tensors_send_as_much_as_the_period_of_the_model(sizes: tuple[int, ...], period: int) -> None:
-    each = periods.of_each(sizes, period)
+@pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
+def test_periods_of_tensors_send_as_much_as_the_period_of_the_model(
+    sizes: tuple[int, ...], period: int, power: float
+) -> None:
+    each = periods.of_each(sizes, period, power)
     assert all(one >= 1 for one in each)
     assert sum(size / one for size, one in zip(sizes, each, strict=True)) == pytest.approx(sum(sizes) / period)
-    scales = [one / math.sqrt(size) for size, one in zip(sizes, each, strict=True) if one > 1]
+    scales = [one / size ** (power / 2) for size, one in zip(sizes, each, strict=True) if one > 1]
     assert max(scales, default=1.0) == pytest.approx(min(scales, default=1.0))
     sent = [0] * len(sizes)
     for step in range(1, 1001):

@@ -37,6 +37,10 @@ class ElasticOptions(Options, frozen=True, kw_only=True):
     alpha: Alpha = None
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges with the centre")] = 10
     scope: periods.Scope = "model"
+    share_power: periods.SharePower = 1.0
+
+    def __post_init__(self) -> None:
+        periods.require_tensors(self.scope, self.share_power)
 
 
 class ElasticState(State):
@@ -85,7 +89,8 @@ class Elastic(Peer):
         state = self.state = self.State()
         state.partners.node = event.node
         if isinstance(self.options, ElasticOptions) and self.options.scope == "tensor":
-            state.sizes, state.periods = list(event.sizes), periods.of_each(event.sizes, self.options.period)
+            state.sizes = list(event.sizes)
+            state.periods = periods.of_each(event.sizes, self.options.period, self.options.share_power)
         return []
 
     def _stepped(self, event: Stepped) -> list[PeerAction]:

@@ -57,9 +57,11 @@ class GossipOptions(Options, frozen=True, kw_only=True):
     peers: Peers = "random"
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges that this node begins")] = 1
     scope: periods.Scope = "model"
+    share_power: periods.SharePower = 1.0
     overlap: Overlap = True
 
     def __post_init__(self) -> None:
+        periods.require_tensors(self.scope, self.share_power)
         if self.scope == "tensor":
             require_push(self.form)
 
@@ -114,7 +116,8 @@ class Gossip(Peer):
         state = self.state = self.State()
         state.partners.node = event.node
         if isinstance(self.options, GossipOptions) and self.options.scope == "tensor":
-            state.sizes, state.periods = list(event.sizes), periods.of_each(event.sizes, self.options.period)
+            state.sizes = list(event.sizes)
+            state.periods = periods.of_each(event.sizes, self.options.period, self.options.share_power)
         return []
 
     def _joined(self, event: Joined) -> list[PeerAction]:

@@ -1,21 +1,23 @@
 """A fixed period for each tensor: what is left of the trigger of the adaptive machines when nothing adapts.
 
-Rule: tensors have periods in proportion to the square root of their bytes, none below one step, such that all together
+Rule: tensors have periods in proportion to `bytes ^ (share_power / 2)`, none below one step, such that all together
 send what the whole model sent every `period` steps would. paceline's own; ALGORITHMS calls it the fixed per-tensor
 period, and it is the control that tells what adapting gains from what small tensors being cheap gains.
 
-Why the root: of all periods that cost the same bytes, these have the smallest sum, so that tensors are old for the
-shortest time on average; and where every tensor moves at random and at the same relative pace, `change^2 * steps since
-= threshold^2 * share of the bytes` (trigger.py) is reached after just these intervals.
+Why the root, which share_power=1 is: of all periods that cost the same bytes, these have the smallest sum, so that
+tensors are old for the shortest time on average; and where every tensor moves at random and at the same relative pace,
+`change^2 * steps since = threshold^2 * share of the bytes ^ share_power` (trigger.py) is reached after just these
+intervals. share_power=2 makes all tensors cost the same, and 0 gives all the same period.
 
 A period need not be a whole number: the n-th exchange is due at the first step that is not before n periods.
 """
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Annotated, Literal
 
 from msgspec import Meta
+
+from paceline.errors import OptionError
 
 ROUNDING = 1e-9  # periods by which an exchange may be early, so that a multiple is met whatever a division leaves
 
@@ -23,24 +25,40 @@ Scope = Annotated[
     Literal["model", "tensor"],
     Meta(
         description="model: all tensors every period steps; tensor: each at a period of its own, "
-        "in proportion to the root of its bytes, as many bytes in all"
+        "the longer the more bytes it has (share_power), as many bytes in all"
+    ),
+]
+SharePower = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=2,
+        description="how much longer large tensors wait: 1 in proportion to the root of their bytes, 2 to their bytes; "
+        "0 as long as small ones",
     ),
 ]
 
 
-def of_each(sizes: Sequence[int], period: int) -> list[float]:
+def require_tensors(scope: str, share_power: float) -> None:
+    """Where the whole model has one period there is nothing that could be longer than another."""
+    if scope == "model" and share_power != 1.0:
+        raise OptionError(f"share_power={share_power:g} is of use with scope=tensor, not with scope=model; change one")
+
+
+def of_each(sizes: Sequence[int], period: int, share_power: float = 1.0) -> list[float]:
     """The period of each tensor, in steps; one without a byte has the shortest, and is never sent."""
     total = sum(sizes)
+    longer = [(size / total) ** (share_power / 2) if size else 0.0 for size in sizes]
     often = {place for place, size in enumerate(sizes) if not size}  # those at every step
     scale = 0.0
     while len(often) < len(sizes):
         left = 1 / period - sum(sizes[place] for place in often) / total
-        scale = sum(sqrt(size / total) for place, size in enumerate(sizes) if place not in often) / left
-        short = {place for place, size in enumerate(sizes) if scale * sqrt(size / total) <= 1 + ROUNDING}
+        scale = sum(sizes[place] / total / longer[place] for place in range(len(sizes)) if place not in often) / left
+        short = {place for place in range(len(sizes)) if scale * longer[place] <= 1 + ROUNDING}
         if short <= often:
             break
         often |= short  # they cost less than their part of the sum, so everybody else's period can only shrink
-    return [1.0 if place in often else scale * sqrt(size / total) for place, size in enumerate(sizes)]
+    return [1.0 if place in often else scale * longer[place] for place in range(len(sizes))]
 
 
 def due(step: int, sizes: Sequence[int], periods: Sequence[float]) -> tuple[int, ...] | None:

@@ -4,11 +4,13 @@ Published (Ho, Wu, Liu, "Adaptive communication for distributed deep learning on
 a fixed period wastes traffic; exchange according to the change of the local model instead, with a threshold set
 dynamically. Reconstruction, the rule: a tensor is due when
 
-    change^2 * steps since its last exchange >= threshold^2 * its share of the model's bytes
+    change^2 * steps since its last exchange >= threshold^2 * (its share of the model's bytes) ^ share_power
 
 with `change = |x - x_last| / |x_last|`; always during the first `warmup` steps of a node, and at least every
-`max_interval` steps. With `scope=model` the whole model is one tensor. A threshold that follows the recent change per
-step would be scale-free and end up as a fixed period, so it stays put, or follows a budget of bytes instead.
+`max_interval` steps. With `scope=model` the whole model is one tensor. share_power is 1 in the reconstruction; a higher
+one, paceline's own, lets the largest tensors wait longer and all others less, and takes a higher threshold. A threshold
+that follows the recent change per step would be scale-free and end up as a fixed period, so it stays put, or follows a
+budget of bytes instead.
 
 The budget is a share of what an exchange of the whole model at every step would send. The account of models sent
 beyond it is kept from the end of the warm-up on, and `threshold = threshold at first * exp(account / MODELS)`: each
@@ -29,6 +31,7 @@ from paceline.errors import InternalError, OptionError
 from paceline.peer_events import Stepped
 from paceline.strategies.base import Options
 from paceline.strategies.peers.base import Wire
+from paceline.strategies.peers.periods import SharePower, require_tensors
 
 MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold: slow enough to be smooth
 LIMIT = 100.0  # models; while nothing changes at all, the account stops here and not at infinity
@@ -43,6 +46,7 @@ class TriggerOptions(Options, frozen=True, kw_only=True):
     scope: Annotated[
         Literal["tensor", "model"], Meta(description="tensor: each tensor when it has changed; model: all at once")
     ] = "tensor"
+    share_power: SharePower = 1.0
     warmup: Annotated[int, Meta(ge=0, description="steps of a node at whose beginning it exchanges every time")] = 20
     max_interval: Annotated[int, Meta(ge=1, description="steps; no tensor goes longer without an exchange")] = 100
     budget: (
@@ -54,6 +58,7 @@ class TriggerOptions(Options, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
+        require_tensors(self.scope, self.share_power)
         if self.budget is None:
             return
         least = 1 / self.max_interval
@@ -79,6 +84,7 @@ class Trigger(msgspec.Struct):
 
     threshold: float = 0.0
     sizes: list[int] = []  # bytes of each part
+    limits: list[float] = []  # its share of all bytes to the share_power; 0 where it has none
     total: int = 0
     steps: int = 0  # of this node, from its start
     last: list[int] = []  # the step of each part's last exchange
@@ -89,7 +95,8 @@ class Trigger(msgspec.Struct):
         """At a node's first step."""
         total = sum(sizes)
         parts = list(sizes) if options.scope == "tensor" else [total]
-        return Trigger(threshold=options.threshold, sizes=parts, total=total, last=[0] * len(parts))
+        limits = [(size / total) ** options.share_power if size else 0.0 for size in parts]
+        return Trigger(threshold=options.threshold, sizes=parts, limits=limits, total=total, last=[0] * len(parts))
 
     def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
         """Count the step; what is due after it. Parts without a byte never are."""
@@ -99,12 +106,12 @@ class Trigger(msgspec.Struct):
             parts = [part for part, size in enumerate(self.sizes) if size]
             return self._due(parts, options, f"warm-up step {steps} of {options.warmup}")
         changes = _changes(event, options)
-        per_byte = self.threshold * self.threshold / max(1, self.total)
+        enough = self.threshold * self.threshold
         # What cannot be compared, a change that is not a number, is due as well.
         parts = [
             part
-            for part, (size, change, at) in enumerate(zip(self.sizes, changes, last, strict=True))
-            if size and (steps - at >= longest or not change * change * (steps - at) < per_byte * size)
+            for part, (limit, change, at) in enumerate(zip(self.limits, changes, last, strict=True))
+            if limit and (steps - at >= longest or not change * change * (steps - at) < enough * limit)
         ]
         if not parts:
             return None
