@@ -17,9 +17,8 @@ from itertools import zip_longest
 from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.events import Event, Joined, Left, Pushed
 from paceline.journal import Decision, Header, Line, Observation, PeerDecision, Restored
-from paceline.peer_actions import Send
-from paceline.peer_events import Sent, Stepped
-from paceline.report import PeerReport, Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
+from paceline.peer_metrics import PeerMetrics
+from paceline.report import Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
@@ -120,11 +119,7 @@ class Metrics:
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
         self._reads: dict[str, list[int]] = {}  # by table: how many rows were read so many clocks old
-        self._exchanges: int | None = None  # of a run without a server
-        self._steps = 0  # of all its nodes
-        self._sending_s = 0.0
-        self._consensus: float | None = None
-        self._gathered_bytes = 0
+        self._peers = PeerMetrics()
         self._resuming = False  # the strategy is still being told that its workers are gone
 
     def write(self, line: Line) -> None:
@@ -152,7 +147,7 @@ class Metrics:
             self._observed(line)
         elif isinstance(line, PeerDecision):
             self.seconds = line.event.at
-            self._exchanged(line)
+            self.bytes_up += self._peers.decided(line)
         else:
             if self.header is None:
                 self._started(line)
@@ -230,16 +225,6 @@ class Metrics:
                 self._losses.append((event.samples, event.loss))
         self.versions = version + counts
 
-    def _exchanged(self, line: PeerDecision) -> None:
-        """Bytes are counted where they are sent, when they have left."""
-        self._exchanges = self._exchanges or 0
-        self._exchanges += sum(isinstance(action, Send) for action in line.actions)
-        if isinstance(line.event, Sent):
-            self.bytes_up += line.event.bytes
-            self._sending_s += line.event.seconds
-        elif isinstance(line.event, Stepped):
-            self._steps += 1
-
     def _observed(self, line: Observation) -> None:
         data = line.data
         match line.what:
@@ -271,10 +256,9 @@ class Metrics:
                     self._reads.get(data["table"], []), [0] * data["first"] + data["ages"]
                 )
             case "consensus":
-                self._consensus = float(data["distance"])
-                self._gathered_bytes += data.get("bytes", 0)
+                self._peers.measured(line)
             case "exchange":  # with the centre, or of an average
-                self._exchanges = (self._exchanges or 0) + 1
+                self._peers.exchanged()
                 self.bytes_up += data["bytes"]
             case "end":
                 self.ended = data["cause"]
@@ -325,10 +309,10 @@ class Metrics:
             samples_discarded=self.samples_discarded,
             samples_per_second=self.samples_used / self.seconds if self.seconds > 0 else None,
             wait_fraction=sum(worker.wait_s for worker in per_worker) / present if present > 0 else None,
-            staleness=_summary(self._staleness if self._exchanges is None else {}),
+            staleness=_summary(self._staleness if self._peers.exchanges is None else {}),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            exchanges=self._exchanges,
+            exchanges=self._peers.exchanges,
             loss=self.loss(),
             accuracy=self.evaluation.get("accuracy"),
             metrics=self.evaluation,
@@ -337,15 +321,9 @@ class Metrics:
             warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
             table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
             or None,
-            peers=self._peer_report(),
+            peers=self._peers.report(),
             journal=journal,
         )
-
-    def _peer_report(self) -> PeerReport | None:
-        if self._exchanges is None:
-            return None
-        interval = self._steps / self._exchanges if self._exchanges else None
-        return PeerReport(interval, self._sending_s, self._consensus, self._gathered_bytes)
 
     def _worker_report(self, number: int, fastest: float | None) -> WorkerReport:
         worker, time = self._workers[number], self._monitor.time(number)

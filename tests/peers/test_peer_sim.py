@@ -87,6 +87,17 @@ def test_every_machine_trains_settles_every_sample_and_replays(strategy, tmp_pat
     assert run.summary.staleness.mean is None
 
 
+@pytest.mark.parametrize("strategy", ["adaptive_gossip:warmup=2,budget=0.2", "elastic:period=2", "local_sgd:period=2"])
+def test_the_report_has_the_course_of_intervals_thresholds_and_distances(strategy):
+    run, lines = launch(strategy)
+    course = run.summary.peers.course
+    measured = observed(lines, "consensus")
+    assert [(point.at, point.consensus) for point in course] == [(line.at, line.data["distance"]) for line in measured]
+    assert len(course) > 3
+    thresholds = [point.threshold for point in course]
+    assert len(set(thresholds)) > 3 if "budget" in strategy else set(thresholds) == {None}
+
+
 def test_the_same_run_again_is_the_same_to_the_last_byte(tmp_path):
     for name in ("one", "two"):
         launch("adaptive_gossip:warmup=2", journal=tmp_path / name)

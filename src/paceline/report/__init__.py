@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.journal import spelled_out
 
-__all__ = ["PeerReport", "Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
+__all__ = ["PeerPoint", "PeerReport", "Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -49,6 +49,15 @@ class TableReads(msgspec.Struct, frozen=True):
     ages: list[int]
 
 
+class PeerPoint(msgspec.Struct, frozen=True):
+    """How the nodes of a run without a server stood when their models were measured."""
+
+    at: float  # seconds
+    mean_interval: float | None  # steps of a node per exchange, since the point before
+    threshold: float | None  # mean of those nodes that have stepped since then
+    consensus: float  # root mean square distance of the models to their mean
+
+
 class PeerReport(msgspec.Struct, frozen=True):
     """A run without a server: what the nodes' exchanges came to."""
 
@@ -56,6 +65,7 @@ class PeerReport(msgspec.Struct, frozen=True):
     sending_s: float  # of all nodes together, from the decision to send until the last byte was out
     consensus: float | None  # root mean square distance of the models to their mean, when they were last measured
     gathered_bytes: int = 0  # of models that were collected to be measured and kept: no part of `bytes_up`
+    course: list[PeerPoint] = []  # over time
 
 
 class Report(msgspec.Struct, frozen=True):
