@@ -48,6 +48,7 @@ def test_the_simpy_model_is_short_enough_to_be_fair():
     assert len((BENCHMARKS / "simpy_ssp.py").read_text(encoding="utf-8").splitlines()) <= 60
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_json_and_writes_where_it_is_told(bench, tmp_path, capsys):
     bench.main(["--quick", "--json", "--out", str(tmp_path)])
     printed = json.loads(capsys.readouterr().out)

@@ -68,6 +68,7 @@ def test_the_example_on_tables_runs_under_every_engine(tmp_path, engine):
     assert report["table_reads"]["users"]["max_age"] <= 3
 
 
+@pytest.mark.slow
 def test_the_example_on_tables_runs_alone(tmp_path):
     run_in(tmp_path, EXAMPLES / "factors.py")
     assert list(tmp_path.iterdir()) == []

@@ -192,6 +192,7 @@ def test_ci_runs_the_whole_suite_without_gaps() -> None:
     assert "make test" in script.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("no_skips", "code"), [("1", 1), ("0", 0)])
 def test_a_skipped_test_fails_the_suite_where_that_is_asked_for(no_skips: str, code: int, tmp_path: Path) -> None:
     for name in ("conftest.py", "leaks.py"):

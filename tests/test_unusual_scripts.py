@@ -394,6 +394,7 @@ def test_evaluations_go_on_in_a_larger_phase():
     assert sum(epoch > 10 for epoch in epochs) == 10
 
 
+@pytest.mark.slow
 def test_a_newcomer_passes_through_hundreds_of_finished_phases():
     passed = {}
 
