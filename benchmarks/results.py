@@ -1,6 +1,7 @@
 """Dated results of benchmarks: `results/<question>.md` for people, the raw rows as `.json` beside it.
 
-A result is written by the command that measured it and by nothing else. A bar that was missed stays there as missed.
+A result is written by the command that measured it and by nothing else, which may explain the same numbers anew later
+on. A bar that was missed stays there as missed.
 """
 
 import json
@@ -55,6 +56,16 @@ def write(
     (folder / f"{question}.json").write_text(json.dumps(raw, indent=1) + "\n")
     page = folder / f"{question}.md"
     page.write_text(_page(facts, verdicts, rows, notes))
+    return page
+
+
+def retell(question: str, notes: str, folder: Path = FOLDER) -> Path:
+    """Write the page of a result anew from its raw rows, with other explanations: nothing that was measured changes."""
+    raw = json.loads((folder / f"{question}.json").read_text())
+    verdicts = [msgspec.convert(verdict, Verdict) for verdict in raw.pop("verdicts")]
+    rows = raw.pop("rows")
+    page = folder / f"{question}.md"
+    page.write_text(_page(raw, verdicts, rows, notes))
     return page
 
 

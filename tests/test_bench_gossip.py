@@ -6,6 +6,7 @@ import math
 import pytest
 
 import bench_gossip
+import results
 from paceline import scenario, strategies
 from sides import gossip_disturbed, gossip_runs, gossip_trials
 from sides.gossip_runs import Job, Ran
@@ -119,6 +120,14 @@ def test_missing_data_is_told_with_the_variable_that_names_its_folder(monkeypatc
     monkeypatch.setenv("MNIST", str(tmp_path / "nowhere"))
     with pytest.raises(SystemExit, match=r"mnist is missing: .*nowhere; set the variable MNIST"):
         bench_gossip.main(["--quick"])
+
+
+def test_a_result_explained_anew_keeps_its_numbers(tmp_path):
+    verdicts = [results.Verdict("few bytes (`bytes`)", "0.9", ">= 0.92", passed=False)]
+    page = results.write("gossip", "python x.py", verdicts, [{"lr": 0.25, "side": "fixed"}], "As it was.", tmp_path)
+    before = page.read_text()
+    bench_gossip.main(["--retell", "--out", str(tmp_path)])
+    assert page.read_text() == before.replace("As it was.", bench_gossip.notes().strip())
 
 
 @pytest.mark.soak
