@@ -187,11 +187,15 @@ Rows of seed {TUNING_SEED} are trials: the same learning rates for all, with {le
 period of each tensor. These three may send {MOST_BYTES:.1%} of the baseline's bytes, and the most accurate of those
 that do is chosen. The baseline's partners are random, as published, and those of the three others exponential.
 `bytes_share` is of the baseline's bytes, `kB_by_tenth` what all nodes sent in each tenth of the run.
+Where one tensor has nearly all bytes, as in the MLP, two of the three ways to share them out are the same: there
+`per_tensor` has a third fewer different trials.
 
 Rows of `disturbed` are of the trial chosen under the cosine, over {DISTURBED_SEEDS} seeds: `even` and `one_slow` on a
 line on which the baseline would communicate for {COMMUNICATION:.1%} of its time, with overlap; `pace` is steps per
 second of the 7 others together, `waiting` the share of their time in which they waited for their own line. In `faults`
 2 nodes are killed after 30 and 40 % of the run, and 2 join after 50 and 60 %.
+In virtual time nobody can hold another node's step up, so that the bars on the slow node say that the simulator keeps
+it so; real processes are asked in the tests. The curve of time is of one seed.
 
 The triggers tried, and exponential partners, come from a search on seeds below 200 (docs/peers.md has what was tried
 there); periods follow from the bytes that are allowed. Seeds from {FIRST_FRESH} on were used for nothing before. An

@@ -66,7 +66,7 @@ class Odd:
             "dtype", OptionError, "worker 1 has 0.weight .* torch.float32 where worker 0 has", marks=pytest.mark.soak
         ),
         ("memory", UserError, "needs .* GiB .* only .* available: use fewer workers or a smaller model"),
-        pytest.param("lbfgs", OptionError, "LBFGS cannot run on a parameter server", marks=pytest.mark.soak),
+        pytest.param("lbfgs", OptionError, "LBFGS cannot be stepped by a strategy", marks=pytest.mark.soak),
         ("raise", ScriptError, "the script raised ZeroDivisionError in worker 1, batch 0: on purpose"),
         pytest.param("exit", ScriptError, "worker 1 exited with 7", marks=pytest.mark.soak),
     ],

@@ -51,7 +51,7 @@ def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> Opt
     if getattr(torch.optim, name, None) is not type(optimizer) or name not in EXACT + SCALED:
         usable = ", ".join(EXACT + SCALED)
         raise OptionError(
-            f"optimizer {type(optimizer).__module__}.{name} cannot run on a parameter server; use one of torch.optim's "
+            f"optimizer {type(optimizer).__module__}.{name} cannot be stepped by a strategy; use one of torch.optim's "
             f"element-wise ones: {usable}"
         )
     members = []

@@ -130,6 +130,7 @@ class Passes:
             self.replica.forget()
             with contextlib.suppress(Closed, Lost):
                 self.replica.leave()
+            self.replica.interrupted = None  # of a loop that this script has left
             with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
                 self._endpoint.send(Done(self._ready.phase))
 
@@ -172,6 +173,9 @@ class Passes:
         if samples < sum([allotment.samples for allotment in self._allotments]):
             kept = [self._kept_of(number) for number in range(len(self._allotments))]
         gradient = self.replica.take(loss)
+        if self.replica.closed:
+            self._await_work()
+            return
         overrun_s = 0.0
         if self._target_s is not None:
             end = self._began + self._target_s

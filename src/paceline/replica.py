@@ -59,6 +59,7 @@ class Replica:
         self.spec = spec or spec_of(model, optimizer)
         self.parameters = list(model.parameters())
         self.interrupted: Any = None  # the phase's end, if it came in the middle of a node's exchange
+        self.closed = False  # a node has given its model away for the phase's average: what it computes is lost
         self.touched = False  # a backward is known to have run since the last look
         self.densified: str | None = None  # a parameter whose gradient was sparse, to be remarked on
         self._buffer_homes = _homes(model)

@@ -23,9 +23,8 @@ def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -
     seed = int(engine["seed"])
     if "seed" in config.given and config.seed != seed:
         raise CheckpointError(f"{found.path} was trained with seed {seed}, not {config.seed}: leave --seed out")
-    spelt = config.strategy
-    given = canonical(build_peer(spelt, seed, 0) if is_peer(spelt) else build(spelt, seed))
-    if "strategy" in config.given and given != strategy:
+    given = _canonical(config.strategy, seed)
+    if "strategy" in config.given and given != _canonical(strategy, seed):
         raise CheckpointError(f"{found.path} was trained under {strategy}, not {given}: leave --strategy out")
     if engine["sampling"] == "shard" and workers != engine["workers"]:
         raise CheckpointError(
@@ -33,6 +32,11 @@ def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -
             f"--workers {engine['workers']}"
         )
     return msgspec.structs.replace(config, seed=seed, strategy=strategy)
+
+
+def _canonical(spec: str, seed: int) -> str:
+    """However its options are spelt."""
+    return canonical(build_peer(spec, seed, 0) if is_peer(spec) else build(spec, seed))
 
 
 def checkpoint_at(given: Path) -> checkpoint.Checkpoint:

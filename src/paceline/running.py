@@ -163,7 +163,7 @@ class Conduct:
         """This is the model that the run trains."""
         self.store_or_none = self.coordinator.store = store
         self.coordinator.model_bytes = store.nbytes
-        if store.optimizer.notice is not None:
+        if store.optimizer.notice is not None and self.peer is None:
             self.coordinator.observe("warning", {"text": store.optimizer.notice})
 
     # -- phases ------------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def test_a_member_that_goes_away_is_left_out_by_those_who_are_not_done():
     for node in (0, 1, 2):
         for got, wanted in zip(post.meetings[node].result(), mean(models[:3]), strict=True):
             assert torch.equal(got, wanted)
+    assert sum(post.meetings[node].sent_bytes for node in (0, 1, 2)) == post.bytes  # those of both attempts
 
 
 def test_letters_of_an_attempt_that_failed_do_not_count():

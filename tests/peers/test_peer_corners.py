@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,72 @@ def test_several_nodes_that_leave_at_once_lose_no_weight(tmp_path):
             weight[line.node] -= sum(a.weight for a in line.actions if isinstance(a, Send))
             weight[line.node] += sum(line.event.weight for a in line.actions if isinstance(a, Mix))
     assert weight == pytest.approx({0: 4.0, 1: 0.0, 2: 0.0, 3: 0.0})
+
+
+class LeavingJob:
+    """Worker 1 leaves while worker 2, who has not read what it sent, is about to die."""
+
+    def __call__(self):
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        session.prepare(model, optimizer)
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=4, epochs=8), 1):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            time.sleep(0.02)
+            optimizer.step()
+            if session.worker == 1 and number == 6:
+                break
+            if session.worker == 2 and number == 4:
+                time.sleep(1.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.soak
+def test_a_leaver_whose_reader_dies_gives_its_weight_to_another(tmp_path):
+    done, lines = launch("gossip:form=weighted,peers=ring", tmp_path, LeavingJob(), workers=3)
+    assert replay(done.journal).difference is None
+    weight, of_leaver = dict.fromkeys(range(3), 1.0), 0
+    for line in lines:
+        if isinstance(line, PeerDecision):
+            weight[line.node] -= sum(a.weight for a in line.actions if isinstance(a, Send))
+            weight[line.node] += sum(line.event.weight for a in line.actions if isinstance(a, Mix))
+            of_leaver += line.node == 1
+    assert weight[1] == pytest.approx(0.0)
+    assert weight[0] > 1.5  # its own, and that of the leaver; what was sent to the dead is lost with it
+    assert of_leaver < 500  # what comes back is not handed on again at once
+
+
+class StoppingJob(Job):
+    """Worker 0 ends the loop for all, who are in the middle of their steps."""
+
+    def __call__(self):
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        session.prepare(model, optimizer, evaluate=evaluate)
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=4, epochs=8), 1):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+            if session.worker == 0 and number == 9:
+                session.stop("enough")
+        torch.save(model.state_dict(), Path(self.notes) / f"model-{session.worker}.pt")
+
+
+@pytest.mark.soak
+def test_a_loop_that_is_stopped_ends_with_one_average_which_everybody_has(tmp_path):
+    for attempt in range(3):
+        notes = tmp_path / str(attempt)
+        notes.mkdir()
+        done, _ = launch("gossip", notes, StoppingJob(notes=notes), workers=3, evaluate_every="3v")
+        used = {report.worker: report.samples for report in done.summary.per_worker}
+        for name, value in done.model_state.items():
+            mean = sum(done.nodes[node][name] * used[node] for node in used) / sum(used.values())
+            torch.testing.assert_close(value, mean)
+            for node in used:
+                assert torch.equal(torch.load(notes / f"model-{node}.pt")[name], value)
 
 
 class OddJob:

@@ -164,14 +164,14 @@ def test_a_killed_node_is_missed_by_nobody(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_with_every_nodes_own_model(tmp_path):
-    done, _ = launch("gossip:period=1000", tmp_path, workers=2, checkpoint_every="1v", max_versions=16)
+    done, _ = launch("gossip:period=1000,peers=ring", tmp_path, workers=2, checkpoint_every="1v", max_versions=16)
     newest = checkpoint.newest(done.folder)
     states = [checkpoint.read(newest).state(worker) for worker in (0, 1)]
     assert all(states)
     different = [name for name, value in done.nodes[0].items() if not torch.equal(value, done.nodes[1][name])]
     assert different  # they never exchanged anything
     settings = {"workers": 2, "resume": done.folder, "max_versions": 24, "options": {"lr": "0.0"}}
-    again, lines = launch("gossip:period=1000", tmp_path, **settings)
+    again, lines = launch("gossip:peers=ring,form=push,period=1000", tmp_path, **settings)  # the same, spelt otherwise
     assert again.ended == "limit"
     assert replay(again.journal).difference is None
     assert decided(lines, Stepped)

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.actions import Track
 from paceline.journal import Observation, PeerDecision
-from paceline.peer_actions import Exchange, Send
-from paceline.peer_events import Sent, Stepped
+from paceline.peer_actions import Ask, Exchange, Send
+from paceline.peer_events import Asked, Left, Sent, Stepped
 from paceline.peer_metrics import PeerMetrics
 from paceline.report import PeerPoint
 
@@ -39,10 +39,10 @@ def test_each_point_of_the_course_is_about_what_was_since_the_one_before() -> No
     assert report.course == [
         PeerPoint(2.0, 3.0, pytest.approx(0.3), 0.5),
         PeerPoint(2.0, None, None, float("inf")),
-        PeerPoint(3.0, 0.5, 0.6, 0.25),
+        PeerPoint(3.0, 1.0, 0.6, 0.25),
     ]
     assert (report.mean_interval, report.sending_s, report.consensus, report.gathered_bytes) == (
-        4 / 3,
+        2.0,
         0.25,
         0.25,
         1600,
@@ -53,4 +53,18 @@ def test_bytes_count_when_they_have_left() -> None:
     fold = PeerMetrics()
     assert fold.decided(stepped(0, 1.0, Send(1, 1.0, None, "due"), Exchange(0.5, None, "due"))) == 0
     assert fold.decided(PeerDecision(0, 0, Sent(1.5, 1, 4000, 0.25), [])) == 4000
-    assert fold.exchanges == 1
+    assert fold.exchanges == 1  # what comes back to its sender has not left
+
+
+def test_an_interval_is_between_exchanges_that_a_node_began_after_a_step() -> None:
+    fold = PeerMetrics()
+    for line in (
+        stepped(0, 1.0, Ask(1, "due")),
+        PeerDecision(1, 0, Asked(1.5, 0), [Send(0, 1.0, None, "n0 asks")]),
+        stepped(1, 2.0),
+        PeerDecision(1, 0, Left(3.0, 1, "done"), [Send(0, 1.0, None, "handed on")]),
+    ):
+        fold.decided(line)
+    report = fold.report()
+    assert report is not None
+    assert report.mean_interval == 2.0

@@ -250,6 +250,11 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_model_stays():
     run, lines = launch("gossip", cluster(1.0, 1.0), script)
     assert all(bool(torch.isfinite(value).all()) for value in run.model_state.values())
     assert len(observed(lines, "refused")) == 1
+    used = {report.worker: report.samples for report in run.summary.per_worker}
+    assert sum(used.values()) == len(ROWS) - 5
+    for name, value in run.model_state.items():  # what was refused gives its node no weight
+        mean = sum(run.nodes[node][name] * used[node] for node in (0, 1)) / sum(used.values())
+        torch.testing.assert_close(value, mean)
 
 
 def test_batch_statistics_are_averaged_and_counters_are_not():

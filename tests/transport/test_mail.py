@@ -275,3 +275,24 @@ def test_a_letter_over_tcp_is_on_its_way_until_its_last_byte_whatever_its_last_t
     assert one.on_their_way == 1
     assert one.departed() == []
     assert len(one.part(2)) == 1
+
+
+def test_many_small_letters_leave_room_for_large_ones(make):
+    one = make("shm")
+    one.reserve([400_000])
+    others = {node: make("shm") for node in range(2, 35)}
+    for node, mail in others.items():
+        one.meet(box(node, mail))
+    small, large = [torch.zeros(8)], [torch.arange(100_000, dtype=torch.float32)]
+    for _ in range(UNREAD):
+        for node in others:
+            one.post(node, letter(), small)
+    assert not one.post(2, letter(), large)  # nothing is free
+    for mail in others.values():
+        mail.collect()
+        mail.release()
+    for node, mail in others.items():
+        assert one.post(node, letter(), large)
+        (delivered,) = collected(mail)
+        assert torch.equal(delivered.values[0].view(torch.float32), large[0])
+    assert one.unread == len(others)

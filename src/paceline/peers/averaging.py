@@ -40,6 +40,8 @@ class Meeting:
 
     def begin(self, group: Group, tensors: Sequence[torch.Tensor]) -> None:
         """The group has formed, and this is what this node brings."""
+        if group.round != self._group.round:
+            self.sent_bytes = 0
         self._group = group
         self._letters = {key: found for key, found in self._letters.items() if key[:2] >= (group.round, group.attempt)}
         self._shapes = [(tensor.dtype, tensor.shape) for tensor in tensors]
@@ -49,7 +51,6 @@ class Meeting:
         }
         self._means_told = self.done = False
         self._unsent = []
-        self.sent_bytes = 0
         for part, member in enumerate(group.members):
             if member != self._node:
                 self._post(member, "part", part)

@@ -48,11 +48,10 @@ class Correspondent(NodeReplica):
         self._others: tuple[int, ...] | None = None
         self._source: int | None = None
         self._zero = 0.0
-        self._step_number = self._phase = 0
+        self._step_number = self._ticket = self._phase = 0
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
-        self._closed = False  # the phase is over, but for the word that it is
         super().__init__(model, optimizer, spec, make_machine(), place[0], endpoint)
         tensors = self.tensors()
         mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
@@ -69,30 +68,35 @@ class Correspondent(NodeReplica):
             for node in self._known - {box.node for box in peering.joined}:
                 self._mail.part(node)
             self._known.clear()
+            self.closed = False
             self._others = tuple(sorted(box.node for box in peering.joined))
             self._source, self._zero, self._phase = peering.source, peering.zero, peering.phase
             self._departures.over(peering.latency_s, peering.seconds_per_byte)
         for box in peering.joined:
-            self._part_with(box.node)
+            if box.node in self._known:
+                self._part_with(box.node)
             self._mail.meet(box)
             self._known.add(box.node)
             self._departures.latencies[box.node] = box.latency_s
             if not peering.fresh:
                 self._news.append(Arrived(Joined(0.0, box.node)))
         for node, cause in peering.left:
-            self._part_with(node)
-            self._news.append(Arrived(Left(0.0, node, cause)))
+            if node in self._known:
+                self._news.append(Arrived(Left(0.0, node, cause)))
+            if peering.leaving:
+                self._known.discard(node)
+            else:
+                self._part_with(node)
         if peering.fresh:
             self._news.clear()  # what came of a phase before this one
-            self._waiting.clear()
+            self._waiting = [one for one in self._waiting if one.letter.phase >= peering.phase]
             self._meeting = None
 
     def _part_with(self, node: int) -> None:
-        if node in self._known:
-            self._known.discard(node)
-            for back in self._mail.part(node):
-                if back.letter.kind == "model":
-                    self._comes_back(back.letter, back.values)
+        self._known.discard(node)
+        for back in self._mail.part(node):
+            if back.letter.kind == "model":
+                self._comes_back(back.letter, back.values)
 
     # -- letters -----------------------------------------------------------------------------------------------------
 

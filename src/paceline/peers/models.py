@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.store import ModelSpec
+from paceline.store import ModelSpec, Store
 
 Tensors = Sequence[torch.Tensor]
 
@@ -65,6 +65,14 @@ class Centre:
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = [tensor.detach().clone() for tensor in tensors]
+
+    @staticmethod
+    def of(store: Store) -> "Centre":
+        """As the model is in the store: everybody's first one, and later what the last loop ended with."""
+        start = store.read()
+        kinds = [dtype for _, _, dtype in store.spec.buffers]
+        buffers = [b for b, kind in zip(start.buffers, kinds, strict=True) if is_averaged(kind)]
+        return Centre([*store.layout.views(start.flat), *buffers])
 
     def pull(self, alpha: float, named: tuple[int, ...] | None, values: Tensors) -> list[torch.Tensor]:
         """`e = alpha (x - centre)`; the centre moves by e, and the node by as much the other way."""

@@ -32,6 +32,7 @@ from paceline.transport.peer_messages import (
     Elastic,
     Exchanged,
     Group,
+    Leaving,
     Mailbox,
     Outgoing,
     Peering,
@@ -44,6 +45,7 @@ IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to com
 PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
 LOOK_S = 0.002  # between two looks at the coordinator's link, while a letter is waited for
 LEAVING_S = 10.0  # for a leaver's weight to be taken by somebody, who may be in the middle of a step
+LEAVING_LOOK_S = 0.05  # between two tries to hand it on
 LAST_LETTERS_S = 5.0  # for letters to leave, at a node's end
 
 
@@ -65,8 +67,8 @@ class ProcessReplica(Correspondent):
                 self._meet_peers(message)
             case Collect():
                 self._give(message)
-            case Group():
-                pass  # of an average that a server before this one had called
+            case Group() | Pulled():
+                pass  # of an average that a server before this one had called; of a grant that was voided meanwhile
             case _:
                 return False
         return True
@@ -75,7 +77,7 @@ class ProcessReplica(Correspondent):
 
     def meet(self, work: object) -> float:
         if isinstance(work, Work):
-            self._step_number, self._closed = work.step, False
+            self._step_number, self._ticket = work.step, work.ticket
         began = time.perf_counter()
         if self._source is not None:
             source, self._source = self._source, None
@@ -86,14 +88,14 @@ class ProcessReplica(Correspondent):
 
     def take(self, loss: float | None) -> Gradient | None:
         """Once the last model was given away, a step would be lost: its samples belong to somebody else."""
-        if self._closed:
+        if self.closed:
             self.forget()
             return None
         return super().take(loss)
 
     def cross(self, compute_s: float, loss: float | None) -> None:
         """Decide about the step, and deal with what has arrived by now."""
-        if self._closed:
+        if self.closed:
             return
         self._cross(self._samples_stepped, compute_s, loss)
 
@@ -136,8 +138,8 @@ class ProcessReplica(Correspondent):
             case Elastic():
                 self._flush()
                 values = [as_bytes(value).numpy() for value in message.values]
-                self._endpoint.send(Elastic(message.alpha, message.tensors, values))
-                answer = self._await(lambda heard: heard if isinstance(heard, Pulled) else None)
+                self._endpoint.send(Elastic(message.alpha, message.tensors, values, self._ticket))
+                answer = self._await(lambda heard: heard if self._answers(heard) else None)
                 if answer is None:
                     return None
                 pulls = [torch.from_numpy(value.copy()) for value in answer.values]
@@ -146,6 +148,9 @@ class ProcessReplica(Correspondent):
             case Averaging():
                 return self._average(message)
         raise PeerError(f"a node does not ask {message}")
+
+    def _answers(self, heard: object) -> bool:
+        return isinstance(heard, Pulled) and heard.ticket == self._ticket
 
     def _average(self, message: Averaging) -> Averages | None:
         self._flush()
@@ -174,7 +179,7 @@ class ProcessReplica(Correspondent):
                     return None
                 self._waiting += [kept(d) for d in self._sorted(self._mail.collect(LOOK_S))]
                 self._mail.release()
-                if until() or not self._endpoint.poll():
+                if not self._endpoint.poll():
                     continue
             try:
                 message = self._endpoint.receive()
@@ -204,9 +209,8 @@ class ProcessReplica(Correspondent):
         self._lent, asked = None, set[int]()
         while self._lent is None and self._known and self.interrupted is None:
             untried = sorted(self._known - asked, key=lambda peer: (peer != source, peer))
-            if untried:
+            if untried and self._mail.post(untried[0], self._letter("lend"), []):
                 asked.add(untried[0])
-                self._mail.post(untried[0], self._letter("lend"), [])
             until = time.perf_counter() + PATIENCE_S
             self._await(lambda _: None, until=partial(self._is_lent, until))
             asked &= self._known
@@ -233,7 +237,7 @@ class ProcessReplica(Correspondent):
             return
         if collect.last and self._has_started:
             self._take_in_the_last()
-        self._closed = collect.last
+        self.closed = collect.last
         self._send_snapshot(collect.number)
 
     def _take_in_the_last(self) -> None:
@@ -248,21 +252,24 @@ class ProcessReplica(Correspondent):
 
     def leave(self, cause: PeerCause = "done") -> None:
         """Of its own accord, before the phase is over: its weight, and what has just arrived, stay with the others."""
-        if self._closed:
+        if self.closed:
             return  # it was sent away before
         if self._has_started:
+            weighted = getattr(self.node.machine.options, "form", None) == "weighted"
+            if weighted:
+                self._endpoint.send(Leaving(cause))  # or the others would go on sending it theirs
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)
             self._take_in_the_last()
-            if getattr(self.node.machine.options, "form", None) == "weighted":
+            if weighted:
                 self._see_it_taken(time.perf_counter() + LEAVING_S)
-        self._closed = True
+        self.closed = True
         self._send_snapshot(0)
 
     def _see_it_taken(self, until: float) -> None:
         """Who else leaves is heard here, and what that one did not read goes to another."""
         while self._has_something_to_leave() and time.perf_counter() < until and self.interrupted is None:
-            look_again = time.perf_counter() + LOOK_S
+            look_again = time.perf_counter() + LEAVING_LOOK_S
             self._await(lambda _: None, until=partial(_is_past, look_again))
             self._take_in_the_last()
 

@@ -181,15 +181,23 @@ class ShmMail:
         free = [slot for slot in self._slots if slot not in unread and slot.memory.nbytes >= nbytes]
         if free:
             return min(free, key=lambda slot: slot.memory.nbytes)
-        if len(self._slots) >= MOST_SLOTS:
-            return None
+        too_small = [slot for slot in self._slots if slot not in unread]
+        place = len(self._slots)
+        if place >= MOST_SLOTS:
+            if not too_small:
+                return None
+            place = min(too_small, key=lambda slot: slot.memory.nbytes).number
         try:
-            slot = _Slot(len(self._slots), self._capacity(nbytes))
+            slot = _Slot(place, self._capacity(nbytes))
         except ShortOfMemoryError:
             if not self._slots:  # nothing could ever be sent
                 raise
             return None
-        self._slots.append(slot)
+        if place < len(self._slots):  # readers get the descriptor of the larger one with their next letter in it
+            self._slots[place].close()
+            self._slots[place] = slot
+        else:
+            self._slots.append(slot)
         return slot
 
     def _capacity(self, nbytes: int) -> int:

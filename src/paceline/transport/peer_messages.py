@@ -41,11 +41,12 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Elastic(msgspec.Struct, frozen=True):
-    """An exchange with the centre; the answer is Pulled."""
+    """An exchange with the centre; the answer is Pulled, with the same ticket. Virtual nodes need none."""
 
     alpha: float
     tensors: tuple[int, ...] | None
     values: list[Any]
+    ticket: int = 0  # of the grant whose step it follows
 
 
 class Averaging(msgspec.Struct, frozen=True):
@@ -84,6 +85,12 @@ class Exchanged(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Leaving(msgspec.Struct, frozen=True):
+    """This node hands its weight on and is sent nothing more from here on; it goes when that is taken."""
+
+    cause: PeerCause
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """This node's model between two steps, for whoever measures or keeps it; `number` is that of Collect, 0 unasked."""
 
@@ -97,7 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 PeerToServer = Model | Outgoing | Wanted | Elastic | Averaging | Decided
-NodeToServer = Mailbox | Decisions | Elastic | Averaging | Exchanged | Snapshot
+NodeToServer = Mailbox | Decisions | Elastic | Averaging | Exchanged | Leaving | Snapshot
 
 # -- to a node ---------------------------------------------------------------------------------------------------------
 
@@ -130,6 +137,7 @@ class Pulled(msgspec.Struct, frozen=True):
     """By how much the exchange with the centre pulls each tensor towards it."""
 
     values: list[Any]
+    ticket: int = 0
 
 
 class Averages(msgspec.Struct, frozen=True):
@@ -160,6 +168,7 @@ class Peering(msgspec.Struct, frozen=True):
     latency_s: float = 0.0  # emulation: of this node's own link
     seconds_per_byte: float = 0.0  # likewise
     phase: int = 0  # which it is that the machine starts in
+    leaving: bool = False  # those who left still read what is in their mailboxes, and hand on what they have
 
 
 class Group(msgspec.Struct, frozen=True):

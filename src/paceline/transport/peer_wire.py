@@ -11,8 +11,8 @@ import msgspec
 from paceline.transport import peer_messages as p
 from paceline.transport.table_wire import Form, empty
 
-PLAIN = (p.Mailbox, p.Decisions, p.Exchanged, p.Peering, p.Group, p.Collect)
-TO_SERVER = (p.Mailbox, p.Decisions, p.Elastic, p.Averaging, p.Exchanged, p.Snapshot)
+PLAIN = (p.Mailbox, p.Decisions, p.Exchanged, p.Leaving, p.Peering, p.Group, p.Collect)
+TO_SERVER = (p.Mailbox, p.Decisions, p.Elastic, p.Averaging, p.Exchanged, p.Leaving, p.Snapshot)
 TO_WORKER = (p.Peering, p.Pulled, p.Group, p.Collect)
 
 
@@ -45,13 +45,13 @@ def write(message: Any) -> tuple[Any, bool]:
     arrays = [("uint8", array.shape) for array in arrays_of(message)]
     match message:
         case p.Elastic():
-            wire = Values(0, message.alpha, message.tensors, len(arrays), arrays)
+            wire = Values(message.ticket, message.alpha, message.tensors, len(arrays), arrays)
         case p.Averaging():
             wire = Values(message.round, 0.0, None, len(arrays), arrays)
         case p.Snapshot():
             wire = Values(message.number, 0.0, None, len(message.values), arrays)
         case _:
-            wire = Values(0, 0.0, None, len(arrays), arrays)
+            wire = Values(message.ticket, 0.0, None, len(arrays), arrays)
     return wire, bool(arrays)
 
 
@@ -65,11 +65,11 @@ def read(kind: type[Any], wire: Any, make: Callable[[Form], Any] | None = None) 
     values = [(make or empty)(form) for form in wire.arrays]
     match kind:
         case p.Elastic:
-            message: Any = p.Elastic(wire.alpha, wire.tensors, values)
+            message: Any = p.Elastic(wire.alpha, wire.tensors, values, wire.number)
         case p.Averaging:
             message = p.Averaging(wire.number, values)
         case p.Snapshot:
             message = p.Snapshot(wire.number, values[: wire.split], values[wire.split :])
         case _:
-            message = p.Pulled(values)
+            message = p.Pulled(values, wire.number)
     return message, bool(values)

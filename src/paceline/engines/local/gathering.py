@@ -4,7 +4,9 @@ Every node sends its model between two steps; one that goes away meanwhile is no
 left the loop of their own accord are kept until the phase's end, and count.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,13 +14,23 @@ import torch
 from paceline.engines.local.members import Member
 from paceline.peers.models import as_stored, distance, is_averaged, mean_of, shares
 from paceline.regions import dtype_of
+from paceline.store import gradient_norm
 from paceline.transport.mail import from_bytes
+from paceline.transport.messages import Push
 from paceline.transport.peer_messages import Collect, Snapshot
 
 if TYPE_CHECKING:
     from paceline.engines.local.cluster import LocalCluster
 
 Model = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is averaged, and counters
+
+
+@dataclass
+class _Round:
+    """One collection of all models."""
+
+    last: bool  # of the phase: nobody steps after it
+    then: list[Callable[[], None]]
 
 
 class Gathering:
@@ -30,19 +42,34 @@ class Gathering:
         self._waiting: set[int] = set()
         self._found: dict[int, Model] = {}
         self._parted: dict[int, Model] = {}  # of nodes that left the loop
-        self._then: list[tuple[bool, Callable[[], None]]] = []  # whether it is the last one of the phase, what follows
+        self._queue: list[_Round] = []  # the one under way, and at most one that follows it
+        self.averaged = False  # whether the store has what the nodes have made of their first model
         self._dismissed: dict[int, Callable[[], None]] = {}  # what follows when they have taken their leave
         self._bytes = 0
-        self.used: dict[int, int] = {}  # samples of each node
+        self.used: dict[int, int] = {}  # samples of each node, in this phase
 
     @property
     def busy(self) -> bool:
-        return bool(self._then)
+        return bool(self._queue)
+
+    def count(self, node: int, push: Push) -> None:
+        """A node has made a step on so many samples; one whose gradient is not finite was none."""
+        if push.gradient is not None and math.isfinite(gradient_norm(push.gradient)):
+            self.used[node] = self.used.get(node, 0) + push.samples
 
     def begin(self, then: Callable[[], None], *, last: bool) -> None:
-        """Put the average into the store, and then go on with that."""
-        self._then.append((last, then))
-        if len(self._then) == 1:
+        """Put the average into the store, and then go on with that.
+
+        Who asks while another one waits shares it, and nothing follows the last one of a phase: nodes are asked as fast
+        as they answer, however often somebody wants to know.
+        """
+        if self._queue and (len(self._queue) > 1 or self._queue[0].last):
+            waiting = self._queue[-1]
+            waiting.last |= last
+            waiting.then.append(then)
+            return
+        self._queue.append(_Round(last, [then]))
+        if len(self._queue) == 1:
             self._ask()
 
     def _ask(self) -> None:
@@ -51,7 +78,7 @@ class Gathering:
         self._found, self._bytes = {}, 0
         self._waiting = {n for n in self._cluster.phases.members if n in members and not members[n].gone}
         for node in sorted(self._waiting):
-            members[node].link.deliver(Collect(self._number, self._then[0][0]))  # type: ignore[arg-type]
+            members[node].link.deliver(Collect(self._number, self._queue[0].last))  # type: ignore[arg-type]
         self._look()
 
     def take(self, node: int, snapshot: Snapshot) -> None:
@@ -84,14 +111,15 @@ class Gathering:
     def phase_over(self) -> None:
         """What anybody had in that phase is in the average."""
         self._parted.clear()
+        self.used.clear()
 
     def _look(self) -> None:
-        if self._waiting or not self._then:
+        if self._waiting or not self._queue:
             return
         self._average({**self._parted, **self._found})
-        _, then = self._then.pop(0)
-        then()
-        if self._then:
+        for then in self._queue.pop(0).then:
+            then()
+        if self._queue:
             self._ask()
 
     def _average(self, models: dict[int, Model]) -> None:
@@ -105,7 +133,8 @@ class Gathering:
         cluster.coordinator.now = cluster.moment()
         data = {"distance": distance(tensors), "nodes": len(nodes), "bytes": self._bytes}
         cluster.coordinator.observe("consensus", data)
-        if self._then[0][0]:
+        self.averaged = True
+        if self._queue[0].last:
             cluster.conduct.node_models = {
                 node: as_stored(store.spec, *_one(model)) for node, model in sorted(models.items())
             }

@@ -15,7 +15,7 @@ from paceline.engines.local.members import Member
 from paceline.errors import InternalError, OptionError
 from paceline.journal import PeerDecision
 from paceline.peer_events import PeerCause
-from paceline.peers.models import Centre, is_averaged
+from paceline.peers.models import Centre
 from paceline.peers.node import WIRES
 from paceline.seats import Arrival, Order
 from paceline.store import UNMEASURED, Merged
@@ -38,6 +38,7 @@ class LocalPeers:
         self._boxes: dict[int, p.Box] = {}
         self._present: set[int] = set()
         self._started: set[int] = set()
+        self._leaving: set[int] = set()  # who hands its weight on, and is sent nothing more
         self._beginners: set[int] = set()  # of this phase: they have a common model
         self._centre: Centre | None = None
         self._rounds: dict[int, set[int]] = {}  # who waits for an average
@@ -45,7 +46,9 @@ class LocalPeers:
         self._groups: dict[int, p.Group] = {}
         self._averaging: dict[int, set[int]] = {}  # members of a group that are not yet done
         self._coming = self._together = False  # the models, at the end of a phase
-        self._wire = None if self._spec is None else WIRES[build_peer(self._spec, 0, 0).wire]
+        machine = None if self._spec is None else build_peer(self._spec, 0, 0)
+        self._wire = None if machine is None else WIRES[machine.wire]
+        self._has_centre = machine is not None and machine.has_centre
 
     @property
     def in_use(self) -> bool:
@@ -63,6 +66,7 @@ class LocalPeers:
         if not self.in_use:
             return
         self._beginners = set(nodes)
+        self._centre = Centre.of(self._cluster.conduct.store) if self._has_centre else None
         self._present = set(nodes)
         self._cluster.coordinator.store = self  # type: ignore[assignment]  # steps are made where the models are
         self._cluster.coordinator.model_bytes = 0  # and grants send none
@@ -89,9 +93,10 @@ class LocalPeers:
         self._started.discard(node)
         why: PeerCause = cause if cause in ("done", "leave", "timeout") else "crash"  # type: ignore[assignment]
         self._tell_others(node, p.Peering([], [(node, why)]))
+        self._leaving.discard(node)
         for round_, waiting_nodes in list(self._averaging.items()):
-            if node in waiting_nodes:
-                waiting_nodes.discard(node)
+            waiting_nodes.discard(node)
+            if node in self._groups[round_].members:  # even if it was done: its last letters may not have come
                 self._call_again(round_)
         for nodes in self._rounds.values():
             nodes.discard(node)
@@ -101,11 +106,13 @@ class LocalPeers:
         """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
         self._present.clear()
         self._started.clear()
+        self._leaving.clear()
         self._rounds.clear()
         self._averaging.clear()
         self._groups.clear()
         self._passed.clear()
         self._coming = self._together = False
+        self._centre = None
         self.gathering.phase_over()
 
     def ask_to_leave(self, member: Member, then: Callable[[], None]) -> bool:
@@ -160,7 +167,7 @@ class LocalPeers:
 
     def _first_word(self, node: int) -> p.Peering:
         """Who is there, and where a newcomer takes its model from."""
-        others = sorted(self._present - {node})
+        others = sorted(self._present - self._leaving - {node})
         source = None if node in self._beginners or not others else others[0]
         latency_s, seconds_per_byte = self._link(node)
         zero = self._cluster.clock.on_host(0.0)
@@ -186,8 +193,7 @@ class LocalPeers:
         now = cluster.clock.now()
         if cluster.emulation is not None:
             cluster.emulation.computed(message.overrun_s)
-        used = self.gathering.used
-        used[member.worker] = used.get(member.worker, 0) + message.samples
+        self.gathering.count(member.worker, message)
         cluster.coordinator.arrive(now, Arrival(
             member.worker, member.incarnation, message.ticket, message.samples, message.compute_s,
             max(0.0, now - order.at - message.compute_s), gradient=message.gradient, kept=message.kept,
@@ -221,6 +227,11 @@ class LocalPeers:
                 cluster.coordinator.now = cluster.clock.now()
                 cluster.coordinator.observe("exchange", {"bytes": message.bytes}, node)
                 self._has_averaged(node, message)
+            case p.Leaving() if node in self._started:
+                self._leaving.add(node)
+                self._tell_others(node, p.Peering([], [(node, message.cause)], leaving=True))
+            case p.Leaving():
+                pass  # the phase is over
             case p.Snapshot():
                 self.gathering.take(node, message)
             case _:
@@ -230,6 +241,8 @@ class LocalPeers:
 
     def _exchange(self, member: Member, message: p.Elastic) -> None:
         cluster = self._cluster
+        if self._is_void(member, message):
+            return
         latency_s, seconds_per_byte = self._link(member.worker)
         nbytes = sum(value.nbytes for value in message.values)
         way_s = latency_s + nbytes * seconds_per_byte
@@ -239,24 +252,25 @@ class LocalPeers:
         now = cluster.clock.now()
 
         def at_centre(_: Any) -> None:
-            if not member.gone:
+            if not self._is_void(member, message):
                 cluster.alarms.at(now + 2 * way_s, self._deliver, (member, self._pull(member, message)))
 
         cluster.alarms.at(now + way_s, at_centre)
 
-    def _deliver(self, going: tuple[Member, Any]) -> None:
+    def _is_void(self, member: Member, message: p.Elastic | p.Pulled) -> bool:
+        """Whether the grant is over in which the node asked: its loop is, or it was taken back."""
+        seat = self._cluster.coordinator.seats.get(member.worker)
+        return member.gone or seat is None or not seat.ticket or seat.ticket != message.ticket
+
+    def _deliver(self, going: tuple[Member, p.Pulled]) -> None:
         member, message = going
-        if not member.gone and self._cluster.conduct.active:
-            member.link.deliver(message)
+        if not self._is_void(member, message) and self._cluster.conduct.active:
+            member.link.deliver(message)  # type: ignore[arg-type]
 
     def _pull(self, member: Member, message: p.Elastic) -> p.Pulled:
         cluster = self._cluster
-        store = cluster.conduct.store
         if self._centre is None:
-            start = store.read()
-            buffers = [b for b, (_, _, dtype) in zip(start.buffers, store.spec.buffers, strict=True)
-                       if is_averaged(dtype)]  # fmt: skip
-            self._centre = Centre([*store.layout.views(start.flat), *buffers])
+            raise InternalError(f"{member.name} exchanges with a centre that {self._spec} does not have")
         centre = self._centre.tensors
         places = range(len(centre)) if message.tensors is None else message.tensors
         values = [
@@ -267,7 +281,7 @@ class LocalPeers:
         cluster.coordinator.now = cluster.clock.now()
         nbytes = sum(value.nbytes for value in message.values)
         cluster.coordinator.observe("exchange", {"bytes": 2 * nbytes}, member.worker)
-        return p.Pulled([as_bytes(pull).numpy() for pull in pulls])
+        return p.Pulled([as_bytes(pull).numpy() for pull in pulls], message.ticket)
 
     # -- averages of all ---------------------------------------------------------------------------------------------
 

@@ -99,9 +99,9 @@ class Saving:
         present = [worker for worker in workers if not cluster.members[worker].gone]
         engine = {
             "phase": phases.number, "running": phases.running, "conduct": cluster.conduct.snapshot(),
-            "attempts": cluster.emulation.attempts if cluster.emulation is not None else {},
+            "attempts": dict(cluster.emulation.attempts) if cluster.emulation is not None else {},
             "seed": cluster.conduct.config.seed, "workers": cluster.conduct.header.workers,
-            "peer": cluster.conduct.peer, "node_samples": cluster.peers.gathering.used,
+            "peer": cluster.conduct.peer, "node_samples": dict(cluster.peers.gathering.used),
             "sampling": phases.current.sampling if phases.current is not None else None,
         }  # fmt: skip
         writer.begin(snapshot(cluster.coordinator), contents, engine, present)
@@ -196,6 +196,7 @@ class Resumption:
             cluster.restored_states = states
         node_samples = engine.get("node_samples", {})
         cluster.peers.gathering.used = {int(node): count for node, count in node_samples.items()}
+        cluster.peers.gathering.averaged = True
         restore(cluster.coordinator, run, moment)
         conduct.restore(engine["conduct"])
         running = bool(engine["running"])

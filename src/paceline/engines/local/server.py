@@ -373,7 +373,10 @@ class Server:
 
     def _last_word(self, failure: control.Failure | None) -> None:
         tables = self.conduct.tables
-        state = trained_state(self.conduct.store_or_none, tables)
+        # Of nodes that were never asked for their models there is nothing but the first one.
+        peers = self.cluster.peers
+        known = failure is None or not peers.in_use or peers.gathering.averaged
+        state = trained_state(self.conduct.store_or_none, tables) if known else None
         data = safetensors.torch.save(state) if state is not None else None
         try:
             self.saving.finish()

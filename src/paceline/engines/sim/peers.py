@@ -15,12 +15,14 @@ import torch
 
 from paceline import peer_events as e
 from paceline.engines.sim.cluster import Flight
+from paceline.engines.sim.gathering import keep, put_average
 from paceline.errors import OptionError
 from paceline.journal import PeerDecision
 from paceline.peer_actions import Mix, Send
-from paceline.peers.models import Centre, as_stored, distance, mean_of, mix_in, shares
+from paceline.peers.models import Centre, as_stored, mix_in
+from paceline.peers.node import WIRES
 from paceline.seats import Arrival, Order
-from paceline.store import UNMEASURED, Merged, Parameters
+from paceline.store import UNMEASURED, Merged, Parameters, gradient_norm
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer
 from paceline.transport.messages import Hello
@@ -56,7 +58,8 @@ class VirtualPeers:
         self._spec = cluster.conduct.peer
         self._machines: dict[int, Peer] = {}
         self._models: dict[int, Model] = {}
-        self._used: dict[int, int] = {}  # samples of each node
+        self._used: dict[int, int] = {}  # samples of each node, in this phase
+        self._parted: set[int] = set()  # who left this phase's loop, and still counts in its average
         self._present: dict[int, int] = {}  # with its life
         self._started: set[int] = set()
         self._crashed: set[int] = set()
@@ -69,7 +72,7 @@ class VirtualPeers:
         self._centre: Centre | None = None
         self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
         self._passed: dict[int, int] = {}
-        self._overlaps = True
+        self._overlaps, self._weighted = True, False
         self._waits_since: dict[int, float] = {}  # for an average
 
     @property
@@ -82,6 +85,7 @@ class VirtualPeers:
             return None
         machine = build_peer(self._spec, self._cluster.conduct.config.seed, node)
         self._overlaps = getattr(machine.options, "overlap", True)
+        self._weighted = getattr(machine.options, "form", None) == "weighted"
         self._machines[node] = machine
         return machine
 
@@ -104,6 +108,8 @@ class VirtualPeers:
         life = self._cluster.incarnations[worker]
         if self._present.get(worker) == life:
             return
+        if not self._present and self._machines[worker].has_centre and self._centre is None:
+            self._centre = Centre.of(self._cluster.conduct.store)
         self._present[worker] = life
         self._crashed.discard(worker)
         self._passed.pop(worker, None)
@@ -112,7 +118,11 @@ class VirtualPeers:
 
     def left(self, worker: int, cause: e.PeerCause) -> None:
         """A node can no longer be reached. One that leaves of its own accord hands on what others must not lose."""
+        if cause != "done":
+            self._parted.discard(worker)
         if worker not in self._present:
+            if cause != "done":
+                self._forget(worker)
             return
         if cause in ("done", "leave") and worker in self._started:
             self._hand_on(worker, cause)
@@ -123,15 +133,25 @@ class VirtualPeers:
         self._link_free_at.pop(worker, None)
         if cause not in ("done", "leave"):
             self._crashed.add(worker)
-        if cause != "done":
-            self._models.pop(worker, None)
-            self._used.pop(worker, None)
+        if cause == "done":
+            self._parted.add(worker)
+        else:
+            self._forget(worker)
         for waiting in self._rounds.values():
             waiting.pop(worker, None)
         self._tell_others(worker, e.Left(0.0, worker, cause))
         if cause in ("done", "leave"):
             self._return(unread)
         self.settle()
+
+    def _forget(self, worker: int) -> None:
+        self._models.pop(worker, None)
+        self._used.pop(worker, None)
+
+    def _taking_part(self) -> dict[int, Model]:
+        """Whose models count: all that are inside the loop, and those that left it of their own accord."""
+        nodes = (self._present.keys() | self._parted | self._cluster.phases.members) & self._models.keys()
+        return {node: self._models[node] for node in sorted(nodes)}
 
     def _hand_on(self, worker: int, cause: e.PeerCause) -> None:
         life, event = self._present[worker], e.Left(self._cluster.kernel.now, worker, cause)
@@ -141,23 +161,27 @@ class VirtualPeers:
         for action in actions:
             if isinstance(action, Send):
                 places = range(len(tensors)) if action.tensors is None else action.tensors
-                values = [tensors[place].detach().clone() for place in places]
+                kind = WIRES[self._machines[worker].wire]
+                values = [tensors[place].detach().to(kind or tensors[place].dtype, copy=True) for place in places]
                 self._post(worker, Outgoing(action.peer, action.weight, action.tensors, values))
 
     def _return(self, unread: list[Arrived]) -> None:
-        """What a leaver has not taken in is received again by whoever sent it."""
+        """What a leaver has not taken in is received again by whoever sent it; a weight must not get lost."""
         for arrived in unread:
             event = arrived.event
-            if isinstance(event, e.Received) and self._present:
-                home = event.peer if event.peer in self._present else min(self._present)
-                self._inboxes[home].append(arrived)
+            if isinstance(event, e.Received) and event.peer in self._present:
+                self._inboxes[event.peer].append(arrived)
+            elif isinstance(event, e.Received) and self._present and self._weighted:
+                self._inboxes[min(self._present)].append(arrived)
 
     def phase_over(self) -> None:
         """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
         self._take_in_the_last()
         self.refresh()
-        if self._present:
-            self._keep_models()
+        keep(self._cluster, self._taking_part())
+        self._parted.clear()
+        self._used.clear()
+        self._centre = None
         self._present.clear()
         self._started.clear()
         self._rounds.clear()
@@ -181,17 +205,6 @@ class VirtualPeers:
         for action in actions:
             if isinstance(action, Mix) and isinstance(event, e.Received) and arrived.values is not None:
                 mix_in(self._models[node].tensors(), event.tensors, arrived.values, action.weight)
-
-    def _keep_models(self) -> None:
-        """As they are before everybody is given the average."""
-        conduct = self._cluster.conduct
-        with torch.no_grad():
-            conduct.node_models = {
-                node: as_stored(
-                    conduct.store.spec, [t.clone() for t in model.tensors()], [[c.clone() for c in model.counters()]]
-                )
-                for node, model in sorted(self._models.items())
-            }
 
     def _tell_others(self, worker: int, event: e.PeerEvent) -> None:
         for other in sorted(self._started - {worker}):
@@ -220,7 +233,9 @@ class VirtualPeers:
     def report(self, flight: Flight, arrival: Arrival) -> None:
         """A step was made; whatever its exchanges took beside the computing counts as transfer."""
         now, worker = self._cluster.kernel.now, arrival.worker
-        self._used[worker] = self._used.get(worker, 0) + arrival.samples
+        gradient = arrival.gradient
+        if gradient is not None and math.isfinite(gradient_norm(gradient)):  # another one made no step
+            self._used[worker] = self._used.get(worker, 0) + arrival.samples
         arrival.compute_s = flight.computed_at - flight.computing_from
         arrival.transfer_s = now - flight.granted_at - arrival.compute_s
         self._cluster.kernel.at(now, self._cluster.arrived, arrival)
@@ -262,8 +277,6 @@ class VirtualPeers:
         match message:
             case Model():
                 self._models[worker] = message
-                if self._centre is None:
-                    self._centre = Centre(message.tensors())
             case Outgoing():
                 self._post(worker, message)
             case Wanted():
@@ -316,7 +329,7 @@ class VirtualPeers:
         if to not in self._present:  # what cannot be delivered comes back
             if self._present.get(worker) == life:
                 to = worker
-            elif worker in self._crashed or not self._present:
+            elif worker in self._crashed or not self._present or not self._weighted:
                 return
             else:
                 to = min(self._present)  # its sender has handed on all that it had: somebody must take it
@@ -336,13 +349,17 @@ class VirtualPeers:
         seconds = self._seconds(worker, nbytes) + self._cluster.times.latency_s(worker, 0, True)
         if seconds <= 0.0:
             return self._pull(worker, message)
-        self._later(seconds, self._at_centre, (worker, self._present.get(worker), message, seconds))
+        self._later(seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
         return None
 
+    def _ticket(self, worker: int) -> int | None:
+        """Of the grant that the node is busy with; what is decided for another one is void."""
+        return self._cluster.coordinator.seats[worker].ticket if worker in self._present else None
+
     def _at_centre(self, going: tuple[int, int | None, Elastic, float]) -> None:
-        worker, life, message, seconds = going
-        if self._present.get(worker) == life:
-            self._later(seconds, self._answer, (worker, life, self._pull(worker, message)))
+        worker, ticket, message, seconds = going
+        if ticket and self._ticket(worker) == ticket:
+            self._later(seconds, self._answer, (worker, ticket, self._pull(worker, message)))
 
     def _pull(self, worker: int, message: Elastic) -> Pulled:
         assert self._centre is not None
@@ -353,8 +370,8 @@ class VirtualPeers:
         return Pulled(pulls)
 
     def _answer(self, going: tuple[int, int | None, PeerToWorker]) -> None:
-        worker, life, message = going
-        if self._present.get(worker) == life and self._cluster.conduct.active:
+        worker, ticket, message = going
+        if ticket and self._ticket(worker) == ticket and self._cluster.conduct.active:
             self._cluster.tell(worker, message)
 
     def _on_average(self, _: int) -> None:
@@ -385,21 +402,10 @@ class VirtualPeers:
             seconds = share * self._seconds(worker, nbytes) + (self._latency(worker, worker) if share else 0.0)
             self._cluster.coordinator.now = self._cluster.kernel.now
             self._cluster.coordinator.observe("exchange", {"bytes": round(share * nbytes)}, worker)
-            self._later(seconds, self._answer, (worker, self._present.get(worker), Averages(means, members)))
+            self._later(seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))
 
     # -- all models together -----------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Put the average of all nodes' models, weighted by samples, where it is measured and kept."""
-        conduct = self._cluster.conduct
-        if conduct.store_or_none is None or not self._present:
-            return  # between phases everybody has that average already
-        nodes = sorted(self._models)
-        models = [self._models[node] for node in nodes]
-        tensors, weights = [model.tensors() for model in models], shares([self._used.get(node, 0) for node in nodes])
-        stored = as_stored(conduct.store.spec, mean_of(tensors, weights), [model.counters() for model in models])
-        conduct.store.overwrite(*stored)
-        self._cluster.coordinator.now = self._cluster.kernel.now
-        nbytes = sum(tensor.nbytes for model in models for tensor in [*model.tensors(), *model.counters()])
-        data = {"distance": distance(tensors), "nodes": len(nodes), "bytes": nbytes}
-        self._cluster.coordinator.observe("consensus", data)
+        put_average(self._cluster, self._taking_part(), self._used)

@@ -34,6 +34,7 @@ from paceline.strategies.peers.base import Wire
 from paceline.strategies.peers.periods import SharePower, require_tensors
 
 MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold: slow enough to be smooth
+TRACKED = 0.99  # of the threshold: a change by less is not told
 LIMIT = 100.0  # models; while nothing changes at all, the account stops here and not at infinity
 
 
@@ -89,6 +90,7 @@ class Trigger(msgspec.Struct):
     steps: int = 0  # of this node, from its start
     last: list[int] = []  # the step of each part's last exchange
     account: float = 0.0  # models sent beyond the budget
+    tracked: float = 1.0  # threshold that was last told
 
     @staticmethod
     def start(sizes: Sequence[int], options: TriggerOptions) -> "Trigger":
@@ -96,7 +98,8 @@ class Trigger(msgspec.Struct):
         total = sum(sizes)
         parts = list(sizes) if options.scope == "tensor" else [total]
         limits = [(size / total) ** options.share_power if size else 0.0 for size in parts]
-        return Trigger(threshold=options.threshold, sizes=parts, limits=limits, total=total, last=[0] * len(parts))
+        told = options.threshold
+        return Trigger(told, sizes=parts, limits=limits, total=total, last=[0] * len(parts), tracked=told)
 
     def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
         """Count the step; what is due after it. Parts without a byte never are."""
@@ -142,14 +145,16 @@ class Trigger(msgspec.Struct):
     def settle(self, due: Due | None, options: TriggerOptions) -> list[Track]:
         """Account for what a step that could exchange has sent, and say where the trigger stands."""
         spent = due.share if due is not None else 0.0
-        budget, threshold = options.budget, self.threshold
+        budget = options.budget
         if budget is not None and self.steps > options.warmup:
             self.account = min(max(self.account + spent - budget, -LIMIT), LIMIT)
             self.threshold = options.threshold * exp(self.account / MODELS)
-        if due is None:
-            return []
-        tracks = [Track("interval", due.interval, f"{due.share:.4g} of the model after {due.interval:.4g} steps")]
-        if self.threshold != threshold:
+        tracks = []
+        if due is not None:
+            reason = f"{due.share:.4g} of the model after {due.interval:.4g} steps"
+            tracks.append(Track("interval", due.interval, reason))
+        if budget is not None and not TRACKED < self.threshold / self.tracked < 1 / TRACKED:
+            self.tracked = self.threshold
             reason = f"{self.account:.4g} models beyond the budget of {budget:g} a step"
             tracks.append(Track("threshold", self.threshold, reason))
         return tracks
