@@ -54,18 +54,18 @@ def test_over_tcp_the_result_is_the_same_and_the_bare_round_trip_is_timed():
     assert facts["server_bytes"] > 50e6
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("side", [pytest.param("ray_actor", marks=[needs_ray, pytest.mark.soak]), "paceline_local"])
+@pytest.mark.parametrize("side", sides("ray_actor", "paceline_local"))
 def test_asynchronous_updates_are_counted(side):
     answer = ask(side, Update(parameters=100, workers=1, updates=40, warmup=3))
     assert answer.updates == 40
     assert answer.updates_per_s > 0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("side", "workers"), [("plain", 1), pytest.param("ddp", 2, marks=pytest.mark.soak), ("paceline_local", 2)]
-)
+@pytest.mark.parametrize(("side", "workers"), [("plain", 1), ("ddp", 2), ("paceline_local", 2)])
 def test_training_is_timed_step_by_step(side, workers):
     answer = ask(side, Train(model="tiny", batch_size=4, steps=20, warmup=2, workers=workers))
     assert answer.samples_per_s > 0

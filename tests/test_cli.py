@@ -107,7 +107,7 @@ def test_a_strategy_without_a_server_that_there_is_not_is_refused(
     assert says in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("engine", ["sim", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["sim", pytest.param("local", marks=[pytest.mark.slow, pytest.mark.soak])])
 def test_a_strategy_without_a_server_is_run_as_any_other(
     engine: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

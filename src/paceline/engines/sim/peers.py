@@ -16,6 +16,7 @@ import torch
 from paceline import peer_events as e
 from paceline.engines.sim.cluster import Flight
 from paceline.engines.sim.gathering import keep, put_average
+from paceline.engines.sim.node_links import NodeLinks
 from paceline.errors import OptionError
 from paceline.journal import PeerDecision
 from paceline.peer_actions import Mix, Send
@@ -67,8 +68,7 @@ class VirtualPeers:
         self._messages = 0
         self._leaving: dict[int, Sending] = {}  # by number: on their way out,
         self._under_way: dict[int, Sending] = {}  # and not yet there
-        self._link_free_at: dict[int, float] = {}
-        self._sending: dict[int, list[float]] = {}  # when each message of a node is out
+        self._links = NodeLinks(cluster.times)
         self._centre: Centre | None = None
         self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
         self._passed: dict[int, int] = {}
@@ -129,8 +129,7 @@ class VirtualPeers:
         del self._present[worker]
         self._started.discard(worker)
         unread = self._inboxes.pop(worker, [])
-        self._sending.pop(worker, None)
-        self._link_free_at.pop(worker, None)
+        self._links.forget(worker)
         if cause not in ("done", "leave"):
             self._crashed.add(worker)
         if cause == "done":
@@ -212,21 +211,13 @@ class VirtualPeers:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _can_compute_at(self, worker: int, now: float) -> float:
-        """When the node may begin its next step, as far as its messages are concerned."""
-        pending = sorted(at for at in self._sending.get(worker, ()) if at > now)
-        self._sending[worker] = pending
-        if not self._overlaps:
-            return pending[-1] if pending else now
-        return pending[-2] if len(pending) > 1 else now
-
     def order(self, order: Order) -> None:
         """A node computes on its own model, as soon as its messages let it."""
         cluster, worker, now = self._cluster, order.worker, self._cluster.kernel.now
         self._comes(worker)
         attempt = cluster.attempts.get(worker, 0)
         cluster.attempts[worker] = attempt + 1
-        begin = self._can_compute_at(worker, now)
+        begin = self._links.can_compute_at(worker, now, overlaps=self._overlaps)
         end = begin + cluster.times.compute_s(worker, attempt, order.allotment.samples, begin)
         cluster.fly(Flight(order, attempt, 0, begin, end, now))
 
@@ -280,7 +271,7 @@ class VirtualPeers:
             case Outgoing():
                 self._post(worker, message)
             case Wanted():
-                self._later(self._latency(worker, message.peer), self._asked, (worker, message.peer))
+                self._later(self._links.latency_s(worker, message.peer), self._asked, (worker, message.peer))
             case Elastic():
                 return self._exchange(worker, message)
             case Averaging():
@@ -295,26 +286,14 @@ class VirtualPeers:
     def _later(self, seconds: float, call: Any, argument: Any) -> None:
         self._cluster.kernel.at(self._cluster.kernel.now + seconds, call, argument)
 
-    def _latency(self, one: int, other: int) -> float:
-        """Between two nodes: the mean of the one-way latencies that the scenario gives them."""
-        times = self._cluster.times
-        return (times.latency_s(one, 0, True) + times.latency_s(other, 0, True)) / 2
-
-    def _seconds(self, worker: int, nbytes: int) -> float:
-        times = self._cluster.times
-        bandwidth = min(times.bandwidth(worker), times.server_bandwidth)
-        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
-
     def _post(self, worker: int, message: Outgoing) -> None:
-        now, nbytes = self._cluster.kernel.now, message.nbytes
-        begin = max(now, self._link_free_at.get(worker, 0.0))
-        out = self._link_free_at[worker] = begin + self._seconds(worker, nbytes)
-        self._sending.setdefault(worker, []).append(out)
+        now = self._cluster.kernel.now
+        out = self._links.send(worker, message.nbytes, now)
         self._messages += 1
         letter = (worker, self._present.get(worker), self._messages, message, out - now)
         self._leaving[self._messages] = self._under_way[self._messages] = letter
         self._later(out - now, self._sent, letter)
-        self._later(out - now + self._latency(worker, message.peer), self._delivered, letter)
+        self._later(out - now + self._links.latency_s(worker, message.peer), self._delivered, letter)
 
     def _sent(self, letter: Sending) -> None:
         worker, life, number, message, seconds = letter
@@ -346,7 +325,7 @@ class VirtualPeers:
 
     def _exchange(self, worker: int, message: Elastic) -> Pulled | None:
         nbytes = sum(value.nbytes for value in message.values)
-        seconds = self._seconds(worker, nbytes) + self._cluster.times.latency_s(worker, 0, True)
+        seconds = self._links.seconds(worker, nbytes) + self._cluster.times.latency_s(worker, 0, True)
         if seconds <= 0.0:
             return self._pull(worker, message)
         self._later(seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
@@ -399,7 +378,9 @@ class VirtualPeers:
             waited = self._cluster.kernel.now - self._waits_since.pop(worker)
             self._cluster.coordinator.seats[worker].granted_at += waited
             self._cluster.flights[worker].granted_at += waited
-            seconds = share * self._seconds(worker, nbytes) + (self._latency(worker, worker) if share else 0.0)
+            seconds = share * self._links.seconds(worker, nbytes) + (
+                self._links.latency_s(worker, worker) if share else 0.0
+            )
             self._cluster.coordinator.now = self._cluster.kernel.now
             self._cluster.coordinator.observe("exchange", {"bytes": round(share * nbytes)}, worker)
             self._later(seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))
