@@ -351,6 +351,7 @@ def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "50%" in terminal.getvalue()
 
 
+@pytest.mark.soak  # real processes are sent it in every run
 @pytest.mark.slow
 def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
     command = [
