@@ -53,9 +53,7 @@ class Members(Strategy):
                 state.roster.leave(event)
                 if event.cause != "idle":
                     state.steps.pop(event.worker, None)
-                elif (
-                    not state.roster.present and state.steps
-                ):  # the loop is over, and in the next one all begin together
+                elif state.steps and not state.roster.present:  # the loop is over: in the next one all begin together
                     state.steps = dict.fromkeys(state.steps, max(state.steps.values()))
                 return []
             case TimerFired() | Applied():
