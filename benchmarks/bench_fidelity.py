@@ -17,8 +17,9 @@ import torch
 
 import paceline
 import results
-from paceline import journal, scenario, strategies
-from paceline.replay import replay
+from paceline import scenario, strategies
+from paceline.records import journal
+from paceline.records.replay import replay
 
 COMMAND = "python benchmarks/bench_fidelity.py"
 NOMINAL_S = (0.05, 0.2)  # of one batch at full speed

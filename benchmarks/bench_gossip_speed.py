@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from paceline.peers.messages import Border
 from paceline.peers.node import Node
 from paceline.strategies import build_peer
-from paceline.transport.peer_messages import Border
 from sides import bars, letters, workloads
 from sides.bars import Bar
 from sides.isolation import ask

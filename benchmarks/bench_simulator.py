@@ -24,9 +24,9 @@ import simpy
 import results
 import simpy_ssp
 from paceline import scenario as scenarios
-from paceline.costs import Times
+from paceline.core.scenario.costs import Times
 from paceline.engines.sim.light import simulate
-from paceline.journal import Sink, Writer
+from paceline.records.journal import Sink, Writer
 from paceline.scenario import Scenario
 from paceline.strategies import build
 

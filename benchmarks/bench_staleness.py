@@ -24,8 +24,9 @@ import msgspec
 
 import paceline
 import results
-from paceline import journal, scenario, tasks
-from paceline.errors import UserError
+from paceline import scenario, tasks
+from paceline.core.errors import UserError
+from paceline.records import journal
 from paceline.scenario import Scenario
 from sides import bars
 from sides.bars import Bar

@@ -25,7 +25,7 @@ import msgspec
 
 import learning_trials
 from paceline import scenario, strategies
-from paceline.costs import Times
+from paceline.core.scenario.costs import Times
 from sides import bars, digits
 from sides.bars import Bar
 from sides.isolation import ask

@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 import paceline
-from paceline import journal, scenario
-from paceline.peer_events import Sent, Stepped
+from paceline import scenario
+from paceline.core.peer_events import Sent, Stepped
+from paceline.records import journal
 from paceline.tasks import cifar, mnist
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from paceline.peers.messages import Box
 from paceline.transport.mail import Letter
 from paceline.transport.mail_shm import ShmMail
-from paceline.transport.peer_messages import Box
 
 WAIT_S = 60.0
 TENSORS = 20

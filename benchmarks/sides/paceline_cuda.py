@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 import paceline
-from paceline import device_slots, journal
-from paceline.events import Pushed
+from paceline.core.events import Pushed
+from paceline.records import journal
+from paceline.worker import device_replica as device_slots
 from sides import vectors
 from sides.questions import Exchange, Exchanged, Overlap, Overlapped
 

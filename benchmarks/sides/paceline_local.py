@@ -19,7 +19,8 @@ import torch
 from torch.nn import functional
 
 import paceline
-from paceline import journal, scenario
+from paceline import scenario
+from paceline.records import journal
 from sides import digits, vectors, workloads
 from sides.questions import Exchange, Exchanged, Question, Race, Raced, Train, Trained, Update, Updated
 from sides.windows import common_rate, trained

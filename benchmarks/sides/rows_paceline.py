@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import paceline
-from paceline import journal
+from paceline.records import journal
 from paceline.tasks import topics
 from sides.paceline_local import _answer_file, _launched
 from sides.questions import Gather, Gathered, Sample, Sampled

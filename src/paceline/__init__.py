@@ -6,13 +6,13 @@ from paceline._version import __version__
 
 if TYPE_CHECKING:
     from paceline.launching import Run, launch
-    from paceline.report import Report
+    from paceline.records.report import Report
     from paceline.session import Session, init
 
 __all__ = ["Report", "Run", "Session", "__version__", "init", "launch"]
 
 _HOMES = {
-    "Report": "paceline.report",
+    "Report": "paceline.records.report",
     "Run": "paceline.launching",
     "Session": "paceline.session",
     "init": "paceline.session",

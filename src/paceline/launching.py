@@ -11,10 +11,11 @@ import msgspec
 import safetensors.torch
 import torch
 
-from paceline import context
-from paceline import scenario as scenarios
 from paceline._version import __version__
-from paceline.config import (
+from paceline.core.errors import DivergenceError, InternalError, OptionError, UserError
+from paceline.core.scenario import file as scenarios
+from paceline.core.scenario.file import Scenario
+from paceline.core.settings import (
     DEFAULT_SCENARIO,
     RunConfig,
     agreed_workers,
@@ -23,17 +24,16 @@ from paceline.config import (
     usual_threads,
     usual_workers,
 )
-from paceline.errors import DivergenceError, InternalError, OptionError, UserError
-from paceline.journal import Header, Sink, Tee, Writer, refuse_other_files
-from paceline.logs import Log
-from paceline.metrics import Metrics, Report, to_json
-from paceline.plan import Plan
-from paceline.replay import started
-from paceline.running import Cause, Conduct, Progress
-from paceline.scenario import Scenario
-from paceline.scripts import load_script
-from paceline.store import model_state, state_of
+from paceline.model.store import model_state, state_of
+from paceline.records.journal import Header, Sink, Tee, Writer, refuse_other_files
+from paceline.records.logs import Log
+from paceline.records.metrics import Metrics, Report, to_json
+from paceline.records.replay import started
+from paceline.server.plan import Plan
+from paceline.server.run_control import Cause, Conduct, Progress
 from paceline.strategies import checked, is_peer
+from paceline.worker import context
+from paceline.worker.scripts import load_script
 
 __all__ = ["Run", "launch", "load_script"]
 
@@ -110,7 +110,7 @@ def launch(
     config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers))
     restore = None
     if config.resume is not None:
-        from paceline import resuming  # checkpoints are loaded when they are used
+        from paceline.server.checkpoint import resuming  # checkpoints are loaded when they are used
 
         found = resuming.checkpoint_at(config.resume)
         config, restore = resuming.settings_of(found, config, workers), found.path

@@ -12,28 +12,29 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from paceline import context, evaluating
-from paceline.context import WorkerContext, convert_option
-from paceline.device_slots import device_of, stage_on
-from paceline.errors import OptionError, UserError
-from paceline.evaluation import Evaluate
-from paceline.fetching import Fetcher
-from paceline.following import FollowingScheduler
-from paceline.greeting import Greeting
-from paceline.ledger import SAMPLINGS, Sampling
-from paceline.passes import OVER, Passes
+from paceline.core.errors import OptionError, UserError
+from paceline.core.ledger import SAMPLINGS, Sampling
+from paceline.peers.node_replica import NodeReplica
 from paceline.peers.process import ProcessReplica
-from paceline.peers.replica import NodeReplica
-from paceline.replica import Replica, has_batch_statistics, spec_of
-from paceline.slots import SlotReplica
+from paceline.server.evaluation_schedule import Evaluate
 from paceline.tables.client import Client
 from paceline.tables.client import Evaluate as EvaluateTables
+from paceline.tables.messages import Measures
 from paceline.tables.spec import make_spec
 from paceline.tables.table import Table
 from paceline.transport.base import Closed
 from paceline.transport.messages import Asked, Note, Over, Ready, Remark, Stop
-from paceline.transport.table_messages import Measures
-from paceline.worker_state import WorkerState
+from paceline.worker import context
+from paceline.worker import evaluation_worker as evaluating
+from paceline.worker.batch_loop import OVER, BatchLoop
+from paceline.worker.context import WorkerContext, convert_option
+from paceline.worker.device_replica import device_of, stage_on
+from paceline.worker.fetching import Fetcher
+from paceline.worker.handshake import Handshake
+from paceline.worker.replica import Replica, has_batch_statistics, spec_of
+from paceline.worker.run_scheduler import RunScheduler
+from paceline.worker.shared_replica import SlotReplica
+from paceline.worker.state import WorkerState
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -68,10 +69,10 @@ class Session:
         self._endpoint = given.endpoint
         self._state = WorkerState()
         self._replica: Replica | None = None
-        self._greeting: Greeting | None = None
-        self._passes: Passes | None = None
+        self._greeting: Handshake | None = None
+        self._passes: BatchLoop | None = None
         self._tables: Client | None = None
-        self._follower: FollowingScheduler | None = None
+        self._follower: RunScheduler | None = None
         self._asked: set[str] = set()
         self._phase = 0
         self._position = 0.0
@@ -139,7 +140,7 @@ class Session:
             raise Closed  # there is nothing to measure, and nobody trains here
         replica = self._replica = self._make_replica(model, optimizer)
         self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
-        greeting = self._greeting = Greeting(self._endpoint, replica, self._state, evaluator)
+        greeting = self._greeting = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and evaluate is not None:
             evaluating.serve(self._endpoint, greeting, replica, evaluate)
         greeting.greet()
@@ -149,7 +150,7 @@ class Session:
         self._hook_optimizer(optimizer)
         replica.watch_backward()
         if scheduler is not None:
-            self._follower = FollowingScheduler(scheduler, optimizer, self._run_position)
+            self._follower = RunScheduler(scheduler, optimizer, self._run_position)
         return model, optimizer
 
     def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
@@ -308,7 +309,7 @@ class Session:
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
         on_work = self._follower.on_work if self._follower is not None else None
-        passes = self._passes = Passes(
+        passes = self._passes = BatchLoop(
             self._endpoint, self._replica, fetcher, ready, self._greeting, self._state, on_work
         )
         passes.position = self._position

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
-from paceline.journal import Header, Observation
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.records.journal import Header, Observation
 
 EXACT = 1e-9
 Blame = Callable[[str, str], None]  # (law, what happened)

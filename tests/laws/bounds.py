@@ -11,9 +11,9 @@ from typing import Any
 
 from laws.account import Account, Blame
 from paceline import strategies
-from paceline.actions import Apply, Grant
-from paceline.events import Event, Joined, Left, Pushed
-from paceline.journal import Decision
+from paceline.core.actions import Apply, Grant
+from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.records.journal import Decision
 
 RETRY_ROUNDS = 20  # after so many rounds balanced tries a worker that it left out
 

@@ -17,9 +17,10 @@ import msgspec
 
 from laws.account import Account
 from laws.bounds import WEIGHTS, Bound, bound_of, check_weights
-from paceline import metrics, strategies
-from paceline.actions import Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
-from paceline.journal import Decision, Header, Line
+from paceline import strategies
+from paceline.core.actions import Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
+from paceline.records import metrics
+from paceline.records.journal import Decision, Header, Line
 
 ORDER = {kind: place for place, kind in enumerate((Apply, Discard, Cancel, Grant, SetTimer, Mark, Track))}
 LAW_OF_TIME = 0.01  # share of its time present by which a worker's seconds may be off

@@ -12,15 +12,15 @@ import msgspec
 import torch
 from hypothesis import strategies as st
 
-from paceline.coordinator import Coordinator
-from paceline.engines.sim.cluster import Flight
+from paceline.core.ledger import Tally, make_ledger
 from paceline.engines.sim.kernel import Kernel
 from paceline.engines.sim.light import LightCluster
-from paceline.journal import Header, Lines
-from paceline.ledger import Tally, make_ledger
+from paceline.engines.sim.virtual_cluster import Flight
+from paceline.model.store import Gradient, Merged
+from paceline.records.journal import Header, Lines
 from paceline.scenario import Scenario, parse
-from paceline.seats import Arrival
-from paceline.store import Gradient, Merged
+from paceline.server.coordinator import Coordinator
+from paceline.server.workers import PushArrival
 from paceline.strategies import Strategy, canonical
 
 SECONDS_PER_SAMPLE = 0.125
@@ -52,7 +52,7 @@ class NoisyCluster(LightCluster):
     def computed(self, flight: Flight) -> None:
         order = flight.order
         flat = NAN if self._chance.random() < self._refused else FINITE
-        arrival = Arrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0)
+        arrival = PushArrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0)
         arrival.gradient = Gradient([flat], frozenset(), (), [], self._chance.gauss(5, 1))
         self.send_up(flight, arrival)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from paceline.journal import Decision, Line, spelled_out
+from paceline.records.journal import Decision, Line, spelled_out
 from paceline.strategies import Strategy
 
 

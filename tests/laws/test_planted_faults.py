@@ -14,12 +14,12 @@ from laws.checker import Violation, check
 from laws.clusters import Plan, play
 from laws.resuming import first_difference
 from paceline import strategies
-from paceline.actions import Action, Apply, Grant
-from paceline.coordinator import Coordinator
-from paceline.events import Event, Left, Pushed
-from paceline.journal import Decision, Line, Observation
-from paceline.ledger import Allotment, EpochLedger
-from paceline.seats import Arrival, Held
+from paceline.core.actions import Action, Apply, Grant
+from paceline.core.events import Event, Left, Pushed
+from paceline.core.ledger import Allotment, EpochLedger
+from paceline.records.journal import Decision, Line, Observation
+from paceline.server.coordinator import Coordinator
+from paceline.server.workers import Held, PushArrival
 from paceline.strategies import Strategy
 from paceline.strategies.adaptive_k_load import AdaptiveKLoad
 from paceline.strategies.balanced import Balanced
@@ -144,7 +144,7 @@ def test_lost_sample_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lost_sample_in_the_coordinator() -> None:
     class Careless(Coordinator):
-        def arrive(self, at: float, message: Arrival) -> None:
+        def arrive(self, at: float, message: PushArrival) -> None:
             message.samples -= self.version == 7
             super().arrive(at, message)
 

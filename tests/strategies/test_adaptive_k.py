@@ -4,12 +4,12 @@ import math
 import random
 
 import pytest
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.events import Applied
+from paceline.core.events import Applied
 from paceline.strategies.error_bound import switches
 from paceline.strategies.stationarity import Progress, standard_errors_below
-from strategies.virtual_cluster import VirtualCluster
 
 
 def ks(cluster):

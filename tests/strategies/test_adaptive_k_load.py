@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.actions import Grant
+from paceline.core.actions import Grant
 from paceline.strategies.adaptive_k_load import MEASURED_ROUNDS
 from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds
-from strategies.virtual_cluster import VirtualCluster
 
 LOADS = "adaptive_k_load:loads=2/4/8,window=10,burn_in=10"
 

@@ -3,12 +3,12 @@
 from collections import Counter
 
 import pytest
+from random_histories import cluster_of, resumed_every
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.actions import Apply, Grant, Mark, SetTimer
-from paceline.events import Joined, Left, Pushed, TimerFired
-from strategies.random_histories import cluster_of, resumed_every
-from strategies.virtual_cluster import VirtualCluster
+from paceline.core.actions import Apply, Grant, Mark, SetTimer
+from paceline.core.events import Joined, Left, Pushed, TimerFired
 
 EQUAL = [1.0] * 8
 UNEVEN = {

@@ -3,13 +3,13 @@
 from itertools import pairwise
 
 import pytest
+from random_histories import cluster_of, resumed_every
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.actions import Apply, Cancel, Grant, Mark
-from paceline.events import Joined, Left, Pushed
+from paceline.core.actions import Apply, Cancel, Grant, Mark
+from paceline.core.events import Joined, Left, Pushed
 from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
-from strategies.random_histories import cluster_of, resumed_every
-from strategies.virtual_cluster import VirtualCluster
 
 CLUSTERS = {
     "equal": [1.0] * 8,

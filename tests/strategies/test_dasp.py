@@ -1,13 +1,13 @@
 """DASP: states follow speeds, the fast hardly wait, and little is stale."""
 
 import pytest
+from random_histories import Leads, cluster_of, resumed_every
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.actions import Apply, Grant, Mark, SetTimer
-from paceline.events import Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Apply, Grant, Mark, SetTimer
+from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.strategies.dasp_records import Record, Records
-from strategies.random_histories import Leads, cluster_of, resumed_every
-from strategies.virtual_cluster import VirtualCluster
 
 UNEVEN = {"8/4x": [1.0] * 4 + [2.0] * 2 + [4.0] * 2, "16/8x": [1.0] * 8 + [2.0] * 4 + [4.0] * 2 + [8.0] * 2}
 FITS = ["join", "merge"]

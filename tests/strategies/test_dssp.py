@@ -3,11 +3,11 @@
 import random
 
 import pytest
+from random_histories import Leads, cluster_of
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
 from paceline.strategies.dssp import extra_clocks
-from strategies.random_histories import Leads, cluster_of
-from strategies.virtual_cluster import VirtualCluster
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Identities between strategies, and what holds for each of them, on random histories with joins and leaves."""
 
 import pytest
+from random_histories import SPECS, cluster_of, resumed_every
 
 from paceline import strategies
-from paceline.actions import Apply, Grant, Track
-from paceline.events import Left
-from strategies.random_histories import SPECS, cluster_of, resumed_every
+from paceline.core.actions import Apply, Grant, Track
+from paceline.core.events import Left
 
 SEEDS = range(4)
 BOUNDS = [{}, {"samples": 900}]

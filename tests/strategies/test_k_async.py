@@ -1,11 +1,11 @@
 """K-async: who is merged, who is released, and with which weights."""
 
 import pytest
+from random_histories import Leads, cluster_of
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.events import Joined, Left, Pushed
-from strategies.random_histories import Leads, cluster_of
-from strategies.virtual_cluster import VirtualCluster
+from paceline.core.events import Joined, Left, Pushed
 
 
 def push(worker, number, clock=1, read_version=0):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from paceline.events import Pushed
+from paceline.core.events import Pushed
 from paceline.strategies.interference import LEVEL_PUSHES, Interference, limit
 from paceline.strategies.monitor import Monitor
 

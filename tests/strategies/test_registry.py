@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 from msgspec import Meta
+from random_histories import SPECS
 
 from paceline import strategies
-from paceline.errors import OptionError
-from paceline.strategies import option_values
-from strategies.random_histories import SPECS
+from paceline.core import values as option_values
+from paceline.core.errors import OptionError
 
 MINE = ["bsp", "asp", "ssp", "dssp", "fastest_k", "k_async", "adaptive_k", "adaptive_k_load"]
 REQUIRED = {"fastest_k": ":k=2", "k_async": ":k=2"}

@@ -1,11 +1,11 @@
 """BSP and fastest k: what a round is, and what leaving does to it."""
 
 import pytest
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.actions import Apply, Cancel, Grant
-from paceline.events import Joined, Left, Pushed
-from strategies.virtual_cluster import VirtualCluster
+from paceline.core.actions import Apply, Cancel, Grant
+from paceline.core.events import Joined, Left, Pushed
 
 
 def started(spec, workers=3):

@@ -1,11 +1,11 @@
 """SSP and ASP: the bound, its exactness, and what it is for."""
 
 import pytest
+from random_histories import Leads, cluster_of
+from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.events import Joined, Left, Pushed
-from strategies.random_histories import Leads, cluster_of
-from strategies.virtual_cluster import VirtualCluster
+from paceline.core.events import Joined, Left, Pushed
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -18,8 +18,8 @@ from paceline.cli.scenario_command import scenario
 from paceline.cli.strategies import strategies
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.cli.tasks import tasks
-from paceline.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
-from paceline.scripts import script_traceback
+from paceline.core.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
+from paceline.worker.scripts import script_traceback
 
 INTERRUPTED = 130
 # The public name of a usage error differs between versions of typer; the parent of BadParameter is it in all of them.

@@ -8,7 +8,7 @@ import typer
 
 def replay(file: Annotated[Path, typer.Argument(metavar="FILE", help="A journal: journal.jsonl or .jsonl.gz.")]) -> int:
     """Feed a journal's events to a fresh strategy and compare every action (exit code 1 if one differs)."""
-    from paceline import replay as replaying
+    from paceline.records import replay as replaying
 
     result = replaying.replay(file)
     if result.difference is None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paceline import config as configuration
 from paceline.cli import run_options as options
 from paceline.cli.progress import progress_shown
 from paceline.cli.streams import logging_shown, output_kept_clean, say
-from paceline.errors import DataError, OptionError
+from paceline.core import settings as configuration
+from paceline.core.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from paceline.launching import Run
@@ -73,8 +73,8 @@ def run(
 
 def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configuration.RunConfig:
     """The settings in force, checked as far as that is possible before torch is loaded."""
-    from paceline import scenario as scenarios
     from paceline import strategies
+    from paceline.core.scenario import file as scenarios
 
     name = configuration.chosen_scenario(given, environment)
     cluster = scenarios.load(name) if name is not None else None
@@ -135,7 +135,7 @@ def _workload(script: str | None, arguments: list[str], task: str | None) -> Cal
     if script is not None:
         if not Path(script).is_file():
             raise OptionError(f"script {script!r} does not exist; give the path of a Python file, or --task NAME")
-        from paceline.scripts import load_script
+        from paceline.worker.scripts import load_script
 
         return load_script(Path(script), arguments)
     from paceline import tasks
@@ -162,12 +162,12 @@ def _say_how_it_ended(finished: "Run", *, quiet: bool) -> None:
 
 def _print_report(finished: "Run", *, json: bool) -> None:
     if json:
-        from paceline.metrics import to_json
+        from paceline.records.metrics import to_json
 
         print(to_json(finished.summary))
         return
     from rich.console import Console
 
-    from paceline.report.text import show
+    from paceline.records.text import show
 
     show(finished.summary, Console())

@@ -1,4 +1,4 @@
-"""The options of `paceline run`. All are read as text: `paceline.config` turns them into values and ranks them."""
+"""The options of `paceline run`, read as text; `paceline.core.settings` turns them into values and ranks them."""
 
 from typing import Annotated
 
@@ -42,7 +42,7 @@ Seed = Annotated[
     str | None, _option("--seed", "K", "Of shuffles, the model's start and the strategy's chance. Default: 0.")
 ]
 BatchSize = Annotated[str | None, _option("--batch-size", "B", "Samples per worker and push, instead of the script's.")]
-Epochs = Annotated[str | None, _option("--epochs", "E", "Passes over the data, instead of the script's.")]
+Epochs = Annotated[str | None, _option("--epochs", "E", "BatchLoop over the data, instead of the script's.")]
 MaxVersions = Annotated[str | None, _option("--max-versions", "N", "End after this many updates of the model.")]
 MaxSeconds = Annotated[str | None, _option("--max-seconds", "T", "End after this many seconds (virtual in sim).")]
 TargetText = Annotated[

@@ -1,6 +1,6 @@
 """What `paceline scenario` prints: a built-in file to start from, the cluster of a file in words, or a check."""
 
-from paceline.scenario import builtin_names, builtin_text, describe, load
+from paceline.core.scenario.file import builtin_names, builtin_text, describe, load
 
 
 def show(target: str, check: bool = False) -> str:

@@ -10,18 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from paceline.config import RunConfig
-from paceline.context import Shared, WorkerContext
-from paceline.coordinator import Coordinator
-from paceline.errors import InternalError
-from paceline.journal import Header
-from paceline.logs import Log
-from paceline.phases import Phases
-from paceline.regions import Region
-from paceline.running import Conduct
-from paceline.seats import Arrival, Order
-from paceline.store import ModelSpec
+from paceline.core.errors import InternalError
+from paceline.core.settings import RunConfig
+from paceline.model.regions import Region
+from paceline.model.store import ModelSpec
+from paceline.records.journal import Header
+from paceline.records.logs import Log
+from paceline.server.coordinator import Coordinator
+from paceline.server.phases import Phases
+from paceline.server.run_control import Conduct
+from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies import build
+from paceline.tables.messages import Measures, TableToServer, TableToWorker, Tick
 from paceline.tables.traffic import Traffic
 from paceline.transport.messages import (
     Done,
@@ -38,7 +38,7 @@ from paceline.transport.messages import (
     Welcome,
     Work,
 )
-from paceline.transport.table_messages import Measures, TableToServer, TableToWorker, Tick
+from paceline.worker.context import Shared, WorkerContext
 
 WORKER = 0
 
@@ -96,7 +96,7 @@ class Alone:
 
     # -- the engine's end --------------------------------------------------------------------------------------------
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         if self._tables.in_use:
             self._tables.order(order)
             return
@@ -124,7 +124,7 @@ class Alone:
 
     def _push(self, message: Push) -> None:
         now = self.now()
-        arrival = Arrival(
+        arrival = PushArrival(
             WORKER, 0, message.ticket, message.samples, now - self._granted_at, 0.0,
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.store import ModelSpec, Store
+from paceline.model.store import ModelSpec, Store
 
 Tensors = Sequence[torch.Tensor]
 

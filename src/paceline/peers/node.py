@@ -11,12 +11,10 @@ from typing import Any
 import msgspec
 import torch
 
-from paceline.errors import InternalError
-from paceline.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
-from paceline.peer_events import Asked, Averaged, Joined, Left, PeerCause, PeerEvent, Received, Started, Stepped
-from paceline.peers.models import mix_in
-from paceline.strategies.peers.base import Peer
-from paceline.transport.peer_messages import (
+from paceline.core.errors import InternalError
+from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
+from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerCause, PeerEvent, Received, Started, Stepped
+from paceline.peers.messages import (
     Arrived,
     Averages,
     Averaging,
@@ -27,6 +25,8 @@ from paceline.transport.peer_messages import (
     Pulled,
     Wanted,
 )
+from paceline.peers.models import mix_in
+from paceline.strategies.peers.base import Peer
 
 Tensors = Sequence[torch.Tensor]
 WIRES = {"float32": None, "bfloat16": torch.bfloat16}

@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PeerError
-from paceline.peer_events import PeerCause, Received
-from paceline.peer_events import Sent as SentEvent
-from paceline.peers.averaging import Meeting
-from paceline.peers.correspondent import Correspondent, kept
-from paceline.store import Gradient
-from paceline.transport.base import Lost
-from paceline.transport.mail import as_bytes, from_bytes
-from paceline.transport.messages import Cancelled, Over, Work
-from paceline.transport.peer_messages import (
+from paceline.core.errors import PeerError
+from paceline.core.peer_events import PeerCause, Received
+from paceline.core.peer_events import Sent as SentEvent
+from paceline.model.store import Gradient
+from paceline.peers.group_average import GroupAverage
+from paceline.peers.messages import (
     Arrived,
     Averages,
     Averaging,
@@ -40,6 +36,10 @@ from paceline.transport.peer_messages import (
     Snapshot,
     Wanted,
 )
+from paceline.peers.peer_mailbox import PeerMailbox, kept
+from paceline.transport.base import Lost
+from paceline.transport.mail import as_bytes, from_bytes
+from paceline.transport.messages import Cancelled, Over, Work
 
 IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to compute
 PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
@@ -49,7 +49,7 @@ LEAVING_LOOK_S = 0.05  # between two tries to hand it on
 LAST_LETTERS_S = 5.0  # for letters to leave, at a node's end
 
 
-class ProcessReplica(Correspondent):
+class ProcessReplica(PeerMailbox):
     """One node's model, its machine and its mailbox."""
 
     # -- what the coordinator says -----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class ProcessReplica(Correspondent):
         self._flush()
         self._endpoint.send(Averaging(message.round, []))
         group = self._await(lambda heard: heard if isinstance(heard, Group) else None, until=self._lend)
-        meeting = self._meeting = self._meeting or Meeting(self.node.number, self._life, self._mail)
+        meeting = self._meeting = self._meeting or GroupAverage(self.node.number, self._life, self._mail)
         began = time.perf_counter()
         while group is not None:
             meeting.begin(group, message.values)

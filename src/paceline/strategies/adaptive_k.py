@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, assert_never
 import msgspec
 from msgspec import Meta
 
-from paceline.actions import Action, Track
-from paceline.errors import OptionError
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Track
+from paceline.core.errors import OptionError
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
 from paceline.strategies.error_bound import Constants, error_after, mean_response, seconds_until_switch
 from paceline.strategies.rounds import Rounds

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, assert_never
 import msgspec
 from msgspec import Meta
 
-from paceline.actions import Action, Track
-from paceline.errors import OptionError
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Track
+from paceline.core.errors import OptionError
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.adaptive_k import GrowthOptions
 from paceline.strategies.base import Strategy, require_k_within
 from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds

@@ -22,8 +22,8 @@ from typing import Annotated, assert_never
 
 from msgspec import Meta, field
 
-from paceline.actions import Action, Apply, Grant, Mark, SetTimer, Track
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer, Track
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference, limit

@@ -20,8 +20,8 @@ from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
-from paceline.actions import Action, Cancel, Grant, Mark
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Cancel, Grant, Mark
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.balanced_pace import Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.roster import Held, Roster, whole_step

@@ -9,7 +9,7 @@ from math import floor
 
 import msgspec
 
-from paceline.events import Pushed
+from paceline.core.events import Pushed
 from paceline.strategies.monitor import SMOOTHING, Monitor
 
 ROUNDING = 1e-3  # samples; differences of times leave that much in doubt

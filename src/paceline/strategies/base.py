@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from paceline.actions import Action
-from paceline.errors import OptionError
-from paceline.events import Event
+from paceline.core.actions import Action
+from paceline.core.errors import OptionError
+from paceline.core.events import Event
 
 Kind = Literal["central", "peer"]
 

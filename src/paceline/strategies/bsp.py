@@ -7,8 +7,8 @@ one process on the union of their batches, so it is the statistical yardstick of
 
 from typing import assert_never
 
-from paceline.actions import Action
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Strategy
 from paceline.strategies.rounds import Rounds
 

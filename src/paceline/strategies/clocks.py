@@ -6,7 +6,7 @@ clock walks upwards once over the whole run.
 
 import msgspec
 
-from paceline.errors import InternalError
+from paceline.core.errors import InternalError
 
 
 class Clocks(msgspec.Struct):

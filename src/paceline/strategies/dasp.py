@@ -21,8 +21,8 @@ from typing import Annotated, assert_never
 import msgspec
 from msgspec import Meta, field
 
-from paceline.actions import Action, Apply, Grant, Mark, SetTimer
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.dasp_records import Fit, Name, Record, Records

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import field
 
-from paceline.events import Pushed
+from paceline.core.events import Pushed
 from paceline.strategies.monitor import Monitor
 
 Name = Literal["SYNC", "ASYNC", "WARMUP"]

@@ -16,9 +16,9 @@ from typing import Annotated, Any, assert_never
 
 from msgspec import Meta
 
-from paceline.actions import Action
-from paceline.errors import OptionError
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action
+from paceline.core.errors import OptionError
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy
 from paceline.strategies.ssp import SspState, WholeSteps, apply_at_once
 

@@ -10,8 +10,8 @@ from typing import Annotated, assert_never
 
 from msgspec import Meta
 
-from paceline.actions import Action
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
 from paceline.strategies.rounds import Rounds
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import field
 
-from paceline.events import Pushed
+from paceline.core.events import Pushed
 from paceline.strategies.monitor import Measured, Monitor
 
 LEVEL_PUSHES = 8  # overdue pushes in a row that are a lasting level

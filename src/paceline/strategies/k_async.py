@@ -10,8 +10,8 @@ from typing import Annotated, assert_never
 import msgspec
 from msgspec import Meta
 
-from paceline.actions import Action, Apply, Grant
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Apply, Grant
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy, require_k_within
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.roster import Held, Roster, in_worker_order

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
+from paceline.core.values import bounds_text, description_text, from_text, to_text, type_text
 from paceline.strategies.base import Machine, Options, Strategy
-from paceline.strategies.option_values import bounds_text, description_text, from_text, to_text, type_text
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.members import Members
 

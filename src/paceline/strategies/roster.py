@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.actions import Apply
-from paceline.events import Joined, Left, Pushed
+from paceline.core.actions import Apply
+from paceline.core.events import Joined, Left, Pushed
 
 
 class Roster(msgspec.Struct):

@@ -9,8 +9,8 @@ A push of a process that is gone ("left behind") goes into the next Apply, but i
 
 import msgspec
 
-from paceline.actions import Action, Cancel, Grant
-from paceline.events import Joined, Left, Pushed
+from paceline.core.actions import Action, Cancel, Grant
+from paceline.core.events import Joined, Left, Pushed
 from paceline.strategies.base import State
 from paceline.strategies.roster import Held, Roster, whole_step
 

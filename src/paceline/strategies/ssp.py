@@ -15,9 +15,9 @@ from typing import Annotated, Any, assert_never
 import msgspec
 from msgspec import Meta
 
-from paceline.actions import Action, Apply, Grant
-from paceline.errors import OptionError
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Apply, Grant
+from paceline.core.errors import OptionError
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks, park, released
 from paceline.strategies.roster import Roster

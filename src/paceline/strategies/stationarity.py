@@ -12,7 +12,7 @@ from math import isfinite, sqrt
 
 import msgspec
 
-from paceline.events import Applied
+from paceline.core.events import Applied
 
 
 class Progress(msgspec.Struct):

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import InternalError, OptionError, UserError
+from paceline.core.errors import InternalError, OptionError, UserError
+from paceline.tables import messages as t
 from paceline.tables.spec import Rows, TableSpec
 from paceline.tables.table import Table
-from paceline.transport import table_messages as t
 from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.transport.messages import Over, Ready, State
-from paceline.worker_state import WorkerState
+from paceline.worker.state import WorkerState
 
 Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
 CLOCK = "clock()"

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 from paceline.tables.spec import Array
 
 

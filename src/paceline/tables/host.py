@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.coordinator import Coordinator
-from paceline.errors import InternalError
-from paceline.seats import Arrival, Order
-from paceline.store import UNMEASURED, Merged
+from paceline.core.errors import InternalError
+from paceline.model.store import UNMEASURED, Merged
+from paceline.server.coordinator import Coordinator
+from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies.clocks import Clocks, may_read, park, released
+from paceline.tables import messages as t
 from paceline.tables.reader import OpLogs, Reader
-from paceline.tables.shelf import Picked, Shelf
+from paceline.tables.server_table import LazyRows, ServerTable
 from paceline.tables.spec import Array, TableSpec
-from paceline.transport import table_messages as t
 
 UNTOLD = 16  # own clocks applied before a worker that reads nothing is told so
 
@@ -36,7 +36,7 @@ class Host:
         self._coordinator = coordinator
         self._deliver = deliver
         self._paced = paced
-        self.shelves: list[Shelf] = []
+        self.shelves: list[ServerTable] = []
         self.clocks = Clocks()  # of whoever takes part, by what was applied
         self.readers: dict[int, Reader] = {}
         self._numbers: dict[str, int] = {}
@@ -56,7 +56,7 @@ class Host:
         number = self._numbers.get(spec.name)
         if number is None:
             number = self._numbers[spec.name] = len(self.shelves)
-            self.shelves.append(Shelf(spec))
+            self.shelves.append(ServerTable(spec))
             self._openers[number] = set()
         self.shelves[number].spec.require_same(spec, f"worker {worker}")
         if number not in self._openers:
@@ -94,7 +94,7 @@ class Host:
         """Go on with these tables; they are opened again under the same names."""
         for spec in specs:
             self._numbers[spec.name] = len(self.shelves)
-            shelf = Shelf(spec)
+            shelf = ServerTable(spec)
             for home, values in zip(shelf.shards, shards[spec.name], strict=True):
                 home[:] = values
             self.shelves.append(shelf)
@@ -113,7 +113,7 @@ class Host:
 
     # -- clocks ------------------------------------------------------------------------------------------------------
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         """The strategy lets a worker go through its next clock."""
         worker, through = order.worker, self._coordinator.seats[order.worker].through
         reader = self.readers.get(worker)
@@ -131,7 +131,7 @@ class Host:
         reader.order, reader.granted = order, through + reader.offset
         self._due.add(worker)
 
-    def tick(self, worker: int, message: t.Tick, arrival: Arrival) -> None:
+    def tick(self, worker: int, message: t.Tick, arrival: PushArrival) -> None:
         """A clock is completed; `arrival` lacks what the grant and the message say."""
         reader = self.readers.get(worker)
         known = reader is not None and reader.incarnation == arrival.incarnation and reader.era == message.era
@@ -311,7 +311,7 @@ class Host:
         reader.told = reader.applied
         self._deliver(
             worker,
-            t.Rows(read.table, read.rows, Picked(shelf, read.rows), self.clocks.min, reader.applied, read.clock),
+            t.Rows(read.table, read.rows, LazyRows(shelf, read.rows), self.clocks.min, reader.applied, read.clock),
         )
 
     def _tell_what_is_in(self, worker: int, reader: Reader) -> None:
@@ -330,7 +330,7 @@ class Host:
                 rows = np.flatnonzero(mask & (shelf.changed > since))
                 reader.kept[table] = (mask, shelf.changes)
                 reader.told = reader.applied
-                self._deliver(worker, t.Rows(table, rows, Picked(shelf, rows), self.clocks.min, reader.applied, None))
+                self._deliver(worker, t.Rows(table, rows, LazyRows(shelf, rows), self.clocks.min, reader.applied, None))
 
     # -- everybody together ------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from collections import deque
 
 import msgspec
 
-from paceline.seats import Arrival, Order
+from paceline.server.workers import GrantOrder, PushArrival
+from paceline.tables import messages as t
 from paceline.tables.spec import Array
-from paceline.transport import table_messages as t
 
 
 class OpLogs(msgspec.Struct):
@@ -26,7 +26,7 @@ class Reader:
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.first = 0  # the first clock that it completes
-        self.order: Order | None = None  # the grant of the clock it is in
+        self.order: GrantOrder | None = None  # the grant of the clock it is in
         self.granted = 0  # the clock that the grant goes through
         self.received = 0  # clocks that were delivered, those before its time counted in
         self.applied = 0  # and are in the tables
@@ -36,8 +36,8 @@ class Reader:
         self.returns = False  # from there
         self.entered = False
         self.era = 0  # barriers that it has passed: each may set its clock back
-        self.overtaking: dict[int, tuple[t.Tick, Arrival]] = {}  # ticks that came before an earlier one
-        self.early: deque[tuple[t.Tick, Arrival]] = deque()  # ticks that came before their grant
+        self.overtaking: dict[int, tuple[t.Tick, PushArrival]] = {}  # ticks that came before an earlier one
+        self.early: deque[tuple[t.Tick, PushArrival]] = deque()  # ticks that came before their grant
         self.parked: list[t.Fetch] = []
         self.parked_since: float | None = None  # by a table's own staleness, although its clock was granted
         self.barrier: t.AtBarrier | None = None

@@ -29,7 +29,7 @@ def add_rows(target: Array, places: Array | slice, deltas: Array) -> None:
     put_rows(target, places, sums)
 
 
-class Marks:
+class RowDedup:
     """A scrap of paper as long as a table: tells in two strokes whether rows are distinct."""
 
     def __init__(self, rows: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 
 Array = npt.NDArray[Any]
 TINY = 1e-10  # below any square that matters; an element never touched is not divided by zero

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 from paceline.tables.rules import Clip, parse_rule
 
 DTYPES = ("float32", "float64", "int32", "int64")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paceline.errors import InternalError, OptionError
-from paceline.tables.cache import Cache
+from paceline.core.errors import InternalError, OptionError
 from paceline.tables.given import as_array, in_range
+from paceline.tables.messages import Rows as RowsMessage
+from paceline.tables.messages import TableLog
 from paceline.tables.oplog import OpLog
-from paceline.tables.rowwise import Marks, add_rows, put_rows
+from paceline.tables.row_cache import Cache
+from paceline.tables.rowwise import RowDedup, add_rows, put_rows
 from paceline.tables.rules import parse_rule
 from paceline.tables.spec import Array, Rows, TableSpec
-from paceline.transport.table_messages import Rows as RowsMessage
-from paceline.transport.table_messages import TableLog
 
 if TYPE_CHECKING:
     from paceline.tables.client import Client
@@ -34,7 +34,7 @@ class Table:
         self._rule = parse_rule(spec.update)
         self._cache = Cache(spec, cache_rows)
         self._log = OpLog(spec)
-        self._marks = Marks(spec.rows)
+        self._marks = RowDedup(spec.rows)
         self._all = np.arange(spec.rows, dtype=np.int64)
         self._ages = np.zeros(8, dtype=np.int64)  # rows read in this clock, by how many clocks old they were
         self._oldest = -1

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.network import Ways
-from paceline.phases import Phases
-from paceline.running import Conduct
-from paceline.seats import Arrival, Order
+from paceline.core.scenario.network import Ways
+from paceline.server.phases import Phases
+from paceline.server.run_control import Conduct
+from paceline.server.workers import GrantOrder, PushArrival
+from paceline.tables import messages as t
 from paceline.tables.host import Host
-from paceline.transport import table_messages as t
 
 Call = Callable[[], None]
 
@@ -108,10 +108,10 @@ class Traffic(ABC):
             at = self._ways.up.arrival(worker, self._next(worker), tick.nbytes, sent_at)
             moments = self._ways.mishaps.deliveries(worker, attempt, sent_at, at)
         for number, moment in enumerate(moments):
-            arrival = Arrival(worker, incarnation, 0, 0, compute_s, 0.0, tick.nbytes + up, down)
+            arrival = PushArrival(worker, incarnation, 0, 0, compute_s, 0.0, tick.nbytes + up, down)
             self._when(moment, worker, partial(self._arrive, worker, tick, arrival, first=number == 0))
 
-    def _arrive(self, worker: int, tick: t.Tick, arrival: Arrival, *, first: bool) -> None:
+    def _arrive(self, worker: int, tick: t.Tick, arrival: PushArrival, *, first: bool) -> None:
         self.host.tick(worker, tick, arrival)
         if not first:
             return
@@ -164,7 +164,7 @@ class Traffic(ABC):
 
     # -- the cluster's side ------------------------------------------------------------------------------------------
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         """The strategy lets a worker begin its next clock."""
         self.host.order(order)
 

@@ -7,7 +7,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 from paceline.tasks.tuned import learning_rate, learning_rates
 
 __all__ = ["describe", "get", "learning_rate", "learning_rates", "names"]

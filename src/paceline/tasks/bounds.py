@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from typing import TypeVar
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 
 Number = TypeVar("Number", int, float)
 

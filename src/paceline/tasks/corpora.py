@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.folders import require_file
 
 Whole = npt.NDArray[np.int64]

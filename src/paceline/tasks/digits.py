@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.bounds import within
 from paceline.tasks.scoring import score
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import paceline
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.bounds import within
 from paceline.tasks.folders import require_file
 

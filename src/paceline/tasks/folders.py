@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 
 
 def require_folder(task: str, folder: Path | None, contents: str, example: str) -> Path:

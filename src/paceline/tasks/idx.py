@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.folders import require_file
 
 UNSIGNED_BYTE = 0x08

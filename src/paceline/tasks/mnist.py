@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.bounds import one_of, within
 from paceline.tasks.folders import require_folder
 from paceline.tasks.idx import find_idx, read_idx

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.errors import DataError, OptionError
+from paceline.core.errors import DataError, OptionError
 from paceline.tasks.bounds import within
 from paceline.tasks.folders import require_file, require_folder
 

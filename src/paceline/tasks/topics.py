@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 import paceline
-from paceline.errors import DataError
+from paceline.core.errors import DataError
 from paceline.tasks.bounds import within
 from paceline.tasks.corpora import Corpus, load_corpus, make_corpus
 

@@ -4,7 +4,7 @@ import functools
 import tomllib
 from importlib import resources
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 
 
 @functools.cache

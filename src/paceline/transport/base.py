@@ -6,8 +6,8 @@ views of it into the messages it hands out, and names the slot where a message i
 
 from typing import Protocol
 
-from paceline.regions import Region
-from paceline.store import ModelSpec
+from paceline.model.regions import Region
+from paceline.model.store import ModelSpec
 from paceline.transport.messages import ToServer, ToWorker
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from paceline.errors import PeerError
+from paceline.core.errors import PeerError
 from paceline.transport.base import Lost
 
 Bytes = bytes | bytearray | memoryview

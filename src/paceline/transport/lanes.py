@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.available_memory import ShortOfMemoryError
+from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.transport.table_wire import Form, dtype_and_shape
 
 PAGE = mmap.PAGESIZE

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import torch
 
-from paceline.transport.peer_messages import Box
+from paceline.peers.messages import Box
 
 UNREAD = 2  # letters to one peer that it has not read; a further one would only be older when it is
 Kind = Literal["model", "asked", "lend", "lent", "part", "mean"]

@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from paceline.available_memory import ShortOfMemoryError
-from paceline.errors import PeerError
+from paceline.core.errors import PeerError
+from paceline.model.memory_budget import ShortOfMemoryError
+from paceline.peers.messages import Box
 from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, decode, encode
-from paceline.transport.peer_messages import Box
 from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE

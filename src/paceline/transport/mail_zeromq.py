@@ -16,8 +16,8 @@ import msgspec
 import torch
 import zmq
 
+from paceline.peers.messages import Box
 from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, as_bytes, decode, encode
-from paceline.transport.peer_messages import Box
 from paceline.transport.zeromq import end_context
 
 LEAVING_MS = 5_000  # for letters that are still on their way

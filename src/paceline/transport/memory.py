@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from paceline.regions import Region
-from paceline.store import ModelSpec
+from paceline.model.regions import Region
+from paceline.model.store import ModelSpec
 from paceline.transport.base import Closed
 from paceline.transport.messages import ToServer, ToWorker
 

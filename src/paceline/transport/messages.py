@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from paceline.ledger import Allotment, Indices, Sampling
-from paceline.store import Gradient, ModelSpec, Parameters
-from paceline.transport.table_messages import TableToServer, TableToWorker
+from paceline.core.ledger import Allotment, Indices, Sampling
+from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.tables.messages import TableToServer, TableToWorker
 
 
 class Hello(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.transport import peer_messages as p
+from paceline.peers import messages as p
 from paceline.transport.table_wire import Form, empty
 
 PLAIN = (p.Mailbox, p.Decisions, p.Exchanged, p.Leaving, p.Peering, p.Group, p.Collect)

@@ -1,4 +1,4 @@
-"""Links of one host: small messages over a private socket, tensors in memory that worker and server both map.
+"""WorkerLinks of one host: small messages over a private socket, tensors in memory that worker and server both map.
 
 The worker makes its region as an anonymous file: nothing has a name that could be left behind. It cannot be made
 smaller, or whoever still maps it would die. The server gets the descriptor with the worker's Hello and maps the same
@@ -18,16 +18,16 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.available_memory import available_bytes, region_shortage, require_region
-from paceline.errors import InternalError, PeerError
-from paceline.regions import Region, RegionLayout, parameters_in
-from paceline.store import ModelSpec
+from paceline.core.errors import InternalError, PeerError
+from paceline.model.memory_budget import available_bytes, region_shortage, require_region
+from paceline.model.regions import Region, RegionLayout, parameters_in
+from paceline.model.store import ModelSpec
+from paceline.tables.messages import Rows
 from paceline.transport.array_wire import arrays_of
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.frames import Channel, Frame
 from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
-from paceline.transport.table_messages import Rows
 from paceline.transport.table_wire import Form
 from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 

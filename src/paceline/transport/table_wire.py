@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.transport import table_messages as t
+from paceline.tables import messages as t
 
 Form = tuple[str, tuple[int, ...]]  # of an array: dtype and shape
 DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8")}  # asking NumPy is slow

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import torch
 
-from paceline.errors import OptionError, PeerError
-from paceline.ledger import Allotment, Indices
-from paceline.regions import Region, dtype_of
-from paceline.store import Gradient, ModelSpec, Parameters
+from paceline.core.errors import OptionError, PeerError
+from paceline.core.ledger import Allotment, Indices
+from paceline.model.regions import Region, dtype_of
+from paceline.model.store import Gradient, ModelSpec, Parameters
 from paceline.transport import array_wire
 from paceline.transport import messages as m
 from paceline.transport import wire_forms as w

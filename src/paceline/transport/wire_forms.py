@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from paceline.store import ModelSpec
+from paceline.model.store import ModelSpec
+from paceline.tables import messages as t
 from paceline.transport import array_wire, peer_wire
 from paceline.transport import messages as m
-from paceline.transport import table_messages as t
 
 Form = tuple[str, tuple[int, ...]]  # of a tensor: dtype and shape
 Scalar = bool | int | float | str | None

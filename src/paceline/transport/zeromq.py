@@ -1,4 +1,4 @@
-"""Links over TCP: a DEALER socket per worker, one ROUTER socket at the server.
+"""WorkerLinks over TCP: a DEALER socket per worker, one ROUTER socket at the server.
 
 Each side has a region of its own: tensors leave straight from the sender's and are received straight into the
 receiver's, and nobody sees a message before its last byte is there. What lies in a region is sent without a copy, so it
@@ -18,10 +18,10 @@ from typing import Any
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 
-from paceline.available_memory import require_region
-from paceline.errors import PacelineError
-from paceline.regions import Region, private_region
-from paceline.store import ModelSpec
+from paceline.core.errors import PacelineError
+from paceline.model.memory_budget import require_region
+from paceline.model.regions import Region, private_region
+from paceline.model.store import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker

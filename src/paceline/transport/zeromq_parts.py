@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from paceline.errors import PeerError
+from paceline.core.errors import PeerError
 from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 
 CHUNK = 1 << 20  # bytes; larger ones overlap less, smaller ones cost more calls

@@ -20,23 +20,23 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from paceline import context
-from paceline.context import Shared, WorkerContext
+from paceline.core.errors import InternalError, ScriptError, UserError
+from paceline.core.scenario.jitter import worker_key
 from paceline.engines.local import scratch
 from paceline.engines.local.allocation import keep_freed_memory
 from paceline.engines.local.control import Failure, Finished, Role, encode, for_child
-from paceline.engines.local.links import LAST_WORDS_S, Links
 from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.quick_start import leave_compiler_out
+from paceline.engines.local.worker_links import LAST_WORDS_S, WorkerLinks
 from paceline.engines.local.workload import unpacked
-from paceline.errors import InternalError, ScriptError, UserError
-from paceline.jitter import worker_key
-from paceline.scripts import script_traceback
 from paceline.strategies import Peer, build_peer
 from paceline.transport.base import Closed, Lost
 from paceline.transport.frames import Channel
 from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
+from paceline.worker import context
+from paceline.worker.context import Shared, WorkerContext
+from paceline.worker.scripts import script_traceback
 
 EVALUATIONS = -1  # the random streams of evaluations are nobody's, as in the simulator
 NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers, the simulator's
@@ -77,7 +77,7 @@ def work(channel: Channel) -> int:
     role = for_child(frame.data) if frame is not None else None
     if frame is None or not isinstance(role, Role):
         raise InternalError(f"the first message of a worker must be its role, not {role!r}")
-    links = Links(channel)
+    links = WorkerLinks(channel)
     endpoint = links.endpoint(role, frame.descriptors)
     _settle_in(role)
     mail = _mailbox(role)

@@ -15,7 +15,7 @@ from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlin
 from paceline.engines.local.output import Stage, Transcript
 from paceline.engines.local.processes import Process, import_path
 from paceline.engines.local.workload import Workload
-from paceline.plan import Plan
+from paceline.server.plan import Plan
 from paceline.strategies import is_peer
 
 Tell = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors

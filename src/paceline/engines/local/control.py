@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from paceline.config import RunConfig, Transport
-from paceline.errors import PeerError
-from paceline.journal import Header
-from paceline.running import Cause, Progress
-from paceline.scenario import Scenario
+from paceline.core.errors import PeerError
+from paceline.core.scenario.file import Scenario
+from paceline.core.settings import RunConfig, Transport
+from paceline.records.journal import Header
+from paceline.server.run_control import Cause, Progress
 
 Blame = Literal["user", "script", "peer", "internal"]
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.engines.local.members import Member
+from paceline.model.regions import dtype_of
+from paceline.model.store import gradient_norm
+from paceline.peers.messages import Collect, Snapshot
 from paceline.peers.models import as_stored, distance, is_averaged, mean_of, shares
-from paceline.regions import dtype_of
-from paceline.store import gradient_norm
 from paceline.transport.mail import from_bytes
 from paceline.transport.messages import Push
-from paceline.transport.peer_messages import Collect, Snapshot
 
 if TYPE_CHECKING:
-    from paceline.engines.local.cluster import LocalCluster
+    from paceline.engines.local.process_cluster import LocalCluster
 
 Model = tuple[list[torch.Tensor], list[torch.Tensor]]  # what is averaged, and counters
 

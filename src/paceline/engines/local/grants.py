@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from paceline.engines.local.members import Member
-from paceline.seats import Arrival, Order
+from paceline.server.workers import GrantOrder, PushArrival
 from paceline.transport import messages as m
 
 if TYPE_CHECKING:
-    from paceline.engines.local.cluster import LocalCluster
+    from paceline.engines.local.process_cluster import LocalCluster
 
 
 class Grants:
@@ -16,7 +16,7 @@ class Grants:
     def __init__(self, cluster: "LocalCluster") -> None:
         self._cluster = cluster
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         """Put the version into the worker's memory and tell it to compute."""
         cluster = self._cluster
         member = cluster.members[order.worker]
@@ -47,7 +47,7 @@ class Grants:
         """A worker has computed what it was granted."""
         now = self._cluster.clock.now()
         member.pushed, member.computing = True, False
-        arrival = Arrival(
+        arrival = PushArrival(
             member.worker, member.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
             bytes_up=self._cluster.coordinator.model_bytes, bytes_down=member.bytes_down,
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
@@ -63,7 +63,7 @@ class Grants:
             else:
                 self._cluster.alarms.at(moment, self._arrived, arrival)
 
-    def _arrived(self, arrival: Arrival) -> None:
+    def _arrived(self, arrival: PushArrival) -> None:
         """The push is there; one whose process died on the way is not, nor is one that comes after the end."""
         member = self._cluster.members[arrival.worker]
         if member.incarnation != arrival.incarnation or member.gone or not self._cluster.conduct.active:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
-from paceline import checkpoint
 from paceline.engines.local import relay
 from paceline.engines.local.children import Children, Place
 from paceline.engines.local.control import (
@@ -32,15 +31,16 @@ from paceline.engines.local.control import (
     encode,
     for_launcher,
 )
-from paceline.engines.local.interrupting import interrupts
+from paceline.engines.local.interrupt_pipe import interrupts
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.outcome import Outcome
 from paceline.engines.local.output import Stage, Transcript
 from paceline.engines.local.processes import Process, how_it_ended
 from paceline.engines.local.workload import Workload
-from paceline.journal import Line, Sink
-from paceline.plan import Plan
-from paceline.running import Cause, Progress
+from paceline.records.journal import Line, Sink
+from paceline.server.checkpoint import files as checkpoint
+from paceline.server.plan import Plan
+from paceline.server.run_control import Cause, Progress
 from paceline.transport.frames import Frame
 
 GRACE_S = 2.0  # between asking a process to end and killing it

@@ -4,9 +4,9 @@ from typing import Protocol
 
 import torch
 
-from paceline.regions import SLOTS, Region
-from paceline.seats import Held, Order
-from paceline.store import out_of_slot
+from paceline.model.regions import SLOTS, Region
+from paceline.model.store import out_of_slot
+from paceline.server.workers import GrantOrder, Held
 from paceline.transport.messages import Hello, ToServer, ToWorker
 
 
@@ -42,7 +42,7 @@ class Member:
         self.gone = False  # its process is no more, or it was told to leave
         self.left = False  # without a crash
         self.hung_up = False  # its link is closed
-        self.order: Order | None = None  # the grant it computes
+        self.order: GrantOrder | None = None  # the grant it computes
         self.attempt = 0
         self.bytes_down = 0
         self.slot: int = 0  # used last

@@ -7,10 +7,10 @@ import msgspec
 import torch
 from safetensors.torch import load
 
+from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
 from paceline.engines.local.control import Failure
-from paceline.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
-from paceline.report import Report
-from paceline.running import Cause
+from paceline.records.report import Report
+from paceline.server.run_control import Cause
 
 _ERRORS: dict[str, type[PacelineError]] = {
     "user": UserError,

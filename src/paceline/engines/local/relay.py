@@ -10,8 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.engines.local.control import Lines
-from paceline.journal import Line, Observation
-from paceline.logs import LEVELS
+from paceline.records.journal import Line, Observation
+from paceline.records.logs import LEVELS
 
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
 LATE_S = 0.2  # that a line waits for others at most, while there are any

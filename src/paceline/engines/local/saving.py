@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from paceline import checkpoint
-from paceline.engines.local.cluster import LocalCluster
 from paceline.engines.local.control import Setup
 from paceline.engines.local.members import Member
-from paceline.journal import Header
-from paceline.metrics import Metrics
-from paceline.restoring import RunSnapshot, restore, snapshot
+from paceline.engines.local.process_cluster import LocalCluster
+from paceline.records.journal import Header
+from paceline.records.metrics import Metrics
+from paceline.server.checkpoint import files as checkpoint
+from paceline.server.checkpoint.run_snapshot import RunSnapshot, restore, snapshot
 from paceline.transport.messages import State
 
 

@@ -18,22 +18,22 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from paceline.coordinator import Coordinator
+from paceline.core.errors import DivergenceError, InternalError, JournalError, PacelineError
 from paceline.engines.local import control
 from paceline.engines.local.alarms import Alarms
-from paceline.engines.local.cluster import LocalCluster
-from paceline.engines.local.emulation import Emulation
-from paceline.engines.local.endings import notice_the_end, require_movement, say_what_overran
-from paceline.engines.local.happenings import Happenings
+from paceline.engines.local.end_conditions import notice_the_end, require_movement, say_what_overran
 from paceline.engines.local.members import Member
-from paceline.engines.local.parting import as_failure, behind_descriptor, save_nodes, save_result, trained_state
+from paceline.engines.local.process_cluster import LocalCluster
 from paceline.engines.local.relay import Relay
+from paceline.engines.local.result_handover import as_failure, behind_descriptor, save_nodes, save_result, trained_state
 from paceline.engines.local.saving import Resumption, Saving
-from paceline.engines.local.wiring import Wiring
-from paceline.errors import DivergenceError, InternalError, JournalError, PacelineError
-from paceline.journal import Tee, Writer, read
-from paceline.metrics import Metrics, to_json
-from paceline.running import Conduct, Progress
+from paceline.engines.local.scenario_faults import ScenarioFaults
+from paceline.engines.local.server_links import ServerLinks
+from paceline.records.journal import Tee, Writer, read
+from paceline.records.metrics import Metrics, to_json
+from paceline.server.coordinator import Coordinator
+from paceline.server.emulation import Emulation
+from paceline.server.run_control import Conduct, Progress
 from paceline.strategies import build_central, is_peer
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
@@ -95,7 +95,7 @@ class Server:
         self._seen_until: float | None = None  # what the scenario let happen before this server began
         self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
         self._interrupted = False
-        self._wiring = Wiring(channel, self._on_control, self._hear, exact=self.emulation is not None)
+        self._wiring = ServerLinks(channel, self._on_control, self._hear, exact=self.emulation is not None)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Server:
             self._tell(control.Began(clock.zero))
         now = clock.now()
         if self.emulation is not None:
-            Happenings(self.cluster, self.emulation, self._alarms, self).schedule(self._seen_until)
+            ScenarioFaults(self.cluster, self.emulation, self._alarms, self).schedule(self._seen_until)
         every = self.config.evaluate_every
         if every is not None and every.unit == "s":
             self._every(every.amount, now, lambda: self.conduct.evaluate(clock.now()))

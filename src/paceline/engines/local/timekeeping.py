@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from paceline.store import Gradient, Merged, ModelSpec, Store
+from paceline.model.store import Gradient, Merged, ModelSpec, Store
 
 LONG_BYTES = 1 << 20  # of a model whose steps are worth a system call each
 

@@ -16,9 +16,9 @@ from types import ModuleType
 import cloudpickle
 import msgspec
 
+from paceline.core.errors import OptionError
 from paceline.engines.local.control import Role
-from paceline.errors import OptionError
-from paceline.scripts import Script, load_script
+from paceline.worker.scripts import Script, load_script
 
 
 class Workload(msgspec.Struct, frozen=True):

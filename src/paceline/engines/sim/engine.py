@@ -7,24 +7,25 @@ work costs nothing. Evaluation happens between two events and takes no virtual t
 import math
 from collections.abc import Callable
 
-from paceline.context import Shared, WorkerContext
-from paceline.coordinator import Coordinator
-from paceline.engines.sim.cluster import Flight, VirtualCluster
+from paceline.core.errors import InternalError, ScenarioError, ScriptError, UserError
+from paceline.core.ledger import Allotment
+from paceline.core.peer_events import PeerCause
+from paceline.core.scenario.file import Scenario
+from paceline.core.scenario.jitter import worker_key
 from paceline.engines.sim.interrupts import Interrupts, deferred
 from paceline.engines.sim.kernel import Kernel
-from paceline.engines.sim.peers import VirtualPeers
-from paceline.engines.sim.tables import VirtualTables
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
 from paceline.engines.sim.ticks import Ticks
-from paceline.errors import InternalError, ScenarioError, ScriptError, UserError
-from paceline.jitter import worker_key
-from paceline.ledger import Allotment
-from paceline.peer_events import PeerCause
-from paceline.phases import Phases, as_data
-from paceline.running import Conduct
-from paceline.scenario import Scenario
-from paceline.seats import Arrival, Order
-from paceline.store import Parameters
+from paceline.engines.sim.virtual_cluster import Flight, VirtualCluster
+from paceline.engines.sim.virtual_peers import VirtualPeers
+from paceline.engines.sim.virtual_tables import VirtualTables
+from paceline.model.store import Parameters
+from paceline.peers.messages import PeerToServer, PeerToWorker
+from paceline.server.coordinator import Coordinator
+from paceline.server.phases import Phases, as_data
+from paceline.server.run_control import Conduct
+from paceline.server.workers import GrantOrder, PushArrival
+from paceline.tables.messages import TableToServer
 from paceline.transport.messages import (
     Done,
     Extra,
@@ -41,8 +42,7 @@ from paceline.transport.messages import (
     Welcome,
     Work,
 )
-from paceline.transport.peer_messages import PeerToServer, PeerToWorker
-from paceline.transport.table_messages import TableToServer
+from paceline.worker.context import Shared, WorkerContext
 
 
 class ScriptCluster(VirtualCluster):
@@ -211,10 +211,10 @@ class ScriptCluster(VirtualCluster):
 
     # -- grants and pushes -------------------------------------------------------------------------------------------
 
-    def push_bytes(self, order: Order) -> tuple[int, int]:  # noqa: ARG002 - all replicas are alike
+    def push_bytes(self, order: GrantOrder) -> tuple[int, int]:  # noqa: ARG002 - all replicas are alike
         return self.conduct.model_bytes, self.conduct.model_bytes
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         if self.tables.in_use:
             self.tables.order(order)
             return
@@ -237,7 +237,7 @@ class ScriptCluster(VirtualCluster):
     def _on_push(self, worker: int, message: Push) -> None:
         flight = self.flights[worker]
         order = flight.order
-        arrival = Arrival(
+        arrival = PushArrival(
             worker, order.incarnation, message.ticket, message.samples, 0.0, 0.0,
             gradient=message.gradient, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip
@@ -246,7 +246,7 @@ class ScriptCluster(VirtualCluster):
         else:
             self.send_up(flight, arrival)
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: PushArrival) -> None:
         super().arrived(arrival)
         self.peers.settle()
 

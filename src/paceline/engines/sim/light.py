@@ -1,14 +1,14 @@
 """Light workers: cost only, no script. They make clusters of 100,000."""
 
-from paceline.coordinator import Coordinator
-from paceline.costs import crossing_is_free
-from paceline.engines.sim.cluster import Flight, VirtualCluster
+from paceline.core.errors import OptionError
+from paceline.core.ledger import Tally
+from paceline.core.scenario.costs import crossing_is_free
+from paceline.core.scenario.file import Scenario, as_data
 from paceline.engines.sim.kernel import Kernel
-from paceline.errors import OptionError
-from paceline.journal import Header, Sink
-from paceline.ledger import Tally
-from paceline.scenario import Scenario, as_data
-from paceline.seats import Arrival, Order
+from paceline.engines.sim.virtual_cluster import Flight, VirtualCluster
+from paceline.records.journal import Header, Sink
+from paceline.server.coordinator import Coordinator
+from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies import canonical
 from paceline.strategies.base import Strategy
 
@@ -32,12 +32,14 @@ class LightCluster(VirtualCluster):
         for worker in self.coordinator.seats:
             self.coordinator.join(worker, self._work, 0.0)
 
-    def push_bytes(self, order: Order) -> tuple[int, int]:  # noqa: ARG002 - all models are alike
+    def push_bytes(self, order: GrantOrder) -> tuple[int, int]:  # noqa: ARG002 - all models are alike
         return self._bytes, self._bytes
 
     def computed(self, flight: Flight) -> None:
         order = flight.order
-        self.send_up(flight, Arrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0))
+        self.send_up(
+            flight, PushArrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0)
+        )
 
 
 class DirectCluster(LightCluster):
@@ -49,17 +51,17 @@ class DirectCluster(LightCluster):
         self._void: set[int] = set()  # tickets taken back before their time was over
         self._arrived_call = self._arrived_directly  # one for all: each pending call would keep its own
 
-    def order(self, order: Order) -> None:
+    def order(self, order: GrantOrder) -> None:
         worker, at, tries = order.worker, order.at, self._tries
         attempt = tries[worker]
         tries[worker] = attempt + 1
         samples, size = order.allotment.samples, self._bytes
         end = at + self.times.compute_s(worker, attempt, samples, at)
         down = size if order.fresh else 0
-        arrival = Arrival(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
+        arrival = PushArrival(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
         self.kernel.at(end, self._arrived_call, arrival)
 
-    def _arrived_directly(self, arrival: Arrival) -> None:
+    def _arrived_directly(self, arrival: PushArrival) -> None:
         if arrival.ticket in self._void:
             self._void.remove(arrival.ticket)
         else:

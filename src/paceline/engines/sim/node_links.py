@@ -2,7 +2,7 @@
 
 import math
 
-from paceline.costs import Times
+from paceline.core.scenario.costs import Times
 
 
 class NodeLinks:

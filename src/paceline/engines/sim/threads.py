@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline import context
-from paceline.context import WorkerContext
 from paceline.transport.base import Closed
 from paceline.transport.memory import MemoryLink
 from paceline.transport.messages import ToServer
+from paceline.worker import context
+from paceline.worker.context import WorkerContext
 
 
 class Streams:

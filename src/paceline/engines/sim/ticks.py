@@ -3,7 +3,7 @@
 from typing import Any
 
 from paceline.engines.sim.kernel import Kernel
-from paceline.running import Conduct
+from paceline.server.run_control import Conduct
 
 
 class Ticks:

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import field
 
-from paceline.peer_actions import Exchange, PeerAction
-from paceline.peer_events import Started, Stepped
+from paceline.core.peer_actions import Exchange, PeerAction
+from paceline.core.peer_events import Started, Stepped
 from paceline.strategies.peers.elastic import Alpha, Elastic, ElasticState
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from paceline.peer_actions import PeerAction
-from paceline.peer_events import Started, Stepped
+from paceline.core.peer_actions import PeerAction
+from paceline.core.peer_events import Started, Stepped
 from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers, require_push
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 

@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from typing import ClassVar, Literal
 
-from paceline.peer_actions import PeerAction
-from paceline.peer_events import PeerEvent
+from paceline.core.peer_actions import PeerAction
+from paceline.core.peer_events import PeerEvent
 from paceline.strategies.base import Machine
 
 Wire = Literal["float32", "bfloat16"]

@@ -11,9 +11,9 @@ from typing import Annotated, assert_never
 
 from msgspec import Meta, field
 
-from paceline.events import TimerFired
-from paceline.peer_actions import Exchange, PeerAction
-from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.events import TimerFired
+from paceline.core.peer_actions import Exchange, PeerAction
+from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer

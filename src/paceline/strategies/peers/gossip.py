@@ -23,10 +23,10 @@ from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
-from paceline.errors import OptionError
-from paceline.events import TimerFired
-from paceline.peer_actions import Ask, Mix, PeerAction, Send
-from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.errors import OptionError
+from paceline.core.events import TimerFired
+from paceline.core.peer_actions import Ask, Mix, PeerAction, Send
+from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer

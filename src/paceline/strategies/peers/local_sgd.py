@@ -10,9 +10,9 @@ from typing import Annotated, assert_never
 
 from msgspec import Meta
 
-from paceline.events import TimerFired
-from paceline.peer_actions import Average, PeerAction
-from paceline.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.events import TimerFired
+from paceline.core.peer_actions import Average, PeerAction
+from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options
 from paceline.strategies.peers.base import Peer
 

@@ -6,8 +6,8 @@ for their own machines to decide.
 
 from typing import assert_never
 
-from paceline.actions import Action, Apply, Grant
-from paceline.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.core.actions import Action, Apply, Grant
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import State, Strategy
 from paceline.strategies.roster import Roster
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from paceline.errors import OptionError
+from paceline.core.errors import OptionError
 
 ROUNDING = 1e-9  # periods by which an exchange may be early, so that a multiple is met whatever a division leaves
 

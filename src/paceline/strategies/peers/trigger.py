@@ -26,9 +26,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from paceline.actions import Track
-from paceline.errors import InternalError, OptionError
-from paceline.peer_events import Stepped
+from paceline.core.actions import Track
+from paceline.core.errors import InternalError, OptionError
+from paceline.core.peer_events import Stepped
 from paceline.strategies.base import Options
 from paceline.strategies.peers.base import Wire
 from paceline.strategies.peers.periods import SharePower, require_tensors

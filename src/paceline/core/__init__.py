@@ -1,0 +1,1 @@
+"""Values and rules without torch and without effects: events, actions, settings, the ledger, scenarios."""

@@ -1,0 +1,323 @@
+"""Which samples are whose, and which are settled. Pure bookkeeping: the order of the calls fixes every allotment.
+
+A sample is unallotted, allotted, or settled (used or lost). Allotted samples come back when their work was cancelled,
+discarded or never delivered, and are issued again in the epoch they belong to. Three samplings:
+
+* `epoch`: a fresh global shuffle per epoch; each sample of an epoch is settled exactly once, whoever is fast;
+* `shard`: worker i of n owns the rows i, i+n, i+2n, ...; it goes through them in shuffled passes of its own;
+* `replacement`: every sample is drawn uniformly from the whole data set.
+
+The last two end when the samples used reach epochs times the data set's size. `Tally` counts without naming samples,
+for clusters of light workers that compute nothing.
+
+A snapshot is plain data in which nothing is allotted: what workers have at that moment stands in it as given back, to
+be issued again first and in their order, while the ledger itself goes on undisturbed. Shuffles are not part of it,
+since seed and epoch make them again.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import CheckpointError, InternalError, OptionError
+
+Sampling = Literal["epoch", "shard", "replacement", "clocks"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
+MOST_SAMPLES = 1 << 53  # beyond that a float no longer counts single samples
+Indices = npt.NDArray[np.int64]
+
+
+class Allotment(msgspec.Struct, frozen=True, gc=False):
+    """Samples handed to one worker, all of one epoch."""
+
+    epoch: int
+    samples: int
+    indices: Any  # Indices, or None from a Tally
+
+
+class Ledger(ABC):
+    """What is used, lost and still to be had of one phase."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self.lost = 0
+        self.finished = False  # every sample is settled, or the phase was ended before that
+
+    @abstractmethod
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        """At most `work` samples of one epoch for the worker; None if there is nothing to be had."""
+
+    @abstractmethod
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        """The worker's allotment was not delivered or not wanted: issue it again."""
+
+    @property
+    @abstractmethod
+    def has_unallotted(self) -> bool: ...
+
+    def settle(self, used: int, lost: int = 0) -> None:
+        """Allotted samples whose fate is sealed."""
+        self.used += used
+        self.lost += lost
+        if self.used + self.lost >= self.total:
+            self.finished = True
+
+    def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
+        """Plain data for `restore`; `outstanding` is what workers have, in the order to issue it again."""
+        counts = {"total": self.total, "used": self.used, "lost": self.lost, "finished": self.finished}
+        return {**counts, **self._snapshot(outstanding)}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of a ledger that was made by the same arguments as this one."""
+        if data["total"] != self.total:
+            raise CheckpointError(
+                f"the checkpoint's phase has {data['total']} samples (epochs times data set), the script's "
+                f"{self.total}: resume with the data and the epochs the run was started with"
+            )
+        self.used, self.lost, self.finished = data["used"], data["lost"], data["finished"]
+        self._restore(data)
+
+    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - nothing has a name
+        return {}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has nothing but its counts
+        """Whatever a sampling keeps beside its counts."""
+
+
+Outstanding = tuple[int, Allotment]  # whose, and what
+
+
+def make_ledger(
+    sampling: Sampling, size: int, epochs: float, seed: int, workers: int, phase: int = 0, least: int = 1
+) -> Ledger:
+    """The ledger of one phase over `size` samples; `least` is the smallest piece a model can be trained on."""
+    if size < 1:
+        raise OptionError(f"the data set must have at least 1 sample, not {size}")
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise OptionError(f"epochs must be > 0 and finite, not {epochs}")
+    if epochs * size > MOST_SAMPLES:
+        raise OptionError(f"epochs must be <= {MOST_SAMPLES / size:.3g} for {size} samples, not {epochs}")
+    if size < least:
+        raise OptionError(f"the data set has {size} sample; a model with BatchNorm needs at least {least} to train on")
+    total = max(1, round(epochs * size))
+    match sampling:
+        case "epoch":
+            return EpochLedger(size, total, (seed, phase), least)
+        case "shard":
+            return ShardLedger(size, total, (seed, phase), workers)
+        case "replacement":
+            return ReplacementLedger(size, total, (seed, phase))
+        case "clocks":
+            return Unallotted(MOST_SAMPLES)
+    raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
+
+
+def _indices(numbers: Sequence[int]) -> Indices:
+    return np.array(numbers, dtype=np.int64)
+
+
+class EpochLedger(Ledger):
+    """Every sample of an epoch settled exactly once; the next epoch opens as soon as one is handed out."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int], least: int = 1) -> None:
+        super().__init__(total)
+        self.size = size
+        self.seed = seed
+        self.least = least
+        self.epoch = 0
+        self._order = self._shuffled(0)
+        self._cursor = 0
+        self._returned: dict[int, deque[Indices]] = {}
+
+    def _shuffled(self, epoch: int) -> Indices:
+        length = min(self.size, self.total - epoch * self.size)
+        order: Indices = np.random.default_rng([*self.seed, epoch]).permutation(self.size)
+        return order[:length]
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - whoever asks gets the next samples
+        if self._returned:
+            return self._reissue(min(self._returned), work)
+        if self._cursor == len(self._order):
+            if (self.epoch + 1) * self.size >= self.total:
+                return None
+            self.epoch += 1
+            self._order = self._shuffled(self.epoch)
+            self._cursor = 0
+        return Allotment(self.epoch, *self._take(work))
+
+    def _take(self, work: int) -> tuple[int, Indices]:
+        available = len(self._order) - self._cursor
+        taken = self._whole(work, available)
+        indices = self._order[self._cursor : self._cursor + taken]
+        self._cursor += taken
+        return taken, indices
+
+    def _whole(self, work: int, available: int) -> int:
+        """No piece, and no remainder of an epoch, smaller than `least`."""
+        taken = min(max(work, self.least), available)
+        return available if 0 < available - taken < self.least else taken
+
+    def _reissue(self, epoch: int, work: int) -> Allotment:
+        chunks = self._returned[epoch]
+        returned = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
+        del self._returned[epoch]
+        if epoch == self.epoch and len(returned) < work and self._cursor < len(self._order):
+            fresh = self._take(work - len(returned))[1]
+            returned = np.concatenate([returned, fresh])
+            return Allotment(epoch, len(returned), returned)
+        taken = self._whole(work, len(returned))
+        if taken < len(returned):
+            self._returned[epoch] = deque([returned[taken:]])
+        return Allotment(epoch, taken, returned[:taken])
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - anybody may have it next
+        if allotment.samples:
+            self._returned.setdefault(allotment.epoch, deque()).append(allotment.indices)
+
+    @property
+    def has_unallotted(self) -> bool:
+        return bool(self._returned) or self._cursor < len(self._order) or (self.epoch + 1) * self.size < self.total
+
+    def settle(self, used: int, lost: int = 0) -> None:
+        super().settle(used, lost)
+        if self.used + self.lost > self.total:
+            raise InternalError(f"{self.used} samples used and {self.lost} lost, but only {self.total} exist")
+
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        returned = {epoch: [chunk.tolist() for chunk in chunks] for epoch, chunks in self._returned.items()}
+        for _, allotment in outstanding:
+            if allotment.samples:
+                returned.setdefault(allotment.epoch, []).append(allotment.indices.tolist())
+        pairs = [[epoch, chunks] for epoch, chunks in sorted(returned.items())]
+        return {"epoch": self.epoch, "cursor": self._cursor, "returned": pairs}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        self.epoch, self._cursor = data["epoch"], data["cursor"]
+        self._order = self._shuffled(self.epoch)
+        self._returned = {epoch: deque(map(_indices, chunks)) for epoch, chunks in data["returned"]}
+
+
+class _Unbounded(Ledger):
+    """Samplings in which there is always another sample until enough were used."""
+
+    @property
+    def has_unallotted(self) -> bool:
+        return not self.finished
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        """Whoever asks next draws afresh."""
+
+
+class ShardLedger(_Unbounded):
+    """Fixed rows per worker, as the fastest-k publications have it; rows of a worker that left stay unused."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int) -> None:
+        super().__init__(total)
+        if workers > size:
+            raise OptionError(f"sampling 'shard' needs a row per worker: {workers} workers, but {size} samples")
+        self.size = size
+        self.seed = seed
+        self.workers = workers
+        self._passes: dict[int, int] = {}
+        self._rest: dict[int, Indices] = {}
+
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        if self.finished:
+            return None
+        rest = self._rest.get(worker)
+        if rest is None or not len(rest):
+            rest = self._shuffled(worker)
+        self._rest[worker] = rest[work:]
+        return Allotment(self._passes[worker] - 1, min(work, len(rest)), rest[:work])
+
+    def _shuffled(self, worker: int) -> Indices:
+        count = self._passes.get(worker, 0)
+        self._passes[worker] = count + 1
+        return self._pass(worker, count)
+
+    def _pass(self, worker: int, count: int) -> Indices:
+        rows = np.arange(worker % self.workers, self.size, self.workers)
+        shuffled: Indices = np.random.default_rng([*self.seed, worker, count]).permutation(rows)
+        return shuffled
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        # The rows stand at the front of their pass again, or the pass would miss them.
+        if self._passes[worker] - 1 == allotment.epoch:
+            self._rest[worker] = np.concatenate([allotment.indices, self._rest[worker]])
+
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        rest = dict(self._rest)
+        for worker, allotment in reversed(outstanding):
+            if self._passes[worker] - 1 == allotment.epoch:
+                rest[worker] = np.concatenate([allotment.indices, rest[worker]])
+        passes = [[worker, count, self._spelled(worker, rest[worker])] for worker, count in self._passes.items()]
+        return {"passes": passes}
+
+    def _spelled(self, worker: int, rest: Indices) -> int | list[int]:
+        """The end of a pass is made again from its length; only rows that stand in another order are named."""
+        order = self._pass(worker, self._passes[worker] - 1)
+        as_made = np.array_equal(order[len(order) - len(rest) :], rest)
+        return len(rest) if as_made else rest.tolist()
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        for worker, count, rest in data["passes"]:
+            self._passes[worker] = count
+            order = self._pass(worker, count - 1)
+            self._rest[worker] = order[len(order) - rest :] if isinstance(rest, int) else _indices(rest)
+
+
+class ReplacementLedger(_Unbounded):
+    """Uniform draws from the whole data set."""
+
+    def __init__(self, size: int, total: int, seed: tuple[int, int]) -> None:
+        super().__init__(total)
+        self.size = size
+        self._rng = np.random.default_rng(seed)
+        self._again: deque[Indices] = deque()  # drawn before a checkpoint by workers that never delivered them
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - the draws are everybody's
+        if self.finished:
+            return None
+        if self._again:
+            drawn = self._again.popleft()
+            if len(drawn) > work:
+                self._again.appendleft(drawn[work:])
+            return Allotment(self.used // self.size, min(work, len(drawn)), drawn[:work])
+        return Allotment(self.used // self.size, work, self._rng.integers(self.size, size=work))
+
+    def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
+        again = [*self._again, *(allotment.indices for _, allotment in outstanding if allotment.samples)]
+        return {"again": [drawn.tolist() for drawn in again], "random": self._rng.bit_generator.state}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        self._again = deque(map(_indices, data["again"]))
+        self._rng.bit_generator.state = data["random"]
+
+
+class Tally(_Unbounded):
+    """Counts samples of workers that compute nothing."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self._last = Allotment(0, 0, None)  # without names, equal ones are as good as the same
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - samples have no names here
+        if self.finished:
+            return None
+        if self._last.samples != work:
+            self._last = Allotment(0, work, None)
+        return self._last
+
+
+class Unallotted(Tally):
+    """Of scripts on tables, which find their work themselves, and say what it was when they have done it."""
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - a grant is for a clock
+        return super().allot(worker, 0)

@@ -1,0 +1,151 @@
+"""What things cost in a scenario: the seconds a computation takes, the latency and bandwidth of each link.
+
+All events of a scenario are known in advance, so the seconds of a computation that runs into slow-downs and pauses are
+integrated exactly when it starts, instead of being found by steps.
+"""
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.core.errors import InternalError
+from paceline.core.scenario.file import Scenario, ScenarioEvent, WorkerSpec
+from paceline.core.scenario.jitter import COMPUTE, DOWN, UP, Draw, draw_of, worker_key
+
+BYTES_PER_S_OF_MBPS = 1e6 / 8
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """A worker's rate of progress over time, in steps: `rates[i]` holds until `edges[i]`, and 1 after the last."""
+
+    edges: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def stretched(self, start: float, seconds: float) -> float:
+        """How long work of `seconds` at full pace takes if started then."""
+        at, left = start, seconds
+        for index in range(bisect_right(self.edges, start), len(self.edges)):
+            rate, edge = self.rates[index], self.edges[index]
+            possible = (edge - at) * rate
+            if left <= possible:
+                return at - start + (left / rate if left else 0.0)
+            left -= possible
+            at = edge
+        return at - start + left
+
+
+def pace_of(events: Iterable[ScenarioEvent]) -> Pace:
+    """The pace under these slow-downs and pauses; where several hold at once, their factors multiply."""
+    spans = [(event.at, event.until, event.factor) for event in events]
+    edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
+    rates = [1.0]
+    for edge in edges[:-1]:
+        # A pause has no factor: nothing is done while it lasts.
+        rates.append(math.prod(1 / factor if factor else 0.0 for begin, end, factor in spans if begin <= edge < end))
+    return Pace(tuple(edges), tuple(rates))
+
+
+class _Price(msgspec.Struct, frozen=True):
+    """What work and messages of one group's workers cost."""
+
+    seconds_per_sample: float
+    draw: Draw | None
+    latency_s: float
+    bandwidth: float
+
+
+class Times:
+    """Every duration of a scenario, each a pure function of its arguments; attempts of a worker count from 0."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        network = scenario.network
+        self.server_bandwidth = _bytes_per_s(network.bandwidth_mbps)
+        self._draw_up, self._draw_down = draw_of(network.jitter, UP), draw_of(network.jitter, DOWN)
+        self._keys = array("Q")
+        self._prices: list[_Price] = []
+        previous: WorkerSpec | None = None
+        for worker, spec in enumerate(scenario.workers):
+            # Workers of a group share one spec, and so their price: each has only its key to itself.
+            if spec is not previous:
+                previous, price = spec, self._price(spec)
+            self._append(worker, price)
+        self._paces = {worker: pace_of(events) for worker, events in _by_worker(scenario, "slow", "pause").items()}
+        self._cut_off = {
+            worker: sorted((event.at, event.until) for event in events)
+            for worker, events in _by_worker(scenario, "partition").items()
+        }
+
+    def compute_s(self, worker: int, attempt: int, samples: int, start: float) -> float:
+        """Seconds from `start` until the worker has computed `samples`, with jitter, slow-downs and pauses."""
+        price = self._prices[worker]
+        seconds, draw = samples * price.seconds_per_sample, price.draw
+        if draw is not None:
+            seconds *= draw(self._keys[worker], worker, attempt)
+        if self._paces and worker in self._paces:
+            return self._paces[worker].stretched(start, seconds)
+        return seconds
+
+    def latency_s(self, worker: int, attempt: int, upward: bool) -> float:
+        """One-way latency between the worker and the server, with the network's jitter."""
+        draw = self._draw_up if upward else self._draw_down
+        latency = self._prices[worker].latency_s
+        return latency if draw is None else latency * draw(self._keys[worker], worker, attempt)
+
+    def bandwidth(self, worker: int) -> float:
+        """Bytes per second of the worker's own link, each direction; infinite if the scenario gives it none."""
+        return self._prices[worker].bandwidth
+
+    def reachable_at(self, worker: int, at: float) -> float:
+        """`at`, or the end of the partition that cuts the worker off at that time."""
+        for begin, end in self._cut_off.get(worker, ()):
+            if begin <= at < end:
+                at = end
+        return at
+
+    def add_worker(self, worker: int, speed: float) -> None:
+        """Take in a newcomer on the scenario's default network; ids follow one another."""
+        if worker != len(self._keys):
+            raise InternalError(f"a newcomer must have the next free id, {len(self._keys)}, not {worker}")
+        self._append(worker, self._price(WorkerSpec(speed=speed, jitter=self._scenario.compute.jitter)))
+
+    def _price(self, spec: WorkerSpec) -> _Price:
+        compute, network = self._scenario.compute, self._scenario.network
+        latency_ms = network.latency_ms if spec.latency_ms is None else spec.latency_ms
+        draw = draw_of(spec.jitter, COMPUTE)
+        return _Price(
+            compute.seconds_per_sample / spec.speed, draw, latency_ms / 1000, _bytes_per_s(spec.bandwidth_mbps)
+        )
+
+    def _append(self, worker: int, price: _Price) -> None:
+        self._keys.append(worker_key(self._scenario.seed, worker))
+        self._prices.append(price)
+
+
+def crossing_is_free(scenario: Scenario, size: int) -> bool:
+    """Whether `size` bytes are at the other end at once, whoever sends them."""
+    network = scenario.network
+    if size and network.bandwidth_mbps is not None:
+        return False
+    groups = {id(spec): spec for spec in scenario.workers}.values()  # workers of a group share one spec
+    return not any(
+        (network.latency_ms if spec.latency_ms is None else spec.latency_ms)
+        or (size and spec.bandwidth_mbps is not None)
+        for spec in groups
+    )
+
+
+def _by_worker(scenario: Scenario, *kinds: str) -> dict[int, list[ScenarioEvent]]:
+    found: dict[int, list[ScenarioEvent]] = {}
+    for event in scenario.events:
+        if event.kind in kinds:
+            for worker in event.workers:
+                found.setdefault(worker, []).append(event)
+    return found
+
+
+def _bytes_per_s(mbps: float | None) -> float:
+    return math.inf if mbps is None else mbps * BYTES_PER_S_OF_MBPS

@@ -1,0 +1,253 @@
+"""A scenario: speeds, jitter, network, interference and faults of a cluster, as plain data from a TOML file.
+
+Every engine obeys the same file: the simulator takes its times from it, real engines sleep the difference and inject
+the events. Reading one is strict: a key that is not understood and a value that cannot be are errors, and so is a file
+without a cost model, because a time of zero would look like an answer.
+"""
+
+import tomllib
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.core.errors import ScenarioError
+from paceline.core.scenario.faults import MAX_WORKERS, ScenarioEvent, read_events, read_speed
+from paceline.core.scenario.jitter import Jitter, read_jitter
+from paceline.core.scenario.toml_fields import Fields, nearest
+from paceline.core.scenario.traces import table_cell
+from paceline.core.scenario.words import describe
+
+__all__ = [
+    "Compute",
+    "Network",
+    "Scenario",
+    "ScenarioEvent",
+    "WorkerSpec",
+    "as_data",
+    "builtin_names",
+    "builtin_text",
+    "describe",
+    "from_data",
+    "load",
+    "parse",
+]
+
+_TOP = ("seed", "compute", "network", "workers", "events", "run")
+_NO_JITTER = Jitter()
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """The cost of a sample."""
+
+    seconds_per_sample: float  # at speed 1.0
+    jitter: Jitter = _NO_JITTER
+
+
+class Network(msgspec.Struct, frozen=True):
+    """The way between workers and server; without a bandwidth its link is unlimited."""
+
+    latency_ms: float = 0.0  # one way
+    bandwidth_mbps: float | None = None  # the server's link, each direction
+    jitter: Jitter = _NO_JITTER
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What a worker is like; all workers of a `[[workers]]` entry share one."""
+
+    speed: float = 1.0
+    latency_ms: float | None = None  # None: the network's
+    bandwidth_mbps: float | None = None  # of its own link; None: unlimited
+    jitter: Jitter = _NO_JITTER  # of its compute times
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A cluster and what befalls it; a worker's id is its place in `workers`, and events stand in order of time."""
+
+    seed: int
+    compute: Compute
+    network: Network
+    workers: tuple[WorkerSpec, ...]
+    events: tuple[ScenarioEvent, ...]
+    run: dict[str, Any]
+    name: str
+
+    @property
+    def count(self) -> int:
+        """How many workers the run starts with."""
+        return len(self.workers)
+
+    def groups(self) -> list[tuple[range, WorkerSpec]]:
+        """Neighbouring workers that are alike, as ranges of ids."""
+        found: list[tuple[range, WorkerSpec]] = []
+        first = 0
+        for spec, alike in groupby(self.workers):
+            after = first + sum(1 for _ in alike)
+            found.append((range(first, after), spec))
+            first = after
+        return found
+
+
+def builtin_names() -> list[str]:
+    """The scenarios that come with the package."""
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def builtin_text(name: str) -> str:
+    """The file of a built-in scenario."""
+    if name not in builtin_names():
+        raise ScenarioError(f"no built-in scenario {name!r}; {nearest(name, builtin_names())}")
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load(target: str | Path) -> Scenario:
+    """A built-in scenario by its name, or a file by its path (`./name` where a file has a built-in's name)."""
+    if isinstance(target, str) and target in builtin_names():
+        return parse(builtin_text(target), target, Path())
+    path = Path(target)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ScenarioError(
+            f"no scenario {str(target)!r}: neither a file nor built in; {nearest(path.stem, builtin_names())}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error})"
+        raise ScenarioError(f"cannot read scenario {path}: {reason}; give the path of a TOML file") from error
+    return _build(_toml(text, path.name), path.stem, path.parent, path.name)
+
+
+def parse(text: str, name: str, folder: Path) -> Scenario:
+    """A scenario from the text of a file; paths of traces are relative to `folder`."""
+    return _build(_toml(text, name), name, folder, name)
+
+
+def from_data(data: dict[str, Any], folder: Path) -> Scenario:
+    """The scenario that `as_data` was given, such as a journal's header holds."""
+    name = str(data.get("name", "scenario"))
+    return _build({key: value for key, value in data.items() if key != "name"}, name, folder, name)
+
+
+def as_data(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as plain data in the form of its file: no absolute paths, speeds from tables as numbers."""
+    compute, network = scenario.compute, scenario.network
+    workers = [
+        _without_none(
+            count=len(ids),
+            speed=spec.speed,
+            latency_ms=spec.latency_ms,
+            bandwidth_mbps=spec.bandwidth_mbps,
+            jitter=None if spec.jitter == compute.jitter else spec.jitter.spec,
+        )
+        for ids, spec in scenario.groups()
+    ]
+    return {
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "compute": {"seconds_per_sample": compute.seconds_per_sample, "jitter": compute.jitter.spec},
+        "network": _without_none(
+            latency_ms=network.latency_ms, bandwidth_mbps=network.bandwidth_mbps, jitter=network.jitter.spec
+        ),
+        "workers": workers,
+        "events": [event.as_data() for event in scenario.events],
+        "run": scenario.run,
+    }
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _folder() -> Traversable:
+    return resources.files("paceline") / "scenarios"
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{source} is not valid TOML: {error}; correct the syntax there") from error
+
+
+def _build(data: dict[str, Any], name: str, folder: Path, source: str) -> Scenario:
+    top = Fields(data, source, "", _TOP)
+    compute = _read_compute(top, folder)
+    network = _read_network(top, folder)
+    speeds = _table_speeds(top, folder)
+    workers = _read_workers(top, compute, folder, speeds)
+    return Scenario(
+        seed=top.whole("seed", "give any whole number", at_least=0, at_most=2**63 - 1, default=0),
+        compute=compute,
+        network=network,
+        workers=workers,
+        events=read_events(top, len(workers), speeds),
+        run=_read_run(top),
+        name=name,
+    )
+
+
+def _read_compute(top: Fields, folder: Path) -> Compute:
+    fix = "give the seconds a sample takes at speed 1.0, such as seconds_per_sample = 0.002 under [compute]"
+    if not top.has("compute"):
+        raise top.refusal("has no [compute] table, so no cost model", fix)
+    fields = Fields(top.data["compute"], top.source, "[compute]", ("seconds_per_sample", "jitter"))
+    return Compute(fields.number("seconds_per_sample", fix, above=0), read_jitter(fields, _NO_JITTER, folder))
+
+
+def _read_network(top: Fields, folder: Path) -> Network:
+    known = ("latency_ms", "bandwidth_mbps", "jitter")
+    fields = Fields(top.data.get("network", {}), top.source, "[network]", known)
+    latency_ms = _read_latency(fields)
+    return Network(latency_ms or 0.0, _read_bandwidth(fields), read_jitter(fields, _NO_JITTER, folder))
+
+
+def _read_workers(top: Fields, compute: Compute, folder: Path, speeds: dict[str, float]) -> tuple[WorkerSpec, ...]:
+    workers: list[WorkerSpec] = []
+    for number, entry in enumerate(top.tables("workers"), 1):
+        known = ("count", "speed", "latency_ms", "bandwidth_mbps", "jitter")
+        fields = Fields(entry, top.source, f"[[workers]] {number}", known)
+        fix = f"a scenario holds 1 to {MAX_WORKERS} workers"
+        count = fields.whole("count", fix, at_least=1, at_most=MAX_WORKERS - len(workers), default=1)
+        jitter = read_jitter(fields, compute.jitter, folder)
+        spec = WorkerSpec(read_speed(fields, speeds), _read_latency(fields), _read_bandwidth(fields), jitter)
+        workers += [spec] * count
+    if not workers:
+        raise top.refusal("has no workers", "add a [[workers]] entry with count and speed")
+    return tuple(workers)
+
+
+def _read_latency(fields: Fields) -> float | None:
+    fix = "give the milliseconds one way"
+    return fields.number("latency_ms", fix, at_least=0) if fields.has("latency_ms") else None
+
+
+def _read_bandwidth(fields: Fields) -> float | None:
+    fix = "give megabits per second, or leave it out for no limit"
+    return fields.number("bandwidth_mbps", fix, above=0) if fields.has("bandwidth_mbps") else None
+
+
+def _read_run(top: Fields) -> dict[str, Any]:
+    run = top.data.get("run", {})
+    return dict(Fields(run, top.source, "[run]", run if isinstance(run, dict) else ()).data)
+
+
+def _table_speeds(top: Fields, folder: Path) -> dict[str, float]:
+    """Every speed of the form trace:FILE:ROW:COLUMN, over the largest of them, so that the fastest has speed 1."""
+    cells: dict[str, float] = {}
+    for key in ("workers", "events"):
+        for number, entry in enumerate(top.tables(key), 1):
+            spec = entry.get("speed") if isinstance(entry, dict) else None
+            if isinstance(spec, str) and spec not in cells:
+                kind, _, rest = spec.partition(":")
+                parts = rest.rsplit(":", 2)  # a path may hold colons, a cell's row and column may not
+                if kind != "trace" or len(parts) != 3:
+                    fields = Fields(entry, top.source, f"[[{key}]] {number}", entry)
+                    fix = "write a number such as 0.5, or trace:FILE:ROW:COLUMN"
+                    raise fields.refusal(f"speed must be a number or a cell of a table, not {spec!r}", fix)
+                file, row, column = parts
+                cells[spec] = table_cell(folder / file, row, column)
+    largest = max(cells.values(), default=1.0)
+    return {spec: cell / largest for spec, cell in cells.items()}

@@ -1,0 +1,39 @@
+"""The server's link as a scenario has it: one first-come queue per direction."""
+
+import math
+
+import msgspec
+
+from paceline.core.scenario.costs import Times
+from paceline.core.scenario.message_faults import MessageFaults
+
+
+class Direction:
+    """One direction of the server's link; transfers occupy it one after the other."""
+
+    def __init__(self, times: Times, *, upward: bool) -> None:
+        self._times = times
+        self._upward = upward
+        self._free_at = 0.0
+
+    def arrival(self, worker: int, attempt: int, size: int, sent_at: float) -> float:
+        """When `size` bytes that set out at `sent_at` are all there. To be asked in the order of setting out."""
+        times = self._times
+        begin = times.reachable_at(worker, sent_at)
+        latency = times.latency_s(worker, attempt, self._upward)
+        seconds = 0.0
+        if size and times.server_bandwidth != math.inf:
+            seconds = size / times.server_bandwidth
+            if begin == sent_at:  # what a partition holds back does not keep the others from the link meanwhile
+                begin = max(begin, self._free_at)
+                self._free_at = begin + seconds
+        # A slower link at the worker's own end stretches its transfer, but does not keep the server's link busy.
+        return begin + max(seconds, size / times.bandwidth(worker)) + latency
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """Both directions, and what befalls messages on them."""
+
+    up: Direction
+    down: Direction
+    mishaps: MessageFaults

@@ -1,0 +1,84 @@
+"""Recorded traces that stand in for made-up times: a worker's measured batch times, a table of measured throughputs.
+
+Both are read whole when a scenario is loaded, so that a broken file is refused before anything runs. Batch times become
+factors around 1 by division by the file's median: a trace gives the shape of the noise, the scenario its scale.
+"""
+
+import csv
+import math
+import statistics
+from pathlib import Path
+
+from paceline.core.errors import ScenarioError
+from paceline.core.scenario.toml_fields import nearest
+
+TIME_COLUMNS = ("batch_time_norm", "seconds")
+
+
+def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
+    """Per worker of the file, in the order of their ids, its batch times in the order of `time`, over the median."""
+    lines = _lines(path)
+    value_column = next((name for name in TIME_COLUMNS if name in lines[0][1]), None)
+    missing = [name for name in ("worker", "time") if name not in lines[0][1]]
+    missing += [] if value_column else [" or ".join(TIME_COLUMNS)]
+    if value_column is None or missing:
+        raise ScenarioError(
+            f"trace {path} has no column {', '.join(missing)}, only {', '.join(filter(None, lines[0][1]))}; "
+            f"a trace of batch times needs worker, time and {' or '.join(TIME_COLUMNS)}"
+        )
+    times: dict[float, list[tuple[float, float]]] = {}
+    for number, line in lines:
+        seconds = _number(path, number, value_column, line[value_column])
+        if seconds <= 0:
+            raise ScenarioError(
+                f"trace {path}, line {number}: {value_column} must be > 0, not {seconds:g}; leave the line out"
+            )
+        worker = _number(path, number, "worker", line["worker"])
+        times.setdefault(worker, []).append((_number(path, number, "time", line["time"]), seconds))
+    median = statistics.median(seconds for rows in times.values() for _, seconds in rows)
+    # Only the time orders the rows of a worker; rows of equal time stay as they stand in the file.
+    return tuple(
+        tuple(seconds / median for _, seconds in sorted(times[worker], key=lambda row: row[0]))
+        for worker in sorted(times)
+    )
+
+
+def table_cell(path: Path, row: str, column: str) -> float:
+    """A positive number of a table whose first column names its rows; of rows that share a name, the first counts."""
+    lines = _lines(path)
+    name_column, *columns = lines[0][1]
+    if column not in columns:
+        raise ScenarioError(f"trace {path} has no column {column!r}; {nearest(column, columns)}")
+    for number, line in lines:
+        if line[name_column] == row:
+            cell = _number(path, number, column, line[column])
+            if cell <= 0:
+                raise ScenarioError(
+                    f"trace {path}, line {number}: {column} must be > 0 to be a speed, not {cell:g}; take another cell"
+                )
+            return cell
+    raise ScenarioError(f"trace {path} has no row {row!r}; {nearest(row, {line[name_column] for _, line in lines})}")
+
+
+def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file by column name, each with its line number; at least one."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, restval="")
+            lines = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(f"cannot read trace {path}: {reason}; paths are relative to the scenario file") from error
+    if not lines:
+        raise ScenarioError(f"trace {path} has no rows; it must be a CSV file with a header line and data below it")
+    return lines
+
+
+def _number(path: Path, line: int, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ScenarioError(f"trace {path}, line {line}: {column} must be a finite number, not {text!r}; correct it")
+    return value

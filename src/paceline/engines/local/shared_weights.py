@@ -1,0 +1,98 @@
+"""The server's parameters in memory that workers on devices copy from themselves, instead of from copies of their own.
+
+A device's worker has no use for a copy of the model in main memory but to copy it on. So the store lies in memory that
+such workers map too, and a grant lends it: the worker says in its region when it has read, and the store is not written
+to before that. That wait is shorter than the copy it saves, since the worker was waiting for its grant.
+
+Who does not read in time, because it was stopped or killed just then, costs the store one move to memory of its own;
+versions are copied to the workers' regions from there on, as they are to workers on the CPU.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from paceline.engines.local.members import Member, region_of
+from paceline.model.memory_budget import ShortOfMemoryError
+from paceline.model.regions import RegionLayout, parameters_in
+from paceline.model.store import Parameters, Store
+from paceline.transport.shm import ShmServerEnd, anonymous_file
+
+PATIENCE_S = 1.0  # with a worker that reads, beside what its bytes take
+SLOW_BYTES_PER_S = 1e9  # a tenth of what the older buses carry
+LOOK_S = 0.0001  # between two looks at who still reads
+
+
+class SharedWeights:
+    """Who may read the store's memory, and who does."""
+
+    def __init__(self, remark: Callable[[str], None]) -> None:
+        self._remark = remark
+        self._store: Store | None = None
+        self._flat: list[Tensor] = []
+        self._descriptor: int | None = None
+        self._borrowers: set[Member] = set()
+        self._reading: list[Member] = []
+        self._over = False
+
+    def offer(self, member: Member, store: Store) -> None:
+        """The worker is about to be welcomed and would read versions itself."""
+        if self._over or store.has_masters or not isinstance(member.link, ShmServerEnd):
+            return
+        if self._descriptor is None and not self._begin(store):
+            return
+        assert self._descriptor is not None  # for the type checker
+        member.link.lend(self._flat, self._descriptor)
+        self._borrowers.add(member)
+
+    def version_for(self, member: Member) -> Parameters | None:
+        """The current version for a worker that waits for it; None if it is to have a copy."""
+        store = self._store
+        if store is None or self._over or member.computing or member not in self._borrowers:
+            return None
+        region = region_of(member)
+        store.write_buffers(region.buffers)
+        region.lent = True
+        self._reading.append(member)
+        return Parameters(store.version, self._flat, region.buffers)
+
+    def await_readers(self) -> None:
+        """The store is about to be written to."""
+        if not self._reading or self._store is None:
+            return
+        until = time.monotonic() + PATIENCE_S + self._store.nbytes / SLOW_BYTES_PER_S
+        while reading := [member for member in self._reading if not member.gone and region_of(member).lent]:
+            if time.monotonic() > until:
+                self._end(self._store, reading)
+                break
+            time.sleep(LOOK_S)
+        self._reading.clear()
+
+    def close(self) -> None:
+        """The memory lives as long as somebody maps it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _begin(self, store: Store) -> bool:
+        """Move the store to memory that can be lent; False if there is none."""
+        nbytes = RegionLayout(store.spec).parameter_bytes
+        try:
+            self._descriptor = anonymous_file(nbytes)
+        except ShortOfMemoryError:
+            self._over = True
+            return False
+        self._flat = parameters_in(store.spec, mmap.mmap(self._descriptor, nbytes))
+        store.move_to(self._flat)
+        store.before_apply = self.await_readers
+        self._store = store
+        return True
+
+    def _end(self, store: Store, reading: list[Member]) -> None:
+        self._over = True
+        store.move_home()
+        names = ", ".join(member.name for member in reading)
+        self._remark(f"{names} did not read a version in time: from here on every worker gets a copy of its own")

@@ -1,0 +1,1 @@
+"""Tensors of one process: layout, store, optimizer, memory."""

@@ -1,0 +1,271 @@
+"""Stock torch optimizers under the mass rule.
+
+An Apply of mass m is a fractional optimizer step: it advances the optimizer's own time by m rounds. The learning rate
+is multiplied by m and every per-step decay is raised to the power m, so that a learning rate and a momentum mean the
+same thing whether a round is one step of mass 1 or n steps of mass 1/n. With momentum mu the exact form is
+`v <- mu^m v + a g`, `a = (1 - mu^m) / (1 - mu)`, `w <- w - lr m v`, which stock SGD performs when gradient and weight
+decay are multiplied by `a`; its dampening is left alone, since torch ignores it on the first step and refuses it with
+Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set to M/m - 1, M being the mass so far.
+"""
+
+import contextlib
+import inspect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.core.errors import OptionError
+from paceline.model.fused import KERNELS, FusedAdam, FusedSgd, Gradients
+
+EXACT = ("SGD", "Adam", "AdamW")  # the mass rule in full
+SCALED = ("Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # element-wise: lr times m
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+GroupOptions = dict[str, Any]
+_SERVERS_OWN = ("fused", "foreach")  # how a step is carried out is not the script's to say
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """An optimizer as it travels: its class name in torch.optim, and the options and parameters of each group."""
+
+    name: str
+    groups: tuple[GroupOptions, ...]
+    members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
+
+    def with_tuples(self) -> "OptimizerSpec":
+        """As it was before it was written down: options such as betas are tuples, which JSON and msgpack have not."""
+        groups = tuple({key: _tuples(value) for key, value in group.items()} for group in self.groups)
+        return OptimizerSpec(self.name, groups, self.members)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> OptimizerSpec:
+    """The spec of a user's optimizer; `positions` maps a parameter's id to its place in the model."""
+    name = type(optimizer).__name__
+    if getattr(torch.optim, name, None) is not type(optimizer) or name not in EXACT + SCALED:
+        usable = ", ".join(EXACT + SCALED)
+        raise OptionError(
+            f"optimizer {type(optimizer).__module__}.{name} cannot be stepped by a strategy; use one of torch.optim's "
+            f"element-wise ones: {usable}"
+        )
+    members = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in positions:
+                raise OptionError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's; give "
+                    "prepare() a module that contains it"
+                )
+        members.append(tuple(positions[id(parameter)] for parameter in group["params"]))
+    return OptimizerSpec(name, tuple(group_options(optimizer)), tuple(members))
+
+
+def group_options(optimizer: torch.optim.Optimizer) -> list[GroupOptions]:
+    """The options of each group as plain data."""
+    return [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """The server's own optimizer over its own parameters, fused where torch can."""
+    cls = getattr(torch.optim, spec.name)
+    accepted = set(inspect.signature(cls).parameters)
+    groups = []
+    for options, members in zip(spec.groups, spec.members, strict=True):
+        known = {key: value for key, value in options.items() if key in accepted}
+        known.pop("foreach", None)
+        known.pop("differentiable", None)  # nobody differentiates through the server's step
+        known.pop("fused", None)
+        if spec.name in FUSED:
+            known["fused"] = True
+        groups.append({"params": [parameters[i] for i in members], **known})
+    optimizer: torch.optim.Optimizer = cls(groups)
+    return optimizer
+
+
+def mean_options(options: Sequence[Sequence[GroupOptions]], samples: Sequence[int]) -> Sequence[GroupOptions]:
+    """The groups' options of several pushes, numbers averaged by samples."""
+    first = options[0]
+    if all(other is first or other == first for other in options[1:]):
+        return first
+    total = sum(samples)
+    if not total:
+        return first
+    shares = [count / total for count in samples]
+    return [{key: _mean([push[g][key] for push in options], shares) for key in first[g]} for g in range(len(first))]
+
+
+def _mean(values: list[Any], shares: list[float]) -> Any:
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if isinstance(first, int | float) and not isinstance(first, bool):
+        return sum(value * share for value, share in zip(values, shares, strict=True))
+    if isinstance(first, tuple):
+        return tuple(_mean(list(column), shares) for column in zip(*values, strict=True))
+    return first
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+class MassOptimizer:
+    """A torch optimizer that can take fractional steps on gradients that are weighted means."""
+
+    def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> None:
+        self.spec = spec
+        self.torch = build(spec, parameters)
+        self.notice: str | None = None
+        if spec.name in SCALED:
+            self.notice = (
+                f"torch.optim.{spec.name}: an update of mass m scales the learning rate by m; its per-step decays are "
+                "not adjusted, so tune its rate per strategy"
+            )
+        self._parameters = list(parameters)
+        self._mass: dict[int, float] = {}  # Adam's own time, by the parameter's position
+        self._fractional = False  # whole steps from the start leave torch's own counting as it is
+        self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
+        self._gains: list[float] = []  # by which they multiply each group's gradients
+        self._kernels = [_kernels(spec.name, self.torch, members, self._parameters) for members in spec.members]
+
+    def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
+        """Whether `step` writes to the gradients it is given: what is not the server's own must be copied before."""
+        if mass == 1.0 or self.spec.name != "SGD":
+            return False
+        return stock or any(group["momentum"] for group in options)
+
+    def step(
+        self, mass: float, options: Sequence[GroupOptions], *, stock: bool, gradients: Gradients | None = None
+    ) -> None:
+        """Advance the optimizer's time by `mass` rounds; `stock` takes one whole step on the gradient times mass.
+
+        The gradients are given by the parameters' positions, or lie in `parameter.grad`.
+        """
+        groups = self.torch.param_groups
+        if len(options) != len(groups):
+            raise OptionError(
+                f"the optimizer has {len(options)} parameter groups and had {len(groups)} when it was prepared: add "
+                "them before prepare()"
+            )
+        if gradients is None:
+            gradients = [parameter.grad for parameter in self._parameters]
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
+            if not (mass == self._in_force[0] and stock is self._in_force[1] and options == self._in_force[2]):
+                self._set_options(mass, options, stock)
+            if mass != 1.0 and self.spec.name == "SGD":
+                for gain, members in zip(self._gains, self.spec.members, strict=True):
+                    _multiply(gradients, members, gain)
+            if self.spec.name in ("Adam", "AdamW"):
+                for members in self.spec.members:
+                    self._set_time(members, gradients, 1.0 if stock else mass)
+            self._take(gradients)
+
+    def _set_options(self, mass: float, options: Sequence[GroupOptions], stock: bool) -> None:
+        """Give the groups these options, scaled; they stay until others come, as most versions have the same."""
+        self._gains = []
+        for group, wanted in zip(self.torch.param_groups, options, strict=True):
+            for key, value in wanted.items():
+                if key in group and key not in _SERVERS_OWN:
+                    group[key] = value
+            self._gains.append(self._scale(group, mass, stock) if mass != 1.0 else 1.0)
+        self._in_force = (mass, stock, [dict(wanted) for wanted in options])
+
+    def _take(self, gradients: Gradients) -> None:
+        if self.spec.name in KERNELS:
+            for group, kernels in zip(self.torch.param_groups, self._kernels, strict=True):
+                for kernel in kernels:
+                    kernel(group, gradients)
+            return
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.torch.step()
+        for parameter in self._parameters:
+            parameter.grad = None  # a push's memory is used again for the next one
+
+    def _scale(self, group: dict[str, Any], mass: float, stock: bool) -> float:
+        """Change a group's options to those of a step of this mass; by what SGD's gradients are to be multiplied."""
+        gain = 1.0
+        if stock and self.spec.name == "SGD":
+            return mass
+        if not stock and self.spec.name == "SGD":
+            momentum = group["momentum"]
+            gain = mass if momentum == 1 else (1 - momentum**mass) / (1 - momentum)
+            group["momentum"] = momentum**mass if momentum else 0.0
+            group["weight_decay"] *= gain
+        elif not stock and self.spec.name in ("Adam", "AdamW"):
+            group["betas"] = tuple(beta**mass for beta in group["betas"])
+            if self.spec.name == "AdamW" or group.get("decoupled_weight_decay"):
+                lr, decay = group["lr"], group["weight_decay"]
+                group["weight_decay"] = (1 - max(0.0, 1 - lr * decay) ** mass) / (lr * mass) if lr else decay
+        group["lr"] *= mass
+        return gain
+
+    def _set_time(self, members: Sequence[int], gradients: Gradients, mass: float) -> None:
+        self._fractional = self._fractional or mass != 1.0
+        for position in members:
+            if gradients[position] is None:
+                continue
+            total = self._mass.get(position, 0.0) + mass
+            self._mass[position] = total
+            if self._fractional:
+                state = self.torch.state.get(self._parameters[position])
+                if state:
+                    state["step"].fill_(total / mass - 1)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The state's tensors, not copied, by position and torch's name for them, and the rest as plain data."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for position, parameter in enumerate(self._parameters):
+            for name, value in self.torch.state.get(parameter, {}).items():
+                home = tensors if isinstance(value, torch.Tensor) else numbers
+                home[f"{position}.{name}"] = value
+        mass = {str(position): total for position, total in self._mass.items()}
+        return tensors, {"name": self.spec.name, "mass": mass, "fractional": self._fractional, "numbers": numbers}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of an optimizer over the same parameters; the tensors become this one's own."""
+        if data["name"] != self.spec.name:
+            raise OptionError(
+                f"the checkpoint's optimizer is torch.optim.{data['name']}, the script's torch.optim.{self.spec.name}: "
+                "resume with the optimizer the run was started with"
+            )
+        self.torch.state.clear()
+        self._in_force = (math.nan, False, [])
+        for key, value in [*tensors.items(), *data["numbers"].items()]:
+            position, _, name = key.partition(".")
+            self.torch.state[self._parameters[int(position)]][name] = value
+        self._mass = {int(position): total for position, total in data["mass"].items()}
+        self._fractional = data["fractional"]
+        for kernel in itertools.chain(*self._kernels):
+            kernel.states.clear()
+
+
+def _kernels(
+    name: str, optimizer: torch.optim.Optimizer, members: Sequence[int], parameters: Sequence[torch.Tensor]
+) -> list[FusedSgd | FusedAdam]:
+    """One per dtype of the group, since a kernel takes tensors of one kind."""
+    if name not in KERNELS:
+        return []
+    dtypes = dict.fromkeys(parameters[i].dtype for i in members)
+    alike = [[i for i in members if parameters[i].dtype == dtype] for dtype in dtypes]
+    return [KERNELS[name](optimizer, places, [parameters[i] for i in places]) for places in alike]
+
+
+def _multiply(gradients: Gradients, members: Sequence[int], factor: float) -> None:
+    if factor == 1.0:
+        return
+    present = [gradient for position in members if (gradient := gradients[position]) is not None]
+    if present:
+        torch._foreach_mul_(present, factor)

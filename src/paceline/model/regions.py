@@ -1,0 +1,139 @@
+"""A worker's share of memory as both sides see it: its parameters, its module buffers, and two slots for pushes.
+
+On one host a region is an anonymous file that the worker makes and the server maps too: a push then moves no byte, and
+a pull is one copy. Elsewhere each side has a region of its own and the transport keeps them alike. Every parameter is a
+tensor with a storage of its own, so that saving one layer does not write all of them.
+"""
+
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from paceline.model.flat import Layout
+from paceline.model.store import ModelSpec
+
+SLOTS = 2  # a held push keeps one until it is applied; the worker goes on in the other
+PAGE = mmap.PAGESIZE
+
+Memory = mmap.mmap | bytearray | memoryview
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """`torch.float32` and the like, as a spec spells them."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} names no dtype")
+    return found
+
+
+class RegionLayout:
+    """Where everything of one worker lies; the same spec gives the same layout on both sides."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.parameters = _layout(spec.parameters)
+        self.buffers = _layout(spec.buffers)
+        self._at = 0
+        self.parameter_offsets = self._reserve(self.parameters)
+        self.parameter_bytes = max(self._at, PAGE)  # of memory that holds nothing else
+        self.buffer_offsets = self._reserve(self.buffers)
+        self.slot_offsets = [self._reserve(self.parameters) for _ in range(SLOTS)]
+        self.change_offsets = [self._reserve(self.buffers) for _ in range(SLOTS)]
+        self.flag_offset = self._at
+        self.nbytes = self._at + PAGE
+
+    def _reserve(self, layout: Layout) -> list[int]:
+        offsets = []
+        for length, dtype in zip(layout.lengths, layout.dtypes, strict=True):
+            offsets.append(self._at)
+            self._at += -(-length * dtype.itemsize // PAGE) * PAGE
+        return offsets
+
+
+def _layout(entries: Sequence[tuple[str, tuple[int, ...], str]]) -> Layout:
+    return Layout([tuple(shape) for _, shape, _ in entries], [dtype_of(dtype) for _, _, dtype in entries])
+
+
+def parameters_in(spec: ModelSpec, memory: mmap.mmap) -> list[torch.Tensor]:
+    """Flat buffers of a model's parameters in memory that holds nothing else, laid out as in a region."""
+    layout = RegionLayout(spec)
+    kinds = zip(layout.parameters.lengths, layout.parameters.dtypes, layout.parameter_offsets, strict=True)
+    return [_tensor(memory, dtype, length, offset) for length, dtype, offset in kinds]
+
+
+def private_region(spec: ModelSpec) -> "Region":
+    """A region that nobody else maps."""
+    layout = RegionLayout(spec)
+    memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)  # as allocators do for large arrays
+    return Region(layout, memory)
+
+
+class Slot:
+    """Where one push lies: flat gradients, each parameter's view of them, and how each module buffer moved."""
+
+    def __init__(self, flat: list[torch.Tensor], views: list[torch.Tensor], changes: list[torch.Tensor]) -> None:
+        self.flat = flat
+        self.views = views
+        self.changes = changes
+
+
+class Region:
+    """The tensors of one worker's memory."""
+
+    def __init__(self, layout: RegionLayout, memory: Memory) -> None:
+        self.layout = layout
+        self._memory = memory
+        self.flat = self._flats(layout.parameters, layout.parameter_offsets)
+        self.parameters = self._tensors(layout.parameters, layout.parameter_offsets)
+        self.buffers = self._tensors(layout.buffers, layout.buffer_offsets)
+        self.slots = [
+            Slot(
+                self._flats(layout.parameters, layout.slot_offsets[number]),
+                self._tensors(layout.parameters, layout.slot_offsets[number]),
+                self._tensors(layout.buffers, layout.change_offsets[number]),
+            )
+            for number in range(SLOTS)
+        ]
+        self._lent = self._tensor(torch.int64, 1, layout.flag_offset)
+
+    @property
+    def lent(self) -> bool:
+        """Whether the worker reads its version from the server's own memory, and has not yet done so."""
+        return bool(self._lent.item())
+
+    @lent.setter
+    def lent(self, value: bool) -> None:
+        self._lent.fill_(int(value))
+
+    def take_in(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        """Copy what of a model lies elsewhere to where the other side looks for it."""
+        with torch.no_grad():
+            for home, tensor in zip([*self.parameters, *self.buffers], [*values, *buffers], strict=True):
+                if home.data_ptr() != tensor.data_ptr():
+                    home.copy_(tensor)
+
+    def _flats(self, layout: Layout, offsets: list[int]) -> list[torch.Tensor]:
+        kinds = zip(layout.lengths, layout.dtypes, offsets, strict=True)
+        return [self._tensor(dtype, length, offset) for length, dtype, offset in kinds]
+
+    def _tensors(self, layout: Layout, offsets: list[int]) -> list[torch.Tensor]:
+        """Each with a storage of its own."""
+        tensors = []
+        for place in layout.places:
+            dtype = layout.dtypes[place.buffer]
+            offset = offsets[place.buffer] + place.offset * dtype.itemsize
+            tensors.append(self._tensor(dtype, place.size, offset).view(place.shape))
+        return tensors
+
+    def _tensor(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+        return _tensor(self._memory, dtype, count, offset)
+
+
+def _tensor(memory: Memory, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)

@@ -1,0 +1,135 @@
+"""A worker's model in a run without a server: it is the node's own, and a push is a step that was made here."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.core.errors import OptionError
+from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.peers.messages import Averages, Border, Model, Pulled, Step
+from paceline.peers.node import Node
+from paceline.strategies.peers.base import Peer
+from paceline.transport.base import Closed
+from paceline.transport.messages import Over
+from paceline.worker.replica import Replica
+
+
+class NodeReplica(Replica):
+    """Steps with the script's own optimizer and lets the node decide what is exchanged."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        spec: ModelSpec,
+        machine: Peer,
+        number: int,
+        endpoint: Any,  # it carries nodes' messages, too
+    ) -> None:
+        super().__init__(model, optimizer, spec)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise OptionError("LBFGS asks for the loss several times in a step, which batches() cannot give it")
+        self._endpoint = endpoint
+        self._border: Border | None = None
+        self._step = type(optimizer).step
+        self._samples_stepped = 0
+        self._gradients: list[torch.Tensor | None] | None = None  # of the pieces so far
+        self.node = self._make_node(machine, number)
+
+    def _make_node(self, machine: Peer, number: int) -> Node:
+        return Node(machine, number, self.tensors, self._endpoint.send, self._ask)
+
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """What is exchanged: parameters, and buffers that can be averaged."""
+        return [*self._values, *(b for b in self.buffers if b.is_floating_point())]
+
+    def counters(self) -> Sequence[torch.Tensor]:
+        """Buffers that are not."""
+        return [b for b in self.buffers if not b.is_floating_point()]
+
+    def introduce(self) -> None:
+        """Say where the model lies."""
+        self._endpoint.send(Model(self.tensors, self.counters))
+
+    def load(self, version: Parameters) -> None:
+        super().load(version)
+        self._read = None  # the script's parameters are its own: nothing overwrites its edits
+
+    def meet(self, work: object) -> float:
+        self._border = work.border if isinstance(work, Step) else None
+        return 0.0
+
+    def add(self, samples: int, *, last: bool) -> None:
+        """Where the gradients are: those of a step's only piece are used as they lie there."""
+        pieces = [None if p.grad is None else self._dense(place) for place, p in enumerate(self.parameters)]
+        known, before = self._gradients, self._samples
+        self._samples = before + samples
+        if known is None:
+            self._gradients = pieces if last else [None if piece is None else piece.clone() for piece in pieces]
+            return
+        for place, piece in enumerate(pieces):
+            summed = known[place]
+            if piece is not None and summed is None:
+                known[place] = piece * (samples / self._samples)
+            elif summed is not None:
+                summed.mul_(before / self._samples)
+                if piece is not None:
+                    summed.add_(piece, alpha=samples / self._samples)
+
+    def forget(self) -> None:
+        super().forget()
+        self._gradients = None
+
+    def take(self, loss: float | None) -> Gradient | None:
+        """Make the step; what is pushed is that it was made."""
+        gradients, samples = self._gradients, self._samples
+        self.forget()
+        self._samples_stepped = 0
+        if gradients is None:
+            return None
+        norm = _norm([gradient for gradient in gradients if gradient is not None])
+        if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
+            self._make_step(gradients)
+            self._samples_stepped = samples
+        return Gradient([], frozenset(), (), [], loss, norm=norm)
+
+    def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
+        border, self._border = self._border, None
+        if border is not None:
+            self.node.border(border, self._samples_stepped, loss)
+
+    def leave(self) -> None:
+        """What had arrived for a step that is not made is dealt with all the same."""
+        self._samples_stepped = 0
+        self.cross(0.0, None)
+
+    def _make_step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        before = [parameter.grad for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        self._step(self.optimizer)
+        for parameter, gradient in zip(self.parameters, before, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+    def _ask(self, message: object) -> object:
+        self._endpoint.send(message)
+        while True:
+            answer = self._endpoint.receive()
+            if isinstance(answer, Pulled | Averages):
+                return answer
+            if isinstance(answer, Over):
+                self.interrupted = answer
+                return None
+            if answer is None:
+                raise Closed
+
+
+def _norm(gradients: list[torch.Tensor]) -> float:
+    if not gradients:
+        return 0.0
+    with torch.no_grad():
+        return float(torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm())

@@ -1,0 +1,168 @@
+"""A node's correspondence: who is there, what has arrived from them, and what belongs to the next border."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.core.peer_events import Asked, Joined, Left, Received
+from paceline.model.store import ModelSpec
+from paceline.peers.group_average import GroupAverage
+from paceline.peers.messages import Arrived, Decided, Peering
+from paceline.peers.node import Node
+from paceline.peers.node_replica import NodeReplica
+from paceline.peers.outbox import Outbox
+from paceline.strategies.peers.base import Peer
+from paceline.transport.mail import Delivered, Kind, Letter, Mail, from_bytes
+
+logger = logging.getLogger("paceline")
+
+
+class PeerMailbox(NodeReplica):
+    """One node's model and its mailbox."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        spec: ModelSpec,
+        make_machine: Callable[[], Peer],
+        place: tuple[int, int],
+        endpoint: Any,
+        mail: Mail,
+    ) -> None:
+        """`place` is the node's number and its life."""
+        self._make_machine = make_machine
+        self._life = place[1]
+        self._mail = mail
+        self._departures = Outbox(mail)
+        self._known: set[int] = set()
+        self._decided: list[Decided] = []
+        self._news: list[Arrived] = []  # for the next border
+        self._waiting: list[Delivered] = []  # letters that came while something else was waited for, or come later
+        self._lends: list[int] = []  # newcomers that want a model
+        self._lent: Delivered | None = None
+        self._meeting: GroupAverage | None = None
+        self._others: tuple[int, ...] | None = None
+        self._source: int | None = None
+        self._zero = 0.0
+        self._step_number = self._ticket = self._phase = 0
+        self._wait_s = 0.0
+        self._messages = 0
+        self._has_started = False
+        super().__init__(model, optimizer, spec, make_machine(), place[0], endpoint)
+        tensors = self.tensors()
+        mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
+
+    def _make_node(self, machine: Peer, number: int) -> Node:
+        return Node(machine, number, self.tensors, self._carry, self._ask, copies=False)
+
+    def _carry(self, message: object) -> None:
+        """What the machine wants to be sent or written down."""
+        raise NotImplementedError
+
+    def _meet_peers(self, peering: Peering) -> None:
+        if peering.fresh:
+            for node in self._known - {box.node for box in peering.joined}:
+                self._mail.part(node)
+            self._known.clear()
+            self.closed = False
+            self._others = tuple(sorted(box.node for box in peering.joined))
+            self._source, self._zero, self._phase = peering.source, peering.zero, peering.phase
+            self._departures.over(peering.latency_s, peering.seconds_per_byte)
+        for box in peering.joined:
+            if box.node in self._known:
+                self._part_with(box.node)
+            self._mail.meet(box)
+            self._known.add(box.node)
+            self._departures.latencies[box.node] = box.latency_s
+            if not peering.fresh:
+                self._news.append(Arrived(Joined(0.0, box.node)))
+        for node, cause in peering.left:
+            if node in self._known:
+                self._news.append(Arrived(Left(0.0, node, cause)))
+            if peering.leaving:
+                self._known.discard(node)
+            else:
+                self._part_with(node)
+        if peering.fresh:
+            self._news.clear()  # what came of a phase before this one
+            self._waiting = [one for one in self._waiting if one.letter.phase >= peering.phase]
+            self._meeting = None
+
+    def _part_with(self, node: int) -> None:
+        self._known.discard(node)
+        for back in self._mail.part(node):
+            if back.letter.kind == "model":
+                self._comes_back(back.letter, back.values)
+
+    # -- letters -----------------------------------------------------------------------------------------------------
+
+    def _open(self, letters: list[Delivered]) -> list[Arrived]:
+        now, arrived = time.perf_counter(), []
+        for delivered in letters:
+            letter = delivered.letter
+            if letter.at > now:
+                self._waiting.append(kept(delivered))
+            elif letter.phase < self._phase and letter.kind in ("model", "asked"):
+                pass
+            elif letter.kind == "model":
+                values = self._typed(letter, delivered.values)
+                if values is not None:
+                    arrived.append(Arrived(self._received(letter.sender, letter), values))
+            elif letter.kind == "asked":
+                arrived.append(Arrived(Asked(0.0, letter.sender)))
+            else:
+                self._set_aside(delivered)
+        return arrived
+
+    def _set_aside(self, delivered: Delivered) -> None:
+        """What is no machine's business."""
+        letter = delivered.letter
+        if letter.kind == "lend":
+            self._lends.append(letter.sender)
+        elif letter.kind == "lent":
+            self._lent = kept(delivered)
+        else:
+            self._meeting = self._meeting or GroupAverage(self.node.number, self._life, self._mail)
+            self._meeting.take(kept(delivered))
+
+    def _received(self, sender: int, letter: Letter) -> Received:
+        self._messages += 1
+        return Received(0.0, sender, self._messages, letter.weight, letter.tensors)
+
+    def _typed(self, letter: Letter, values: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Bytes as what they are; None, and a word about it, where they do not fit this node's model."""
+        tensors = self.tensors()
+        places = range(len(tensors)) if letter.tensors is None else letter.tensors
+        try:
+            chosen = [tensors[place] for place in places if place >= 0]
+            pairs = zip(chosen, values, strict=True)
+            return [from_bytes(value, self.node.wire_dtype(t), t.shape) for t, value in pairs]
+        except (IndexError, ValueError, RuntimeError) as error:
+            logger.warning("a letter of node %d was dropped: %s", letter.sender, error)
+            return None
+
+    def _letter(self, kind: Kind, weight: float = 1.0, tensors: tuple[int, ...] | None = None) -> Letter:
+        return Letter("", self.node.number, self._life, kind, weight, tensors, self._phase)
+
+    def _comes_back(self, letter: Letter, values: list[torch.Tensor]) -> None:
+        """What cannot be delivered is received again, from oneself."""
+        typed = self._typed(letter, values)
+        if typed is not None:
+            self._news.append(Arrived(self._received(self.node.number, letter), typed))
+
+    def _sorted(self, letters: list[Delivered]) -> list[Delivered]:
+        """Those that are for the next border; the others are dealt with."""
+        later = [delivered for delivered in letters if delivered.letter.kind in ("model", "asked")]
+        for delivered in letters:
+            if delivered.letter.kind not in ("model", "asked"):
+                self._set_aside(delivered)
+        return later
+
+
+def kept(delivered: Delivered) -> Delivered:
+    """With values of its own."""
+    return Delivered(delivered.letter, [value.clone() for value in delivered.values])

@@ -1,0 +1,341 @@
+"""The journal: one file per run, JSON lines, from which everything that is ever said about the run is computed.
+
+Three kinds of line: a `header` at each start or restore, a `decision` per event with the actions it led to, and an
+`observation` for whatever else happened. Feeding the events after a header to a fresh strategy reproduces its actions.
+A journal of the simulator holds nothing of the machine or the hour, so equal runs make equal bytes.
+"""
+
+import contextlib
+import gzip
+import math
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from paceline.core.actions import Action, Apply, Grant, SetTimer, Track
+from paceline.core.errors import JournalError
+from paceline.core.events import Applied, Event, Pushed
+from paceline.core.peer_actions import PeerAction
+from paceline.core.peer_events import PeerEvent
+
+FORMAT = 1
+BEGINNING = b'{"type":"header"'
+GZIP_MAGIC = b"\x1f\x8b"
+FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
+FLUSH_BYTES = 65536
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """Where a run stood when the checkpoint was taken that it goes on from."""
+
+    version: int
+    at: float
+    samples_used: int
+    samples_lost: int
+    pushes: int
+
+
+class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_only=True):
+    """What was started: enough to build the same strategy again."""
+
+    format: int = FORMAT
+    engine: str
+    strategy: str  # in the form `name:option=value`
+    seed: int
+    workers: int
+    snapshot: dict[str, Any] | None = None  # the strategy's state, where it does not start afresh
+    options: dict[str, Any] = {}
+    scenario: dict[str, Any] | None = None
+    versions: dict[str, str] = {}
+    host: str | None = None  # real engines only, as is `started`
+    started: str | None = None
+    restored: Restored | None = None  # the run goes on from a checkpoint; what follows it in the file so far is void
+
+
+class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):
+    """One event and what the strategy made of it."""
+
+    event: Event
+    actions: list[Action]
+
+
+class PeerDecision(msgspec.Struct, frozen=True, tag="peer_decision", tag_field="type"):
+    """One event of a node and what its machine made of it; `life` counts the node's processes."""
+
+    node: int
+    life: int
+    event: PeerEvent
+    actions: list[PeerAction]
+
+
+class Observation(msgspec.Struct, frozen=True, tag="observation", tag_field="type", omit_defaults=True):
+    """Something that happened beside the decisions; `what` says which of the kinds, `data` its particulars."""
+
+    at: float
+    what: str
+    data: dict[str, Any] = {}
+    worker: int | None = None
+
+
+Line = Header | Decision | PeerDecision | Observation
+_decode = msgspec.json.Decoder(Line, strict=False).decode
+
+
+class Sink(Protocol):
+    """Where a run's lines go: a file, a metrics fold, a test's list."""
+
+    def write(self, line: Line) -> None: ...
+
+
+class Lines(list[Line]):
+    """A journal in memory, for tests and short experiments."""
+
+    def write(self, line: Line) -> None:
+        self.append(line)
+
+
+class Tee:
+    """Every line goes to each of these: a file, a fold, a log."""
+
+    def __init__(self, *sinks: Sink | None) -> None:
+        self._sinks = [sink for sink in sinks if sink is not None]
+
+    def write(self, line: Line) -> None:
+        for sink in self._sinks:
+            sink.write(line)
+
+
+class Writer:
+    """Streams lines to a file; compressed if its name ends in `.gz`.
+
+    With `append` the lines follow those that are there, less a last one that was cut short. A thread of its own flushes
+    what was written at least twice a second, however long the next line takes to come. A flush leaves a mark in
+    compressed bytes, so a compressed journal whose header names no hour is flushed by size alone: the same run gives
+    the same bytes.
+    """
+
+    def __init__(self, path: Path, append: bool = False) -> None:
+        self.path = path
+        self._zipped = path.suffix == ".gz"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._raw, self._file = _reopened(path) if append and path.exists() else _opened(path, path)
+        except OSError as error:
+            raise JournalError(f"cannot write journal {path}: {error.strerror}; choose another --journal") from error
+        self._encode = msgspec.json.Encoder().encode_into
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._failure: OSError | None = None
+
+    def write(self, line: Line) -> None:
+        if type(line) is Header:
+            self._begin(line)
+        with self._lock:
+            buffer = self._buffer
+            if _is_finite(line):
+                self._encode(line, buffer, -1)
+            else:
+                self._encode(spelled_out(msgspec.to_builtins(line, str_keys=True)), buffer, -1)
+            buffer += b"\n"
+            if len(buffer) > FLUSH_BYTES:
+                self._flush()
+        if self._failure is not None:
+            raise self._cannot_write(self._failure)
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        with self._lock:
+            self._flush()
+        if self._failure is not None:
+            raise self._cannot_write(self._failure)
+
+    def close(self) -> None:
+        """Write the rest; nothing of the writer is left."""
+        if self._raw.closed:
+            return
+        self._closing.set()
+        if self._flusher is not None:
+            self._flusher.join()
+        try:
+            if self._failure is None:
+                self.flush()
+                self._file.close()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        finally:
+            with contextlib.suppress(OSError):  # what could not be written before cannot be written here either
+                self._raw.close()
+
+    def _begin(self, header: Header) -> None:
+        by_time = not self._zipped or header.started is not None
+        if by_time and self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush_by_time, name="paceline-journal", daemon=True)
+            self._flusher.start()
+
+    def _flush_by_time(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            with self._lock:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._buffer or self._failure is not None:
+            return
+        try:
+            self._file.write(self._buffer)
+            self._file.flush()
+            self._buffer.clear()
+        except OSError as error:
+            self._failure = error
+
+    def _cannot_write(self, error: OSError) -> JournalError:
+        return JournalError(f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal")
+
+
+def _opened(path: Path, named: Path) -> tuple[IO[bytes], IO[bytes]]:
+    """An empty file, and what lines are written to: itself, or its compression if the journal's name asks for it."""
+    raw = path.open("wb")
+    if named.suffix != ".gz":
+        return raw, raw
+    # mtime=0 and no name: nothing of the machine or the hour.
+    return raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
+
+
+def _reopened(path: Path) -> tuple[IO[bytes], IO[bytes]]:
+    """The file at the end of its last whole line."""
+    if path.suffix != ".gz":
+        plain = path.open("r+b")
+        plain.truncate(_end_of_last_line(plain))
+        plain.seek(0, os.SEEK_END)
+        return plain, plain
+    # Nothing can be read beyond the point where a compressed stream was cut: its lines begin another.
+    beside = path.with_name(f".{path.name}.part")
+    raw, file = _opened(beside, path)
+    try:
+        with path.open("rb") as old, gzip.GzipFile(fileobj=old, mode="rb") as lines:
+            for text in _whole_lines(lines, path):
+                file.write(text)
+        file.flush()
+        beside.replace(path)
+    except BaseException:
+        file.close()
+        raw.close()
+        beside.unlink()
+        raise
+    return raw, file
+
+
+def _end_of_last_line(file: IO[bytes]) -> int:
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - FLUSH_BYTES)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def refuse_other_files(path: Path) -> None:
+    """Overwrite a journal or nothing: a slip of the pen must not cost somebody a script."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            begin = file.read(len(BEGINNING))
+        if begin != BEGINNING and not begin.startswith(GZIP_MAGIC):
+            raise JournalError(f"{path} exists and is no journal: it is not overwritten; choose another --journal")
+
+
+def _is_finite(line: Line) -> bool:
+    """JSON has no notation for infinities and NaN; only these fields can hold one.
+
+    Sums stand for their terms: a sum of finite numbers that overflows is written the long way, which does no harm.
+    """
+    if not isinstance(line, Decision):
+        return False
+    event = line.event
+    numbers = 0.0
+    if isinstance(event, Pushed):
+        if event.norm is not None or event.loss is not None:
+            numbers = (event.norm or 0.0) + (event.loss or 0.0)
+    elif isinstance(event, Applied):
+        numbers = event.mass + (event.inner_product or 0.0) + (event.norm or 0.0) + (event.loss or 0.0)
+    for action in line.actions:
+        if isinstance(action, Grant):
+            continue
+        if isinstance(action, Apply):
+            weights = action.weights
+            numbers += weights[0] if len(weights) == 1 else sum(weights)
+        elif isinstance(action, Track):
+            numbers += action.value
+        elif isinstance(action, SetTimer):
+            numbers += action.at or 0.0
+    return math.isfinite(numbers)
+
+
+def spelled_out(data: Any) -> Any:
+    """Plain data with its infinities and NaN as strings."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else str(data)
+    if isinstance(data, dict):
+        return {key: spelled_out(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [spelled_out(value) for value in data]
+    return data
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a journal; a last line cut short is left out."""
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise JournalError(f"cannot open journal {path}: {error.strerror or error}") from error
+    with raw, gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw as file:
+        for number, text in enumerate(_whole_lines(file, path), 1):
+            yield _parse(text, number, path)
+
+
+def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    while True:
+        try:
+            text = file.readline()
+        except EOFError:  # a compressed journal whose run was killed
+            return
+        except (OSError, zlib.error) as error:
+            raise JournalError(f"{path} cannot be read as a journal: {error}") from error
+        if not text.endswith(b"\n"):
+            return
+        yield text
+
+
+def _parse(text: bytes, number: int, path: Path) -> Line:
+    try:
+        line: Line = _decode(text)
+    except msgspec.MsgspecError as error:
+        _refuse_newer(text, path)
+        raise JournalError(f"{path}, line {number} is not a line of a journal: {error}") from error
+    if isinstance(line, Header):
+        _refuse_newer(text, path)
+    return line
+
+
+class _Format(msgspec.Struct):
+    format: int = 0
+
+
+def _refuse_newer(text: bytes, path: Path) -> None:
+    """Looks at the format alone, since the rest of a newer header may be beyond this version."""
+    try:
+        found = msgspec.json.decode(text, type=_Format).format
+    except msgspec.MsgspecError:
+        return
+    if found > FORMAT:
+        raise JournalError(
+            f"{path} has journal format {found}; this version reads up to {FORMAT}: install a newer paceline"
+        )

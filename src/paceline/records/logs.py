@@ -1,0 +1,33 @@
+"""What happens in a run, said to the logger `paceline` as it happens. Importing sets up no handler."""
+
+import logging
+
+from paceline.records.journal import Decision, Line, Observation
+
+logger = logging.getLogger("paceline")
+
+LEVELS = {"warning": logging.WARNING, "phase": logging.INFO, "scenario": logging.INFO, "evaluation": logging.INFO,
+          "end": logging.INFO}  # fmt: skip
+
+
+class Log:
+    """A sink: warnings at once, the course of the run at level info, every decision's reasons at level debug."""
+
+    def __init__(self) -> None:
+        self._decisions = logger.isEnabledFor(logging.DEBUG)
+
+    def write(self, line: Line) -> None:
+        if isinstance(line, Observation):
+            self._observed(line)
+        elif self._decisions and isinstance(line, Decision):
+            for action in line.actions:
+                logger.debug("%.6g s: %s: %s", line.event.at, type(action).__name__.lower(), action.reason)
+
+    def _observed(self, line: Observation) -> None:
+        level = LEVELS.get(line.what, logging.DEBUG)
+        if line.what == "warning":
+            logger.log(level, "%s", line.data["text"])
+        elif logger.isEnabledFor(level):
+            who = "" if line.worker is None else f" worker {line.worker}"
+            told = ", ".join(f"{key} {value}" for key, value in line.data.items())
+            logger.log(level, "%.6g s:%s %s: %s", line.at, who, line.what, told)

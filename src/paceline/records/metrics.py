@@ -1,0 +1,367 @@
+"""The report of a run as a pure fold over its journal: fed live or from a file, the same lines give the same numbers.
+
+Law of time: a worker's compute, transfer, wait and lost seconds make up its time present. Pushes bring their own
+compute, transfer and wait; lost seconds come with the observation of cancelled work. What no push can report, the fold
+derives from the times of grants: the wait before a grant that was taken back, and the wait from the last push of a stay
+until the worker left or the run ended.
+
+Where a run goes on from a checkpoint, versions, pushes and samples used are the checkpoint's again; what was made of
+the samples since then counts as discarded. Times, bytes and the workers' own counts are what really happened. Everybody
+is absent from the last line before the restored header until it joins again.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import zip_longest
+
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
+from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
+from paceline.records.peer_metrics import PeerMetrics
+from paceline.records.report import Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
+from paceline.strategies.monitor import Monitor
+
+__all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
+
+
+class _Worker:
+    """What is known of one worker; times of finished grants and stays are summed up, open ones are marks in time."""
+
+    __slots__ = (
+        "clock",
+        "closed",
+        "compute_s",
+        "free_at",
+        "granted_at",
+        "joined_at",
+        "lost_s",
+        "nominal",
+        "present_s",
+        "samples",
+        "state",
+        "transfer_s",
+        "wait_s",
+    )
+
+    def __init__(self) -> None:
+        self.nominal = 0
+        self.clock = 0
+        self.samples = 0
+        self.compute_s = 0.0
+        self.transfer_s = 0.0
+        self.wait_s = 0.0
+        self.lost_s = 0.0
+        self.present_s = 0.0  # of stays that are over
+        self.joined_at: float | None = None  # start of the stay, while present
+        self.granted_at: float | None = None  # start of the grant, while one runs
+        self.closed = 0  # grants ended by a Cancel whose seconds are still to be observed
+        self.free_at = 0.0  # when it last became free for a grant
+        self.state: str | None = None
+
+    def take_back(self, at: float) -> None:
+        """The running grant is over without a push: its wait, which no push reports, is counted here."""
+        if self.granted_at is not None:
+            self.wait_s += self.granted_at - self.free_at
+            self.granted_at = None
+            self.free_at = at
+
+    def leave(self, at: float) -> None:
+        """End the stay; the wait since the last push ends with it."""
+        if self.joined_at is not None:
+            self.take_back(at)
+            self.wait_s += at - self.free_at
+            self.present_s += at - self.joined_at
+            self.joined_at = None
+
+    def break_off(self, at: float) -> None:
+        """The server is gone: what the worker computes is lost, and it is absent."""
+        if self.joined_at is not None and self.granted_at is not None:
+            self.lost_s += at - self.granted_at
+        self.leave(at)
+        self.granted_at, self.closed = None, 0
+
+    def until(self, at: float, ended: bool) -> tuple[float, float]:
+        """Seconds present and seconds waited up to `at`. While the run goes on, an open grant is not yet counted."""
+        if self.joined_at is None:
+            return self.present_s, self.wait_s
+        granted = self.granted_at
+        seen = at if ended or granted is None else granted
+        return self.present_s + seen - self.joined_at, self.wait_s + (at if granted is None else granted) - self.free_at
+
+
+class _Workers(dict[int, _Worker]):
+    """By number; a journal that goes on from a snapshot may name a worker before it joins."""
+
+    def __missing__(self, number: int) -> _Worker:
+        worker = self[number] = _Worker()
+        return worker
+
+
+class Metrics:
+    """A journal sink that can say at any time what the run has come to."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None  # the first: what the run was started as
+        self.seconds = 0.0
+        self.ended: str | None = None  # the cause given by the journal's last line
+        self.versions = 0
+        self.pushes = 0
+        self.samples_used = 0
+        self.samples_discarded = 0
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.evaluation: dict[str, float] = {}
+        self._workers = _Workers()
+        self._held: dict[int, Pushed] = {}  # pushes neither applied nor discarded yet
+        self._staleness: dict[int, int] = {}  # how many applied pushes had each value
+        self._losses: deque[tuple[int, float]] = deque(maxlen=1)  # (samples, loss) of the last nominal round
+        self._monitor = Monitor()
+        self._target: TargetReport | None = None
+        self._warnings: dict[str, int] = {}
+        self._reads: dict[str, list[int]] = {}  # by table: how many rows were read so many clocks old
+        self._peers = PeerMetrics()
+        self._resuming = False  # the strategy is still being told that its workers are gone
+
+    def write(self, line: Line) -> None:
+        """Take one line of the journal into account."""
+        if isinstance(line, Decision):
+            event = line.event
+            self.seconds = event.at
+            if self._resuming:
+                if isinstance(event, Left):
+                    return  # what it decides then concerns grants and pushes that are gone
+                self._resuming = False
+            if isinstance(event, Pushed):
+                self._pushed(event)
+            else:
+                self._came_or_went(event)
+            for action in line.actions:
+                if isinstance(action, Grant):
+                    self._workers[action.worker].granted_at = event.at
+                elif isinstance(action, Apply):
+                    self._applied(action)
+                else:
+                    self._acted(action, event.at)
+        elif isinstance(line, Observation):
+            self.seconds = line.at
+            self._observed(line)
+        elif isinstance(line, PeerDecision):
+            self.seconds = line.event.at
+            self.bytes_up += self._peers.decided(line)
+        else:
+            if self.header is None:
+                self._started(line)
+            if line.restored is not None:
+                self._went_back(line.restored)
+
+    def _started(self, header: Header) -> None:
+        self.header = header
+        self._losses = deque(maxlen=max(header.workers, 1))
+        target = header.options.get("target")
+        if target is not None:
+            self._target = TargetReport(target["metric"], float(target["value"]), None)
+
+    def _went_back(self, to: Restored) -> None:
+        for worker in self._workers.values():
+            worker.break_off(self.seconds)
+        self._held.clear()
+        self._resuming = True
+        self.seconds = max(self.seconds, to.at)
+        self.versions, self.pushes, self.samples_used = to.version, to.pushes, to.samples_used
+
+    def _pushed(self, event: Pushed) -> None:
+        worker = self._workers[event.worker]
+        samples = event.samples
+        earlier = self._held.get(event.push)
+        if earlier is None:
+            self.pushes += 1
+        else:  # an extension: the push repeats its id with the new total
+            samples -= earlier.samples
+        self._held[event.push] = event
+        worker.clock = event.clock
+        worker.compute_s += event.compute_s
+        worker.transfer_s += event.transfer_s
+        worker.wait_s += event.wait_s
+        worker.granted_at = None
+        worker.free_at = event.at
+        self.bytes_up += event.bytes_up
+        self.bytes_down += event.bytes_down
+        if samples > 0:
+            self._monitor.record(event.worker, samples, worker.nominal or samples, event.compute_s, event.transfer_s)
+
+    def _came_or_went(self, event: Event) -> None:
+        if isinstance(event, Joined):
+            worker = self._workers[event.worker]
+            worker.nominal = event.work
+            if worker.joined_at is None:
+                worker.joined_at = worker.free_at = event.at
+        elif isinstance(event, Left):
+            self._workers[event.worker].leave(event.at)
+
+    def _acted(self, action: Action, at: float) -> None:
+        if isinstance(action, Cancel):
+            worker = self._workers[action.worker]
+            worker.closed += worker.granted_at is not None
+            worker.take_back(at)
+        elif isinstance(action, Discard):
+            dropped = self._held.pop(action.push, None)
+            self.samples_discarded += dropped.samples if dropped is not None else 0
+        elif isinstance(action, Mark):
+            self._workers[action.worker].state = action.state
+
+    def _applied(self, action: Apply) -> None:
+        counts = sum(action.weights) > 0  # an Apply of mass 0 makes no version
+        version, staleness = self.versions, self._staleness
+        for push, weight in zip(action.pushes, action.weights, strict=True):
+            event = self._held.pop(push, None)
+            if event is None or not counts:
+                continue
+            self.samples_used += event.samples
+            self._workers[event.worker].samples += event.samples
+            if weight > 0:
+                age = version - event.read_version
+                staleness[age] = staleness.get(age, 0) + 1
+            if event.loss is not None and event.samples:
+                self._losses.append((event.samples, event.loss))
+        self.versions = version + counts
+
+    def _observed(self, line: Observation) -> None:
+        data = line.data
+        match line.what:
+            case "cancelled" if line.worker is not None:
+                worker = self._workers[line.worker]
+                worker.lost_s += data["seconds"]
+                self.samples_discarded += data["samples"]
+                self.bytes_down += data.get("bytes_down", 0)
+                if worker.closed:  # by a Cancel, which may have been followed by another grant
+                    worker.closed -= 1
+                else:
+                    worker.take_back(line.at)
+            case "rolled_back":
+                self.samples_discarded += data["samples"]
+            case "dropped":
+                self.bytes_up += data.get("bytes_up", 0)
+            case "discarded":
+                self.samples_discarded += data["samples"]
+                self._held.pop(data["push"], None)
+            case "evaluation":
+                # A journal read back has non-finite numbers as strings.
+                self.evaluation = {name: float(value) for name, value in data["metrics"].items()}
+            case "target":
+                self._target = TargetReport(data["metric"], float(data["value"]), data["reached_at"])
+            case "warning" | "error":
+                self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
+            case "reads":
+                self._reads[data["table"]] = _sum(
+                    self._reads.get(data["table"], []), [0] * data["first"] + data["ages"]
+                )
+            case "consensus":
+                self._peers.measured(line)
+            case "exchange":  # with the centre, or of an average
+                self._peers.exchanged()
+                self.bytes_up += data["bytes"]
+            case "end":
+                self.ended = data["cause"]
+
+    def beyond(self, restored: Restored) -> dict[str, int]:
+        """What going back to a checkpoint makes void: the data of a `rolled_back` observation.
+
+        A killed server's last lines may be missing, so that the journal ends before the checkpoint does.
+        """
+        held = sum(event.samples for event in self._held.values())
+        return {
+            "versions": max(0, self.versions - restored.version),
+            "samples": max(0, self.samples_used - restored.samples_used + held),
+            "pushes": max(0, self.pushes - restored.pushes),
+        }
+
+    def time_law(self) -> dict[int, tuple[float, float]]:
+        """By worker: seconds present, and the seconds its compute, transfer, wait and lost time add up to."""
+        law = {}
+        for number, worker in sorted(self._workers.items()):
+            present, wait = worker.until(self.seconds, self.ended is not None)
+            law[number] = present, worker.compute_s + worker.transfer_s + worker.lost_s + wait
+        return law
+
+    def loss(self) -> float | None:
+        """The last evaluation's loss; without one, the mean over the samples of the n pushes applied last."""
+        if "loss" in self.evaluation:
+            return self.evaluation["loss"]
+        if not self._losses:
+            return None
+        return sum(samples * loss for samples, loss in self._losses) / sum(samples for samples, _ in self._losses)
+
+    def report(self, journal: str | None) -> Report:
+        """The run so far; `journal` is the path to name in it."""
+        header = self.header or Header(engine="", strategy="", seed=0, workers=0)
+        fastest = self._monitor.fastest()
+        per_worker = [self._worker_report(number, fastest) for number in sorted(self._workers)]
+        present = sum(seconds for seconds, _ in self.time_law().values())
+        return Report(
+            strategy=header.strategy,
+            engine=header.engine,
+            workers=header.workers,
+            seed=header.seed,
+            seconds=self.seconds,
+            versions=self.versions,
+            pushes=self.pushes,
+            samples_used=self.samples_used,
+            samples_discarded=self.samples_discarded,
+            samples_per_second=self.samples_used / self.seconds if self.seconds > 0 else None,
+            wait_fraction=sum(worker.wait_s for worker in per_worker) / present if present > 0 else None,
+            staleness=_summary(self._staleness if self._peers.exchanges is None else {}),
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            exchanges=self._peers.exchanges,
+            loss=self.loss(),
+            accuracy=self.evaluation.get("accuracy"),
+            metrics=self.evaluation,
+            target=self._target,
+            per_worker=per_worker,
+            warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
+            table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
+            or None,
+            peers=self._peers.report(),
+            journal=journal,
+        )
+
+    def _worker_report(self, number: int, fastest: float | None) -> WorkerReport:
+        worker, time = self._workers[number], self._monitor.time(number)
+        _, wait = worker.until(self.seconds, self.ended is not None)
+        return WorkerReport(
+            worker=number,
+            clock=worker.clock,
+            samples=worker.samples,
+            compute_s=worker.compute_s,
+            transfer_s=worker.transfer_s,
+            wait_s=wait,
+            lost_s=worker.lost_s,
+            # The monitor's own score looks for the fastest each time, too dear for a report on every worker.
+            score=None if fastest is None or time is None else fastest / time if time > 0 else 1.0,
+            state=worker.state,
+        )
+
+
+def fold(lines: Iterable[Line]) -> Metrics:
+    """All the lines of a journal in one go."""
+    metrics = Metrics()
+    for line in lines:
+        metrics.write(line)
+    return metrics
+
+
+def _sum(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+
+
+def _summary(counts: dict[int, int]) -> Staleness:
+    total = sum(counts.values())
+    if not total:
+        return Staleness(None, None, None)
+    mean = sum(value * count for value, count in counts.items()) / total
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if 100 * seen >= 95 * total:
+            break
+    return Staleness(mean, value, max(counts))

@@ -1,0 +1,182 @@
+"""The report for people: headline numbers with their units, a table of the workers, the target, the warnings."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from paceline.records.report import PeerReport, Report, TargetReport, WorkerReport
+
+MOST_ROWS = 16  # beyond this, workers of similar speed and equal state share a row
+ROOM_FOR_BARS = 96  # columns
+SIMILAR = 0.75  # of the score of the fastest in the row
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the summary of a run."""
+    workers = f"{report.workers} worker{'s' if report.workers != 1 else ''}"
+    console.print(
+        f"[bold]{escape(report.strategy)}[/bold] [dim]· {report.engine} · {workers} · seed {report.seed}[/dim]",
+        highlight=False,
+    )
+    console.print(_headline(report))
+    if report.per_worker:
+        console.print()
+        console.print(_workers(report.per_worker, bars=console.width >= ROOM_FOR_BARS))
+    for warning in report.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+    if report.journal is not None:
+        console.print(f"[dim]journal {escape(report.journal)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def _headline(report: Report) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    for label, text in _facts(report):
+        grid.add_row(label, text)
+    return grid
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    clock = "virtual" if report.engine == "sim" else "wall-clock"
+    facts = [("time", f"[bold]{_seconds(report.seconds)}[/bold] {clock}")]
+    if report.target is not None:
+        facts.append(("target", _target(report.target)))
+    if result := _result(report):
+        facts.append(("result", result))
+    rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
+    lost = f", {_count(report.samples_discarded)} discarded" if report.samples_discarded else ""
+    facts.append(("samples", f"{_count(report.samples_used)} used{rate}{lost}"))
+    facts.append(("updates", f"{report.versions:,} versions from {report.pushes:,} pushes"))
+    if report.wait_fraction is not None:
+        facts.append(("waiting", f"[bold]{report.wait_fraction:.1%}[/bold] of the workers' time"))
+    stale = report.staleness
+    if stale.mean is not None:
+        facts.append(("staleness", f"mean {stale.mean:.2f}, 95 % within {stale.p95}, at most {stale.max} versions"))
+    for name, reads in (report.table_reads or {}).items():
+        mean = sum(age * count for age, count in enumerate(reads.ages)) / max(1, reads.rows)
+        text = f"{_count(reads.rows)} rows of {escape(name)}, {mean:.2f} clocks old, at most {reads.max_age}"
+        facts.append(("reads", text))
+    facts.append(("traffic", f"{_bytes(report.bytes_up)} up, {_bytes(report.bytes_down)} down"))
+    if report.exchanges is not None:
+        facts.append(("exchanges", f"{report.exchanges:,}{_of_nodes(report.peers)}"))
+    return facts
+
+
+def _of_nodes(peers: PeerReport | None) -> str:
+    if peers is None or peers.mean_interval is None:
+        return ""
+    apart = "" if peers.consensus is None else f"; models {peers.consensus:.3g} from their mean"
+    return f", one in {peers.mean_interval:.1f} steps of a node{apart}"
+
+
+def _target(target: TargetReport) -> str:
+    name = f"{escape(target.metric)} {target.value:g}"
+    if target.reached_at_seconds is None:
+        return f"{name} [yellow]not reached[/yellow]"
+    return f"{name} [green]reached at [bold]{_seconds(target.reached_at_seconds)}[/bold][/green]"
+
+
+def _result(report: Report) -> str:
+    numbers = {"loss": report.loss, "accuracy": report.accuracy, **report.metrics}
+    return ", ".join(f"{escape(name)} {value:.4g}" for name, value in numbers.items() if value is not None)
+
+
+class _Row(NamedTuple):
+    workers: Sequence[WorkerReport]
+    name: str
+
+
+def _workers(workers: Sequence[WorkerReport], bars: bool) -> Table:
+    rows = [_Row([w], str(w.worker)) for w in workers] if len(workers) <= MOST_ROWS else _groups(workers)
+    states = any(w.state is not None for w in workers)
+    grouped = len(rows) != len(workers)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim", show_edge=False)
+    table.add_column("workers" if grouped else "worker", justify="left" if grouped else "right")
+    for name in ("clock", "samples", "compute", "transfer", "wait", "lost", "score"):
+        table.add_column(name, justify="right")
+    table.add_column("waiting", justify="right")
+    if states:
+        table.add_column("state")
+    for row in rows:
+        table.add_row(*_cells(row, states, bars))
+    if grouped:
+        table.caption = "clock, seconds and score: means over the group; samples: its sum"
+        table.caption_justify = "left"
+    return table
+
+
+def _cells(row: _Row, states: bool, bars: bool) -> list[str]:
+    workers, count = row.workers, len(row.workers)
+    parts = [sum(getattr(w, name) for w in workers) for name in ("compute_s", "transfer_s", "wait_s", "lost_s")]
+    scores = [w.score for w in workers if w.score is not None]
+    cells = [
+        row.name,
+        f"{sum(w.clock for w in workers) / count:.0f}",
+        f"{sum(w.samples for w in workers):,}",
+        *(_seconds(part / count) for part in parts),
+        f"{sum(scores) / len(scores):.2f}" if scores else "-",
+        _share(parts[2] / sum(parts), bars) if sum(parts) > 0 else "-",
+    ]
+    return [*cells, escape(workers[0].state or "-")] if states else cells
+
+
+def _groups(workers: Sequence[WorkerReport]) -> list[_Row]:
+    """Workers of similar score and the same state, the fastest first; those never measured come last."""
+    groups: list[list[WorkerReport]] = []
+    heads: dict[str | None, WorkerReport] = {}  # the fastest of the open group of each state
+    rows: dict[int, list[WorkerReport]] = {}
+    for worker in sorted(workers, key=lambda w: (-(w.score or 0.0), w.worker)):
+        head = heads.get(worker.state)
+        if head is None or (worker.score or 0.0) < SIMILAR * (head.score or 0.0):
+            head = heads[worker.state] = worker
+            groups.append(rows.setdefault(worker.worker, []))
+        rows[head.worker].append(worker)
+    return [_Row(group, _names(group)) for group in groups]
+
+
+def _names(group: Sequence[WorkerReport]) -> str:
+    """`0-3, 8 (5)`: runs of numbers, shortened when there are many, and how many workers they are."""
+    numbers = sorted(worker.worker for worker in group)
+    starts = [numbers[0]] + [later for earlier, later in pairwise(numbers) if later != earlier + 1]
+    ends = [earlier for earlier, later in pairwise(numbers) if later != earlier + 1] + [numbers[-1]]
+    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    named = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+    return f"{named} ({len(numbers)})" if len(numbers) > 1 else named
+
+
+def _share(share: float, bars: bool) -> str:
+    color = "red" if share > 0.5 else "yellow" if share > 0.2 else "green"
+    if not bars:
+        return f"[{color}]{share:.0%}[/{color}]"
+    filled = round(10 * share)
+    return f"[{color}]{'━' * filled}[/{color}][dim]{'─' * (10 - filled)}[/dim] {share:4.0%}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == 0:
+        return "-"
+    if seconds < 0.1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 1000:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.3g}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:,.3g} TB"

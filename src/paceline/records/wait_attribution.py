@@ -1,0 +1,185 @@
+"""Who was waited for, and why: a pure fold over a journal.
+
+A wait ends with a Grant; the worker waited for is the one whose event let that Grant go out. Why is on record if one of
+its pauses, slow-downs or cut links overlapped its push; otherwise it is whichever of the push's compute and transfer
+time exceeds that worker's own median most, in seconds, and the longer of the two where neither exceeds it. The median
+is over its last 31 pushes; compute time is compared per sample, so that more work is not taken for a slow-down.
+"""
+
+from array import array
+from collections.abc import Iterable
+from statistics import median
+
+import msgspec
+
+from paceline.core.actions import Apply, Cancel, Discard, Grant
+from paceline.core.events import Applied, Event, Joined, Left, Pushed
+from paceline.records.journal import Decision, Line, Observation
+
+EPISODES = ("partition", "pause", "slow")  # of a scenario
+NOISE = 1e-6  # of a push's time: rounding, not an excess
+WINDOW = 31  # pushes: enough for a steady median, short enough to follow a change of speed
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """`waiter` spent these seconds waiting for `culprit`; None where no worker's event ended the wait."""
+
+    waiter: int
+    culprit: int | None
+    cause: str  # compute | transfer | partition | pause | slow | joined | left | timer | end
+    seconds: float
+
+
+class Culprit(msgspec.Struct, frozen=True):
+    """How long all others together waited for one worker, by cause."""
+
+    worker: int | None
+    seconds: float
+    causes: dict[str, float]
+
+
+class _Recent:
+    """The latest values of one quantity, in constant memory."""
+
+    __slots__ = ("_next", "_values")
+
+    def __init__(self) -> None:
+        self._values = array("d")
+        self._next = 0
+
+    def add(self, value: float) -> None:
+        if len(self._values) < WINDOW:
+            self._values.append(value)
+        else:
+            self._values[self._next] = value
+            self._next = (self._next + 1) % WINDOW
+
+    def median(self) -> float:
+        return median(self._values)
+
+
+class Blame:
+    """A journal sink that adds up waiting times by who was waited for."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, int | None, str], float] = {}
+        self._present: set[int] = set()
+        self._free_at: dict[int, float] = {}  # present workers without a grant, and since when
+        self._held: dict[int, int] = {}  # samples of pushes neither applied nor discarded yet
+        self._compute: dict[int, _Recent] = {}  # seconds per sample
+        self._transfer: dict[int, _Recent] = {}  # seconds per push
+        self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind) of what befell it
+        self._cause: tuple[Event, int] | None = None  # the latest event but the store's answers, and its samples
+
+    def write(self, line: Line) -> None:
+        """Take one line of the journal into account."""
+        if isinstance(line, Decision):
+            self._decided(line)
+        elif isinstance(line, Observation):
+            self._observed(line)
+
+    def waited_for(self) -> list[Waited]:
+        """Every (waiter, culprit, cause) with its seconds, the longest first."""
+        rows = [Waited(*key, seconds) for key, seconds in self._seconds.items()]
+        return sorted(rows, key=lambda row: -row.seconds)
+
+    def culprits(self) -> list[Culprit]:
+        """The workers that others waited for, the most costly first."""
+        causes: dict[int | None, dict[str, float]] = {}
+        for (_, culprit, cause), seconds in self._seconds.items():
+            of = causes.setdefault(culprit, {})
+            of[cause] = of.get(cause, 0.0) + seconds
+        rows = [Culprit(worker, sum(of.values()), of) for worker, of in causes.items()]
+        return sorted(rows, key=lambda row: -row.seconds)
+
+    def _decided(self, line: Decision) -> None:
+        event, at = line.event, line.event.at
+        if not isinstance(event, Applied):  # the store's answer is owed to the event that led to the Apply
+            self._remember()
+            self._cause = event, self._take_in(event)
+        blamed: tuple[int | None, str] | None = None
+        for action in line.actions:
+            if isinstance(action, Grant):
+                since = self._free_at.pop(action.worker, at)
+                if since < at:
+                    blamed = blamed or self._blamed()
+                    self._charge(action.worker, *blamed, at - since)
+            elif isinstance(action, Apply):
+                for push in action.pushes:
+                    self._held.pop(push, None)
+            elif isinstance(action, Discard):
+                self._held.pop(action.push, None)
+            elif isinstance(action, Cancel):
+                self._free_at.setdefault(action.worker, at)
+
+    def _take_in(self, event: Event) -> int:
+        """Keep track of who is free; the samples of the piece, if the event is a push."""
+        if isinstance(event, Pushed):
+            samples = event.samples - self._held.get(event.push, 0)
+            self._held[event.push] = event.samples
+            self._free_at[event.worker] = event.at
+            return samples
+        if isinstance(event, Joined) and event.worker not in self._present:
+            self._present.add(event.worker)
+            self._free_at[event.worker] = event.at
+        elif isinstance(event, Left):
+            self._present.discard(event.worker)
+            since = self._free_at.pop(event.worker, event.at)
+            if since < event.at:
+                self._charge(event.worker, None, "end", event.at - since)
+        return 0
+
+    def _blamed(self) -> tuple[int | None, str]:
+        event, samples = self._cause or (None, 0)
+        if isinstance(event, Pushed):
+            return event.worker, self._why(event, samples)
+        if isinstance(event, Joined):
+            return event.worker, "joined"
+        if isinstance(event, Left):
+            return event.worker, "left"
+        return None, "timer"
+
+    def _why(self, event: Pushed, samples: int) -> str:
+        began = event.at - event.compute_s - event.transfer_s
+        for start, end, kind in reversed(self._episodes.get(event.worker, ())):
+            if start < event.at and end > began:
+                return kind
+        if event.worker in self._compute:
+            by_compute = event.compute_s - self._compute[event.worker].median() * samples
+            by_transfer = event.transfer_s - self._transfer[event.worker].median()
+            if max(by_compute, by_transfer) > NOISE * (event.compute_s + event.transfer_s):
+                return "compute" if by_compute >= by_transfer else "transfer"
+        return "compute" if event.compute_s >= event.transfer_s else "transfer"
+
+    def _remember(self) -> None:
+        """A push enters its worker's medians once nobody can be told any more that he waited for it."""
+        event, samples = self._cause or (None, 0)
+        if isinstance(event, Pushed) and samples > 0:
+            self._compute.setdefault(event.worker, _Recent()).add(event.compute_s / samples)
+            self._transfer.setdefault(event.worker, _Recent()).add(event.transfer_s)
+
+    def _charge(self, waiter: int, culprit: int | None, cause: str, seconds: float) -> None:
+        key = (waiter, culprit, cause)
+        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+
+    def _observed(self, line: Observation) -> None:
+        worker, data = line.worker, line.data
+        if line.what == "scenario" and data["kind"] in EPISODES:
+            episode = line.at, line.at + data.get("for", float("inf")), data["kind"]
+            for struck in [worker] if worker is not None else data["workers"]:
+                self._episodes.setdefault(struck, []).append(episode)
+        elif line.what == "cancelled" and worker in self._present and data["cause"] != "cancel":
+            self._free_at.setdefault(worker, line.at)
+        elif line.what == "end":
+            for waiter, since in sorted(self._free_at.items()):
+                if since < line.at:
+                    self._charge(waiter, None, "end", line.at - since)
+            self._free_at.clear()
+
+
+def fold(lines: Iterable[Line]) -> Blame:
+    """All the lines of a journal in one go."""
+    blame = Blame()
+    for line in lines:
+        blame.write(line)
+    return blame

@@ -1,0 +1,1 @@
+"""What exists once per run: coordinator, phases, workers, evaluations, checkpoints."""

@@ -1,0 +1,381 @@
+"""Checkpoints: folders that appear whole or not at all, in forms that any tool can read.
+
+`checkpoints/v000000100/` holds `checkpoint.json` (where the run stood, and the length and checksum of every other
+file), `model.safetensors` (the plain module's `state_dict`), `optimizer.safetensors`, `server.safetensors` where there
+is something beside these (single-precision masters of half-precision parameters, buffers outside the `state_dict`, the
+gradient applied last), and `worker-<i>.safetensors`, each worker's own state as it sent it.
+
+A folder is written under a name that no reader looks at, brought to the disk, and renamed. One of the same version is
+removed only after that, so a second one has a number behind a dot in its name. What a killed writer left is removed by
+the next one. The store is written when a checkpoint begins, without a copy of it in memory; the workers'
+states follow as they come.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from paceline._version import __version__
+from paceline.core.errors import CheckpointError
+from paceline.model import tensor_files
+from paceline.model.regions import dtype_of
+from paceline.model.store import ModelSpec, Store, StoreSnapshot
+from paceline.records.journal import spelled_out
+from paceline.server.checkpoint.run_snapshot import RunSnapshot
+from paceline.tables.spec import TableSpec
+
+FORMAT = 1
+FOLDER = "checkpoints"
+HEAD, MODEL, OPTIMIZER, SERVER = "checkpoint.json", "model.safetensors", "optimizer.safetensors", "server.safetensors"
+TABLES = "tables.safetensors"
+NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
+UNFINISHED, DISCARDED = ".writing-", ".removing-"  # beginnings of names that no reader looks at
+READ_BYTES = 1 << 20
+
+
+MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], Store]
+
+
+class Tables(Protocol):
+    """What a run on tables has instead of a store."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]: ...
+
+    def shards(self) -> Mapping[str, Sequence[Any]]: ...
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """What a whole file is known by."""
+
+    nbytes: int
+    crc32: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """`checkpoint.json`."""
+
+    format: int = FORMAT
+    written: str  # the hour
+    versions: dict[str, str]
+    spec: ModelSpec | None = None  # None: of tables
+    tables: list[TableSpec] = []
+    run: RunSnapshot
+    optimizer: dict[str, Any] = {}
+    engine: dict[str, Any]  # whatever the engine adds: the phase, evaluations, options in force
+    files: dict[str, FileSum]
+
+
+class Checkpointer:
+    """Writes a run's checkpoints, one at a time, and keeps the newest of them."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder  # `checkpoints` of the run's folder
+        self.keep = keep
+        self.number: int | None = None  # the version of the checkpoint under way
+        self.waiting: set[int] = set()  # workers whose states it still lacks
+        self._place = folder
+        self._head: dict[str, Any] = {}
+        self._files: dict[str, FileSum] = {}
+
+    def begin(
+        self, run: RunSnapshot, contents: Store | Tables, engine: Mapping[str, Any], workers: Iterable[int]
+    ) -> None:
+        """Write the model or the tables as they are at this moment; the states of these workers are to follow."""
+        self.abandon()
+        self.number, self.waiting = run.version, set(workers)
+        self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clean()
+            self._place.mkdir()
+            head = self._write_model(contents) if isinstance(contents, Store) else self._write_tables(contents)
+            self._head = {**head, "run": msgspec.to_builtins(run), "engine": engine}
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _write_model(self, store: Store) -> dict[str, Any]:
+        taken = store.snapshot()
+        model, beside = _sorted_out(store.spec, taken)
+        self._write_tensors(MODEL, model)
+        self._write_tensors(OPTIMIZER, taken.optimizer_tensors)
+        if beside:
+            self._write_tensors(SERVER, beside)
+        return {"spec": msgspec.to_builtins(store.spec), "optimizer": taken.optimizer}
+
+    def _write_tables(self, tables: Tables) -> dict[str, Any]:
+        named = {
+            f"{name}.{number}": torch.from_numpy(shard)
+            for name, shards in tables.shards().items()
+            for number, shard in enumerate(shards)
+        }
+        self._write_tensors(TABLES, named)
+        return {"tables": msgspec.to_builtins(list(tables.specs))}
+
+    def state(self, number: int, worker: int, data: bytes) -> bool:
+        """A worker's own state; True if it was the last that the checkpoint under way lacked."""
+        if number != self.number or worker not in self.waiting:
+            return False
+        name = _of_worker(worker)
+        try:
+            (self._place / name).write_bytes(data)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._files[name] = FileSum(len(data), zlib.crc32(data))
+        return self.gone(worker)
+
+    def gone(self, worker: int) -> bool:
+        """The worker will send nothing; True if nothing is lacking any more."""
+        if self.number is None or worker not in self.waiting:
+            return False
+        self.waiting.discard(worker)
+        return not self.waiting
+
+    def complete(self) -> Path:
+        """Let the checkpoint appear, and remove the oldest beyond those to keep; its folder."""
+        if self.number is None:
+            raise CheckpointError("there is no checkpoint under way to complete")
+        same = [path for path in _all_in(self.folder) if _order(path)[0] == self.number]
+        place = self.folder / _named(self.number, _order(same[-1])[1] + 1 if same else 0)
+        try:
+            self._write_head()
+            for name in [*self._files, HEAD]:
+                _bring_to_disk(self._place / name)
+            _bring_to_disk(self._place)
+            self._place.rename(place)
+            _bring_to_disk(self.folder)
+            for old in same:
+                self._remove(old)
+            for old in _all_in(self.folder)[: -self.keep]:
+                self._remove(old)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self.number, self.waiting, self._files = None, set(), {}
+        return place
+
+    def abandon(self) -> None:
+        """Give the checkpoint under way up."""
+        if self.number is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+        self.number, self.waiting, self._files = None, set(), {}
+
+    def roll_back(self, version: int) -> None:
+        """The run goes on from this version: later checkpoints are of a time that is void."""
+        for path in _all_in(self.folder):
+            if _order(path)[0] > version:
+                self._remove(path)
+
+    def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        with (self._place / name).open("wb") as file:
+            checksum = tensor_files.write(file, tensors)
+            self._files[name] = FileSum(file.tell(), checksum)
+
+    def _write_head(self) -> None:
+        versions = {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+        head = {
+            "format": FORMAT, "written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions,
+            **self._head, "files": msgspec.to_builtins(self._files),
+        }  # fmt: skip
+        text = json.dumps(spelled_out(head), indent=1, allow_nan=False)
+        (self._place / HEAD).write_text(text + "\n", encoding="utf-8")
+
+    def _clean(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name.startswith((UNFINISHED, DISCARDED)):
+                shutil.rmtree(path)
+
+    def _remove(self, path: Path) -> None:
+        """Under another name first: a reader must never meet half of it."""
+        shutil.rmtree(path.rename(path.with_name(f"{DISCARDED}{path.name}")))
+
+    def _cannot_write(self, error: OSError) -> CheckpointError:
+        text = (
+            f"cannot write a checkpoint to {self.folder}: {error.strerror}; free some space or drop --checkpoint-every"
+        )
+        self.abandon()
+        return CheckpointError(text)
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One that was found whole."""
+
+    path: Path
+    head: Head
+
+    @property
+    def run(self) -> RunSnapshot:
+        return self.head.run
+
+    @property
+    def workers(self) -> list[int]:
+        """Those whose states are here."""
+        return sorted(int(name.split("-")[1].split(".")[0]) for name in self.head.files if name.startswith("worker-"))
+
+    def state(self, worker: int) -> bytes | None:
+        """The worker's own state, if it was among those present."""
+        name = _of_worker(worker)
+        return (self.path / name).read_bytes() if name in self.head.files else None
+
+    def require_spec(self, spec: ModelSpec) -> None:
+        """The model to go on with must be the one that was saved."""
+        if self.head.spec is None:
+            raise CheckpointError(
+                f"{self.path} is of tables, and the script trains a model: resume the script it is of"
+            )
+        difference = self.head.spec.difference(spec, "the checkpoint", "the script")
+        if difference is not None:
+            raise CheckpointError(f"{self.path} is of another model: {difference}")
+
+    def shards(self) -> dict[str, list[Any]]:
+        """The tables' values and what their rules remember, by table."""
+        found: dict[str, dict[int, Any]] = {}
+        for key, tensor in tensor_files.read(self.path / TABLES).items():
+            name, _, number = key.rpartition(".")
+            found.setdefault(name, {})[int(number)] = tensor.numpy()
+        return {name: [shards[number] for number in sorted(shards)] for name, shards in found.items()}
+
+    def store(self, statistics: bool, make: MakeStore = Store) -> Store:
+        """The store as it was."""
+        spec = self.head.spec
+        if spec is None:
+            raise CheckpointError(f"{self.path} is of tables and holds no model")
+        model = tensor_files.read(self.path / MODEL)
+        optimizer = tensor_files.read(self.path / OPTIMIZER)
+        beside = tensor_files.read(self.path / SERVER) if SERVER in self.head.files else {}
+        values: list[torch.Tensor] = []
+        keys = {place: key for key, place in reversed(spec.keys)}
+        for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
+            values.append(model[keys[place]] if place in keys else beside[f"model.{name}"])
+        count = len(spec.parameters)
+        store = make(spec, values[:count], values[count:], statistics)
+        store.restore(
+            StoreSnapshot(
+                self.run.version,
+                {
+                    name: beside.get(f"master.{name}", v)
+                    for (name, _, _), v in zip(spec.parameters, values, strict=False)
+                },
+                {name: value for (name, _, _), value in zip(spec.buffers, values[count:], strict=True)},
+                optimizer,
+                self.head.optimizer,
+                {key.partition(".")[2]: value for key, value in beside.items() if key.startswith("gradient.")},
+            )
+        )
+        return store
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run's folder or its `checkpoints`; a checkpoint's own folder is itself the newest."""
+    if (folder / HEAD).is_file() and not folder.name.startswith("."):
+        return folder
+    found = _all_in(folder / FOLDER if (folder / FOLDER).is_dir() else folder)
+    return found[-1] if found else None
+
+
+def read(folder: Path) -> Checkpoint:
+    """The newest checkpoint there; every file of it is checked."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder: give a run's folder or one of its checkpoints")
+    path = newest(folder)
+    if path is None:
+        raise CheckpointError(
+            f"{folder} holds no checkpoint: give a run's folder or one of its checkpoints, written with "
+            "--checkpoint-every"
+        )
+    head = _read_head(path / HEAD)
+    for name, expected in head.files.items():
+        _check(path / name, expected)
+    return Checkpoint(path, head)
+
+
+def _read_head(path: Path) -> Head:
+    try:
+        data = json.loads(path.read_bytes())
+        found = data["format"]
+        if found > FORMAT:
+            raise CheckpointError(
+                f"{path} has checkpoint format {found}; this version reads up to {FORMAT}: install a newer paceline"
+            )
+        head = msgspec.convert(data, Head, strict=False)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; remove its folder to go on from the one before") from error
+    if head.spec is None:
+        return head
+    spec = msgspec.structs.replace(head.spec, optimizer=head.spec.optimizer.with_tuples())
+    return msgspec.structs.replace(head, spec=spec)
+
+
+def _check(path: Path, expected: FileSum) -> None:
+    nbytes = checksum = 0
+    try:
+        with path.open("rb") as file:
+            while part := file.read(READ_BYTES):
+                nbytes += len(part)
+                checksum = zlib.crc32(part, checksum)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
+    if FileSum(nbytes, checksum) != expected:
+        raise CheckpointError(
+            f"{path} is damaged: {nbytes} bytes with checksum {checksum}, written were {expected.nbytes} with "
+            f"{expected.crc32}; remove its folder to go on from the checkpoint before"
+        )
+
+
+def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors under the keys of the `state_dict`, and what the server has beside them."""
+    tensors: list[torch.Tensor] = []
+    beside = {f"gradient.{key}": value for key, value in taken.previous.items()}
+    for name, _, dtype in spec.parameters:
+        master = taken.parameters[name]
+        if str(master.dtype) != dtype:
+            beside[f"master.{name}"] = master
+        tensors.append(master.to(dtype_of(dtype)))
+    tensors += [taken.buffers[name] for name, _, _ in spec.buffers]
+    named = {place for _, place in spec.keys}
+    for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
+        if place not in named:
+            beside[f"model.{name}"] = tensors[place]
+    return {key: tensors[place] for key, place in spec.keys}, beside
+
+
+def _named(version: int, serial: int = 0) -> str:
+    return f"v{version:09d}.{serial}" if serial else f"v{version:09d}"
+
+
+def _of_worker(worker: int) -> str:
+    return f"worker-{worker}.safetensors"
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Version, and which of the checkpoints of that version it is."""
+    match = NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+def _all_in(folder: Path) -> list[Path]:
+    """Whole checkpoints, the oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / HEAD).is_file()]
+    return sorted(found, key=_order)
+
+
+def _bring_to_disk(path: Path) -> None:
+    """A rename must not reach the disk before what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

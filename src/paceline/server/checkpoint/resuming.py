@@ -1,0 +1,49 @@
+"""Settings of a run that goes on from a checkpoint: what was not given is taken over, what contradicts it is refused.
+
+A seed that differs would shuffle the data in another order: samples used before would be used again and others never.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.core.errors import CheckpointError, OptionError
+from paceline.core.settings import RunConfig
+from paceline.server.checkpoint import files as checkpoint
+from paceline.strategies import build, build_peer, canonical, is_peer
+
+
+def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -> RunConfig:
+    """The settings in force."""
+    engine = found.head.engine
+    strategy = engine.get("peer") or found.run.strategy
+    lacking = {"seed", "workers", "sampling"} - engine.keys()
+    if lacking:
+        raise CheckpointError(f"{found.path} lacks {', '.join(sorted(lacking))}: it was not written by this version")
+    seed = int(engine["seed"])
+    if "seed" in config.given and config.seed != seed:
+        raise CheckpointError(f"{found.path} was trained with seed {seed}, not {config.seed}: leave --seed out")
+    given = _canonical(config.strategy, seed)
+    if "strategy" in config.given and given != _canonical(strategy, seed):
+        raise CheckpointError(f"{found.path} was trained under {strategy}, not {given}: leave --strategy out")
+    if engine["sampling"] == "shard" and workers != engine["workers"]:
+        raise CheckpointError(
+            f"{found.path} has the rows of {engine['workers']} workers (sampling 'shard'), not of {workers}: give "
+            f"--workers {engine['workers']}"
+        )
+    return msgspec.structs.replace(config, seed=seed, strategy=strategy)
+
+
+def _canonical(spec: str, seed: int) -> str:
+    """However its options are spelt."""
+    return canonical(build_peer(spec, seed, 0) if is_peer(spec) else build(spec, seed))
+
+
+def checkpoint_at(given: Path) -> checkpoint.Checkpoint:
+    """The checkpoint that a run's folder, or its own, stands for."""
+    if checkpoint.newest(given) is None:
+        raise OptionError(
+            f"--resume: {given} holds no checkpoint; give the folder of a run that had --checkpoint-every, or of one "
+            "of its checkpoints"
+        )
+    return checkpoint.read(given)

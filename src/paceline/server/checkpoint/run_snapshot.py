@@ -1,0 +1,112 @@
+"""A coordinator's place in a run as plain data, and a fresh one that goes on from there.
+
+Nobody survives a restore: every worker joins again. So a snapshot has nothing outstanding: what workers compute and
+what is held stands in it as unallotted, first to be issued again, in worker order. The restored strategy is told that
+all its workers have gone, before any of them joins. What it decides about them on that occasion is on record and
+without effect, since their pushes and grants are no more; only its timers are set.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from paceline.core.actions import SetTimer
+from paceline.core.errors import InternalError
+from paceline.core.events import Left
+from paceline.core.ledger import Allotment, Ledger, Outstanding
+from paceline.records.journal import Decision, Restored
+from paceline.server.coordinator import Coordinator
+from paceline.strategies import canonical
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands between two events."""
+
+    version: int
+    at: float
+    used: int  # samples, of the whole run
+    lost: int
+    used_before: int  # of finished phases
+    lost_before: int
+    position: float  # in nominal rounds
+    round_samples: int
+    pushes: int
+    tickets: int
+    members: tuple[int, ...]  # the workers the strategy takes for present or idle
+    strategy: str  # in the form `name:option=value`
+    strategy_state: dict[str, Any]
+    timers: dict[str, float]
+    watch: dict[str, Any]
+    ledger: dict[str, Any] | None  # None between two phases
+
+    @property
+    def restored(self) -> Restored:
+        """The same for the journal's header."""
+        return Restored(self.version, self.at, self.used, self.lost, self.pushes)
+
+
+def snapshot(coordinator: Coordinator) -> RunSnapshot:
+    """All of the run that is not in the store; to be taken between two events."""
+    c = coordinator
+    if c.busy:
+        raise InternalError(f"a snapshot of version {c.version} was asked for in the middle of a decision")
+    ledger: Ledger | None = c.ledger
+    return RunSnapshot(
+        version=c.version,
+        at=c.now,
+        used=c.used,
+        lost=c.lost,
+        used_before=c.used_before,
+        lost_before=c.lost_before,
+        position=c.position,
+        round_samples=c.round_samples,
+        pushes=c.pushes,
+        tickets=c.tickets,
+        members=tuple(worker for worker, seat in sorted(c.seats.items()) if seat.present or seat.idle),
+        strategy=canonical(c.strategy),
+        strategy_state=c.strategy.snapshot(),
+        timers=c.timers.pending(),
+        watch=c.watch.snapshot(),
+        ledger=None if ledger is None else ledger.snapshot(outstanding(c)),
+    )
+
+
+def outstanding(coordinator: Coordinator) -> list[Outstanding]:
+    """What is allotted and not settled, in worker order: held pushes as they came in, then the running grant."""
+    owned: dict[int, list[Allotment]] = defaultdict(list)
+    for _, held in sorted(coordinator.held.items()):
+        owned[held.worker] += held.allotments
+    for worker, seat in coordinator.seats.items():
+        if seat.ticket:
+            owned[worker] += seat.allotments
+    return [(worker, allotment) for worker in sorted(owned) for allotment in owned[worker]]
+
+
+def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
+    """Make a fresh coordinator, whose strategy is of the snapshot's kind, go on from there.
+
+    The journal's header, with the strategy's state in it, must have been written. The phase's ledger is the caller's:
+    a fresh one with `ledger.restore(taken.ledger)`, opened with `taken.round_samples`.
+    """
+    c = coordinator
+    if canonical(c.strategy) != taken.strategy:
+        raise InternalError(f"a snapshot of {taken.strategy} cannot be restored into {canonical(c.strategy)}")
+    c.version, c.position, c.round_samples = taken.version, taken.position, taken.round_samples
+    c.used_before, c.lost_before = taken.used_before, taken.lost_before
+    c.pushes, c.tickets = taken.pushes, taken.tickets
+    c.watch.restore(taken.watch)
+    c.strategy.restore(taken.strategy_state)
+    c.now = at
+    for name, due in taken.timers.items():
+        c.outbox.timer(name, due, c.timers.set(name, due))
+    # The fastest first: each that leaves may let `min` rise, and everybody is to join where the slowest stood.
+    clocks = getattr(getattr(c.strategy.state, "clocks", None), "of", {})
+    for worker in sorted(taken.members, key=lambda worker: (-clocks.get(worker, 0), worker)):
+        event = Left(at, worker, "crash")
+        actions = c.strategy.handle(event)
+        if c.sink is not None:
+            c.sink.write(Decision(event, actions))
+        for action in actions:
+            if isinstance(action, SetTimer):
+                c.outbox.timer(action.name, action.at, c.timers.set(action.name, action.at))

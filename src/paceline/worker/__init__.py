@@ -1,0 +1,1 @@
+"""What runs beside the user's script: the batch loop, the replica, its state."""

@@ -1,0 +1,340 @@
+"""One worker's passes through one phase: grants come in as pieces, pieces become pushes.
+
+A piece belongs to the next push if backward ran on it and no `zero_grad` followed; otherwise the script skipped it. A
+grant that is used up without a `step()` is a script that accumulates gradients: it gets further pieces on the same
+grant. If the last piece was skipped, what there is gets pushed when the next batch is asked for.
+
+The server may void a grant at any time; the worker looks for that whenever a batch is asked for and in `step()`. Where
+a scenario is emulated, the grant says how long the model is under way and how long its computation takes; the worker
+sleeps the difference, and whatever arrives meanwhile ends the sleep. A server that went away without a word voids the
+grant too: the worker waits for it, introduces itself again, and goes on with what it is granted next.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import InternalError
+from paceline.core.ledger import Allotment, Indices
+from paceline.transport.base import Closed, Endpoint, Lost
+from paceline.transport.messages import Cancelled, Done, Extra, More, Over, Push, Ready, Remark, State, ToWorker, Work
+from paceline.worker.fetching import Fetcher, pieces_of
+from paceline.worker.handshake import Handshake
+from paceline.worker.replica import News, Replica
+from paceline.worker.state import WorkerState
+
+Piece = tuple[int, Indices]  # of which allotment of the grant
+EDITS_WATCHED = 3  # pushes of a phase whose parameters are compared with the version read; it costs a pass over them
+OVER = object()  # what follows the last batch; None may be a batch
+
+
+class BatchLoop:
+    """The loop of one worker over one phase."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        replica: Replica,
+        fetcher: Fetcher,
+        ready: Ready,
+        greeting: Handshake,
+        state: WorkerState,
+        on_work: Callable[[float], None] | None = None,
+    ) -> None:
+        self.replica = replica
+        self.over: Over | None = None
+        self.position = 0.0
+        self._endpoint = endpoint
+        self._fetcher = fetcher
+        self._ready = ready
+        self._greeting = greeting
+        self._state = state
+        self._on_work = on_work  # told the position of every grant, which falls when a server goes back
+        self._ticket = 0
+        self._allotments: list[Allotment] = []
+        self._queue: deque[Piece] = deque()
+        self._batches: Iterator[Any] = iter(())
+        self._current: Piece | None = None
+        self._thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
+        self._computed: list[Piece] = []  # backward ran, not yet stepped
+        self._taken: list[Piece] = []  # part of the push
+        self._losses: list[tuple[float, int]] = []
+        self._steps = 0
+        self._accumulates = False
+        self._nominal: int | None = None
+        self._pushed = 0
+        self._began = 0.0  # when the grant's model was there, or is to be by the scenario, on the host's clock
+        self._read_at = 0.0  # when this process could begin
+        self._target_s: float | None = None  # how long the computation is to take
+        self._remarked: set[str] = set()
+
+    # -- what happens in the script ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Announce this worker and wait for its first grant."""
+        self.replica.mark()
+        self.replica.settle()
+        self._endpoint.send(self._ready)
+        self._await_work()
+
+    def next_batch(self) -> Any:
+        """The next piece as a batch; OVER at the end of the phase."""
+        if self._current is not None and not self._interrupted():
+            self._look()
+        while self.over is None:
+            if self._queue:
+                self._current = self._queue.popleft()
+                self.replica.mark_batch()
+                return next(self._batches)
+            if self._computed and not self._thrown_away:
+                self._ask_for_more()
+            else:
+                self._computed = []
+                self._push()
+        return OVER
+
+    def on_zero_grad(self) -> None:
+        """Whatever was computed and not stepped is gone."""
+        if self._computed or (self.replica.touched and self._current is not None):
+            self._thrown_away = True
+            self._computed.clear()
+        self.replica.mark()
+
+    def on_loss(self, loss: float) -> None:
+        """The loss of the current piece."""
+        samples = len(self._current[1]) if self._current is not None else 0
+        self._losses.append((loss, samples))
+
+    def on_step(self) -> None:
+        """Add what was computed to the push; on the last piece, push."""
+        if self._interrupted():
+            return
+        if self._current is not None:
+            self._look()
+        elif self.replica.news(by_hand=False):
+            self._remark("optimizer.step() was called again for one batch: only the first step of a batch is pushed")
+        self._steps += 1
+        if self._steps == 1 and self._accumulates:
+            self._nominal = self._ready.batch_size * len(self._computed)
+        self._add_computed()
+        if not self._queue and self.over is None:
+            self._push()
+
+    def abandon(self) -> None:
+        """The script left the loop; what was not pushed is computed by somebody else."""
+        if self.over is None:
+            self.replica.forget()
+            with contextlib.suppress(Closed, Lost):
+                self.replica.leave()
+            self.replica.interrupted = None  # of a loop that this script has left
+            with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
+                self._endpoint.send(Done(self._ready.phase))
+
+    # -- pieces and pushes -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Whether the current piece left a gradient."""
+        news = self.replica.news()
+        if news and self._current is not None:
+            if news is News.FRESH and self._computed:  # zeroed behind the optimizer's back
+                self._thrown_away = True
+                self._computed.clear()
+            self._computed.append(self._current)
+
+    def _add_computed(self) -> None:
+        samples = sum([len(indices) for _, indices in self._computed])
+        if samples:
+            self.replica.add(samples, last=not self._queue)
+            self._taken += self._computed
+            self._computed = []
+        self._current = None
+        if self.replica.densified is not None:
+            name, self.replica.densified = self.replica.densified, None
+            self._remark(f"the sparse gradient of parameter {name} is sent whole: with sparse=False it is made so")
+
+    def _remark(self, text: str) -> None:
+        if text not in self._remarked:
+            self._remarked.add(text)
+            self._endpoint.send(Remark(text))
+
+    def _push(self) -> None:
+        edited = self._pushed < EDITS_WATCHED and self.replica.edited()
+        self._pushed += 1
+        samples = sum([len(indices) for _, indices in self._taken])
+        loss = None
+        if self._losses:
+            known = sum([count for _, count in self._losses])
+            loss = sum([value * count for value, count in self._losses]) / known if known else None
+        kept = None
+        if samples < sum([allotment.samples for allotment in self._allotments]):
+            kept = [self._kept_of(number) for number in range(len(self._allotments))]
+        gradient = self.replica.take(loss)
+        if self.replica.closed:
+            self._await_work()
+            return
+        overrun_s = 0.0
+        if self._target_s is not None:
+            end = self._began + self._target_s
+            # A message that came late leaves less time until then; only a computation that is too long overruns.
+            overrun_s = max(0.0, perf_counter() - self._read_at - self._target_s)
+            if self._interrupted(end):
+                return
+        compute_s = perf_counter() - self._began
+        self.replica.cross(compute_s, loss)
+        if self._was_told_meanwhile():
+            return
+        self._endpoint.send(Push(self._ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
+        self._nominal = None
+        answer = self._hear()
+        # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
+        if edited and isinstance(answer, Work):
+            self._remark(
+                "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
+                "overwritten by the next version"
+            )
+        self._await_work(answer)
+
+    def _was_told_meanwhile(self) -> bool:
+        """Whether the grant was voided in the middle of a node's exchange; if so, the next one is taken up."""
+        message = self._interrupting()
+        if message is None:
+            return False
+        self._await_work(message)
+        return True
+
+    def _interrupting(self) -> ToWorker | None:
+        """What a node was told in the middle of an exchange; a server that was lost there is found again."""
+        message, self.replica.interrupted = self.replica.interrupted, None
+        return self._find_server() if isinstance(message, Lost) else message
+
+    def _kept_of(self, number: int) -> Indices:
+        parts = [indices for owner, indices in self._taken if owner == number]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    # -- grants ------------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> ToWorker:
+        """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
+        try:
+            self.replica.idle()
+            return self._endpoint.receive()
+        except Lost:
+            return self._find_server()
+
+    def _find_server(self) -> ToWorker:
+        self._greeting.again()
+        self._endpoint.send(self._ready)
+        return Cancelled(self._ticket)
+
+    def _interruption(self, until: float = 0.0) -> ToWorker | None:
+        """What ends the grant before its time, if anything comes until then."""
+        while True:
+            remaining = until - perf_counter() if until else 0.0
+            if self._endpoint.poll(max(0.0, remaining)):
+                message = self._hear()
+                self.replica.hear(message)
+                if isinstance(message, Work | Over) or message == Cancelled(self._ticket):
+                    return message
+            elif remaining <= 0.0:
+                return None
+
+    def _interrupted(self, until: float = 0.0) -> bool:
+        """Whether the grant was voided; if so, the next one is taken up."""
+        message = self._interruption(until)
+        if message is None:
+            return False
+        self._await_work(message)
+        return True
+
+    def _await_work(self, message: ToWorker | None = None) -> None:
+        """Wait for a grant, and for its model to arrive; or for the end of the phase."""
+        while self.over is None:
+            message = message or self._hear()
+            if isinstance(message, Work) and message.phase is not None and message.phase < self._ready.phase:
+                message = None  # it crossed the word that this script had left that phase
+                continue
+            if isinstance(message, Work):
+                delayed = message.delay_s > 0.0
+                self._take_up(message)
+                message = self._interrupting()
+                if message is None and delayed:
+                    message = self._interruption(self._began)
+                if message is None:
+                    return
+                continue
+            if isinstance(message, Over):
+                # The end of an earlier phase may have crossed the word that this script had left it.
+                if message.run_over or message.phase >= self._ready.phase:
+                    self._finish(message)
+            elif not (self.replica.hear(message) or isinstance(message, Cancelled | Extra)):
+                # Those may cross a push, or an end by Lost.
+                raise InternalError(f"a worker that waits for work was sent {message}")
+            message = None
+
+    def _ask_for_more(self) -> None:
+        self._accumulates = True
+        self._endpoint.send(More(self._ticket))
+        answer = self._hear()
+        while self.replica.hear(answer):
+            answer = self._hear()
+        if not isinstance(answer, Extra):  # the grant was voided meanwhile
+            self._await_work(answer)
+        elif answer.allotment is not None:
+            if answer.compute_s is not None:
+                self._target_s = (self._target_s or 0.0) + answer.compute_s
+            self._enqueue(answer.allotment)
+        else:  # the data ended in mid-accumulation: what there is makes the last push
+            self._add_computed()
+            self._push()
+
+    def _take_up(self, work: Work) -> None:
+        now = perf_counter()
+        self._began = (now if work.sent_at is None else work.sent_at) + work.delay_s
+        self._read_at = max(now, self._began)
+        self._target_s = work.compute_s
+        self._drop_grant()
+        self._state.reach(self._ready.phase, over=False)
+        waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
+        self._began, self._read_at = self._began + waited, self._read_at + waited
+        if work.save is not None:
+            self._endpoint.send(State(work.save, self._state.capture(self._ready.phase, over=False)))
+        self._ticket = work.ticket
+        self.position = work.position
+        if self._on_work is not None:
+            self._on_work(work.position)
+        self.replica.use(work.slot, extends=work.parameters is None)
+        if work.parameters is not None:
+            self.replica.load(work.parameters)
+            if self._pushed < EDITS_WATCHED:
+                self.replica.watch_edits()
+        self._enqueue(work.allotment)
+
+    def _drop_grant(self) -> None:
+        self.replica.forget()
+        self._allotments, self._taken, self._computed, self._losses = [], [], [], []
+        self._queue.clear()
+        self._current = None
+        self._thrown_away = False
+
+    def _enqueue(self, allotment: Allotment) -> None:
+        number = len(self._allotments)
+        self._allotments.append(allotment)
+        pieces = pieces_of(allotment.indices, self._ready.batch_size, self._ready.least)
+        self._queue.extend([(number, piece) for piece in pieces])
+        self._batches = self._fetcher.batches(pieces)
+
+    def _finish(self, over: Over) -> None:
+        self.over = over
+        self.position = over.position
+        self._queue.clear()
+        self.replica.forget()
+        self._state.reach(self._ready.phase, over=True)
+        if over.save is not None:
+            # A run that ended in mid-phase is resumed in that phase.
+            self._endpoint.send(State(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
+        if over.parameters is not None:
+            self.replica.load(over.parameters)

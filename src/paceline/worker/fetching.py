@@ -1,0 +1,101 @@
+"""From sample numbers to batches: the user's data set and `DataLoader` settings, with the ledger as the sampler."""
+
+import difflib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from paceline.core.errors import OptionError
+from paceline.core.ledger import Indices
+
+OWNED = {
+    "batch_sampler": "the ledger decides which samples are whose",
+    "drop_last": "every sample is settled exactly once",
+    "sampler": "the ledger decides which samples are whose",
+    "shuffle": "samples are shuffled globally, from --seed",
+}
+
+
+KNOWN = set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"} - set(OWNED)
+
+
+class _Pieces:
+    """The batch sampler of a DataLoader that is iterated once per grant."""
+
+    def __init__(self) -> None:
+        self.pieces: Sequence[Indices] = ()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([piece.tolist() for piece in self.pieces])
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+class Fetcher:
+    """Makes batches of one data set."""
+
+    def __init__(self, dataset: Any, loader_options: dict[str, Any]) -> None:
+        self.size = _size(dataset)
+        for name in loader_options:
+            if name in OWNED:
+                raise OptionError(f"batches() takes no {name}: {OWNED[name]}")
+            if name not in KNOWN:
+                near = difflib.get_close_matches(name, KNOWN, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else "see torch.utils.data.DataLoader"
+                raise OptionError(f"batches() takes no {name}, nor does torch's DataLoader; {advice}")
+        self._dataset = dataset
+        self._collate = loader_options.get("collate_fn") or default_collate
+        self._whole = type(dataset) is TensorDataset and self._collate is default_collate
+        self._sampler = _Pieces()
+        self._loader: DataLoader[Any] | None = None
+        if loader_options.get("num_workers") or loader_options.get("pin_memory"):
+            options = dict(loader_options)
+            if options.get("num_workers"):
+                options["persistent_workers"] = True  # one start per phase, not per grant
+            self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
+
+    def batches(self, pieces: Sequence[Indices]) -> Iterator[Any]:
+        """One batch per piece."""
+        if self._loader is None:
+            return map(self._fetch, pieces)
+        self._sampler.pieces = pieces
+        return _lazily(self._loader)
+
+    def _fetch(self, indices: Indices) -> Any:
+        if self._whole:
+            # Torch takes memory over only if it may write to it, and what came over a wire is read-only.
+            rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())
+            return [tensor[rows] for tensor in self._dataset.tensors]
+        if hasattr(self._dataset, "__getitems__"):
+            return self._collate(self._dataset.__getitems__(indices.tolist()))
+        return self._collate([self._dataset[index] for index in indices.tolist()])
+
+
+def _lazily(loader: DataLoader[Any]) -> Iterator[Any]:
+    """A loader draws random numbers when it starts: not before its first batch is asked for."""
+    yield from loader
+
+
+def _size(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise OptionError(
+            f"batches() needs a map-style data set (__len__ and __getitem__), not {type(dataset).__name__}: an "
+            "iterable one cannot be shared out so that every sample is used exactly once"
+        )
+    return len(dataset)
+
+
+def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:
+    """An allotment cut into pieces of at most `batch_size`, none smaller than `least` where that is possible."""
+    if len(indices) <= batch_size:
+        return [indices]
+    cut = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+    if len(cut[-1]) < least:
+        both = indices[len(indices) - len(cut[-2]) - len(cut[-1]) :]
+        # Two pieces of at least `least`, or, where there are too few samples for that, one above `batch_size`.
+        cut[-2:] = [both[:-least], both[-least:]] if len(both) >= 2 * least else [both]
+    return cut

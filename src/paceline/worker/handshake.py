@@ -1,0 +1,47 @@
+"""How a worker introduces itself: when its script has prepared a model, and to a server that has come back."""
+
+from typing import Any
+
+from paceline.transport.base import Endpoint, Lost
+from paceline.transport.messages import Hello, Welcome
+from paceline.worker.replica import Replica
+from paceline.worker.state import WorkerState
+
+
+class Handshake:
+    """One worker's introduction."""
+
+    def __init__(self, endpoint: Endpoint, replica: Replica, state: WorkerState, evaluator: Any = None) -> None:
+        self._endpoint = endpoint
+        self._replica = replica
+        self._state = state
+        self._evaluator = evaluator
+
+    def send(self) -> None:
+        """Say what is trained here."""
+        values, buffers = self._replica.values()
+        self._endpoint.send(Hello(self._replica.spec, values, buffers, self._evaluator, self._replica.reads))
+
+    def greet(self) -> None:
+        """Introduce this worker and take in the model that everybody starts from."""
+        while True:
+            self.send()
+            try:
+                answer = self._endpoint.receive()
+            except Lost:
+                self._endpoint.reconnect()
+                continue
+            if isinstance(answer, Welcome):
+                self.take_in(answer)
+                self._replica.introduce()
+            return
+
+    def again(self) -> None:
+        """The server is gone: wait for it and introduce this worker to it."""
+        self._endpoint.reconnect()
+        self.greet()
+
+    def take_in(self, answer: Welcome) -> None:
+        """The run's model, and this worker's state where the run goes on from a checkpoint."""
+        self._replica.load(answer.parameters)
+        self._state.welcome(answer.state)

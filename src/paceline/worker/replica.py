@@ -1,0 +1,278 @@
+"""A worker's copy of the model: it takes versions in and hands gradients out.
+
+`Replica` is for links that pass tensors by reference; where both sides share memory, `slots.SlotReplica` takes its
+place. What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push)
+and `take` (the push).
+"""
+
+import enum
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.core.errors import InternalError, OptionError
+from paceline.model.buffers import difference
+from paceline.model.flat import Layout
+from paceline.model.mass_optimizer import GroupOptions, describe, group_options
+from paceline.model.store import Gradient, ModelSpec, Parameters
+
+COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
+
+
+class News(enum.IntEnum):
+    """What became of the gradients since somebody last looked."""
+
+    NONE = 0
+    ADDED = 1  # there are more, or they changed
+    FRESH = 2  # those that were there are gone, and others have come
+
+
+def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSpec:
+    """The model as the server needs to know it; a compiled one goes by the names of the plain module."""
+    named = list(model.named_parameters())
+    if not named:
+        raise OptionError("the model has no parameters: there is nothing to train")
+    for name, parameter in named:
+        if not parameter.is_floating_point():
+            raise OptionError(
+                f"parameter {name} has dtype {parameter.dtype}; floating-point parameters can be trained: make it "
+                "a buffer, or split it into real ones"
+            )
+    buffers = list(model.named_buffers())
+    tensors = [tensor for _, tensor in [*named, *buffers]]
+    return ModelSpec(
+        tuple((_plain(name), tuple(p.shape), str(p.dtype)) for name, p in named),
+        tuple((_plain(name), tuple(b.shape), str(b.dtype)) for name, b in buffers),
+        describe(optimizer, {id(parameter): place for place, (_, parameter) in enumerate(named)}),
+        _state_keys(model, tensors),
+    )
+
+
+class Replica:
+    """The user's module and optimizer, seen as flat parameters."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec | None = None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.spec = spec or spec_of(model, optimizer)
+        self.parameters = list(model.parameters())
+        self.interrupted: Any = None  # the phase's end, if it came in the middle of a node's exchange
+        self.closed = False  # a node has given its model away for the phase's average: what it computes is lost
+        self.touched = False  # a backward is known to have run since the last look
+        self.densified: str | None = None  # a parameter whose gradient was sparse, to be remarked on
+        self._buffer_homes = _homes(model)
+        self._values = [parameter.data for parameter in self.parameters]
+        self.layout = Layout.of(self._values)
+        self._read_buffers: list[torch.Tensor] = []
+        self._read: Parameters | None = None
+        self._marks: list[int | None] = [None] * len(self.parameters)
+        self._after_backward: list[int | None] = [None] * len(self.parameters)  # the gradient each had then
+        self._fresh = False
+        self._flat: list[torch.Tensor] | None = None  # the sum of the pieces so far
+        self._missing: frozenset[int] = frozenset()
+        self._samples = 0
+        self._options: Sequence[GroupOptions] = ()
+        self._options_of: list[GroupOptions] | None = None  # the groups as they were; None: look every time
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """The module's buffers as they are at the moment: forward may put other tensors in their place."""
+        return [home[name] for home, name in self._buffer_homes]
+
+    # -- gradients that come -----------------------------------------------------------------------------------------
+
+    def watch_backward(self) -> None:
+        """Be told when gradients come."""
+        # Torch keeps hooks out of the garbage collector's sight: one that held the replica would hold it for ever.
+        known = weakref.ref(self)
+
+        def watch(place: int, parameter: torch.Tensor) -> None:
+            def on_backward(parameter: torch.Tensor) -> None:
+                replica = known()
+                if replica is not None:
+                    replica._on_backward(place, parameter)
+
+            parameter.register_post_accumulate_grad_hook(on_backward)
+
+        for place, parameter in enumerate(self.parameters):
+            if parameter.requires_grad and self._watches(parameter):
+                watch(place, parameter)
+
+    def _watches(self, parameter: torch.Tensor) -> bool:  # noqa: ARG002 - a subclass may
+        return True
+
+    def _on_backward(self, place: int, parameter: torch.Tensor) -> None:
+        gradient = id(parameter.grad)
+        if not self.touched:
+            self._fresh = self._after_backward[place] != gradient
+            self.touched = True
+        self._after_backward[place] = gradient
+
+    def mark(self) -> None:
+        """Remember which gradients are there, to tell those that come later."""
+        self._marks = [None if p.grad is None else id(p.grad) for p in self.parameters]
+        self.touched = False
+
+    def mark_batch(self) -> None:
+        """A batch is handed out: what comes from here on is its gradient."""
+        self.mark()
+
+    def news(self, *, by_hand: bool = True) -> News:
+        """What has come since the last mark or look; `by_hand`: gradients count that no backward put there."""
+        if self.touched:
+            self.touched = False
+            return News.FRESH if self._fresh else News.ADDED
+        if by_hand:
+            pairs = zip(self.parameters, self._marks, strict=True)
+            if any(p.grad is not None and id(p.grad) != mark for p, mark in pairs):
+                return News.ADDED
+        return News.NONE
+
+    # -- versions in -------------------------------------------------------------------------------------------------
+
+    def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the server is to start from: copies of parameters and buffers."""
+        return [v.detach().clone() for v in self._values], [b.detach().clone() for b in self.buffers]
+
+    def load(self, version: Parameters) -> None:
+        """Take a whole version in."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._values, self.layout.views(version.flat))
+            for buffer, value in zip(self.buffers, version.buffers, strict=True):
+                buffer.copy_(value)
+        self._read = version
+        self._read_buffers = version.buffers
+
+    def use(self, slot: int, *, extends: bool) -> None:
+        """Where the next push is to lie; `extends`: it goes on from a push that is held."""
+
+    def introduce(self) -> None:
+        """Say, once this worker has been welcomed, what a node of a run without a server has to say beside that."""
+
+    def hear(self, message: object) -> bool:  # noqa: ARG002 - nodes hear of each other
+        """Whether a message was about other nodes, and is thereby dealt with."""
+        return False
+
+    def meet(self, work: object) -> float:  # noqa: ARG002 - nodes are told what has happened around them
+        """A grant is taken up; seconds that had to pass before its computing could begin."""
+        return 0.0
+
+    def cross(self, compute_s: float, loss: float | None) -> None:
+        """The grant's computing is over: a node exchanges here."""
+
+    def leave(self) -> None:
+        """The script has left the loop before its end."""
+
+    def idle(self) -> None:
+        """The coordinator is waited for: a node looks at its letters meanwhile."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether versions are copied on to a device: then it may as well be from the server's own memory."""
+        return False
+
+    def settle(self) -> None:
+        """Be done with the version that was taken in: the server may write the next one."""
+
+    def watch_edits(self) -> None:
+        """Be ready to tell whether the parameters were changed since the version was taken in."""
+
+    def edited(self) -> bool:
+        """Whether the parameters are no longer those of the version that was read."""
+        if self._read is None:
+            return False
+        pairs = zip(self._values, self.layout.views(self._read.flat), strict=True)
+        return not all(torch.equal(value.to(read.device), read) for value, read in pairs)
+
+    # -- pushes out --------------------------------------------------------------------------------------------------
+
+    def add(self, samples: int, *, last: bool) -> None:  # noqa: ARG002 - every piece is summed in the same way here
+        """The gradient in `parameter.grad` is the mean over this many samples: add it to the push."""
+        missing = frozenset(place for place, p in enumerate(self.parameters) if p.grad is None)
+        flat = self.layout.zeros()
+        views = self.layout.views(flat)
+        present = [place for place in range(len(views)) if place not in missing]
+        with torch.no_grad():
+            torch._foreach_copy_([views[i] for i in present], [self._dense(i) for i in present])
+        if self._flat is None:
+            self._flat, self._missing, self._samples = flat, missing, samples
+            return
+        total = self._samples + samples
+        for summed, piece in zip(self._flat, flat, strict=True):
+            summed.mul_(self._samples / total).add_(piece, alpha=samples / total)
+        self._missing &= missing
+        self._samples = total
+
+    def _dense(self, place: int) -> torch.Tensor:
+        gradient = self.parameters[place].grad
+        if gradient is None:
+            raise InternalError(f"the gradient of parameter {self.spec.parameters[place][0]} went away during step()")
+        if gradient.layout == torch.strided:
+            return gradient
+        self.densified = self.spec.parameters[place][0]
+        return gradient.to_dense()
+
+    def forget(self) -> None:
+        """Drop what was added since the last push."""
+        self._flat, self._missing, self._samples = None, frozenset(), 0
+
+    def take(self, loss: float | None) -> Gradient | None:
+        """The push that the pieces make, or None if there were none."""
+        flat, missing = self._flat, self._missing
+        self.forget()
+        if flat is None:
+            return None
+        change = [_change(buffer, read) for buffer, read in zip(self.buffers, self._read_buffers, strict=True)]
+        return Gradient(flat, missing, self.options(), change, loss)
+
+    def options(self) -> Sequence[GroupOptions]:
+        """The options of each group; the same object for as long as they are the same."""
+        groups, known = self.optimizer.param_groups, self._options_of
+        if known is None or len(known) != len(groups) or not all(map(_same_group, groups, known)):
+            self._options = group_options(self.optimizer)
+            values = [value for group in groups for key, value in group.items() if key != "params"]
+            # A tensor may be changed in place, which no comparison with itself would show.
+            changeable = any(isinstance(value, torch.Tensor) for value in values)
+            self._options_of = None if changeable else [dict(group) for group in groups]
+        return self._options
+
+
+def _same_group(group: GroupOptions, known: GroupOptions) -> bool:
+    return group["params"] is known["params"] and group == known
+
+
+def _change(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor | None:
+    """How a buffer moved; None if it did not."""
+    if torch.equal(buffer, read):
+        return None
+    if not (buffer.is_floating_point() or buffer.is_complex()):
+        return buffer.clone()
+    return difference(buffer, read)
+
+
+def _homes(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """The module's own table of buffers and the name in it, of every buffer in the order of `named_buffers`."""
+    homes: list[tuple[dict[str, Any], str]] = []
+    for name, _ in model.named_buffers():
+        path, _, attribute = name.rpartition(".")
+        homes.append((model.get_submodule(path)._buffers, attribute))
+    return homes
+
+
+def _plain(name: str) -> str:
+    return name.replace(COMPILED, "")
+
+
+def _state_keys(model: torch.nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
+    """Which of the tensors each key of the `state_dict` stands for, tied parameters under all of their names."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+    named.update(model.named_buffers(remove_duplicate=False))
+    return tuple((_plain(key), places[id(named[key])]) for key in model.state_dict() if key in named)
+
+
+def has_batch_statistics(model: torch.nn.Module) -> bool:
+    """BatchNorm layers cannot be trained on a single sample."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,0 +1,152 @@
+"""A learning-rate scheduler that stands at the run's position instead of counting one worker's calls.
+
+Its `step` is replaced by a subclass that the object changes over to, and not by an attribute: a scheduler takes all its
+attributes for its state, which is saved. Copies and pickles are of the class that it had.
+
+The run's position falls when a restarted server goes on from a checkpoint. Schedulers only know the way forward, so
+this one is put back to where it stood before its first step for the run, and makes the steps up to the position again.
+"""
+
+import copy
+import copyreg
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.core.errors import OptionError
+
+Options = list[dict[str, Any]]  # of each of the optimizer's groups, without its parameters
+
+
+class Start(NamedTuple):
+    """Where a scheduler stood before the run moved it."""
+
+    made: int
+    state: Any  # None: it cannot be put back
+    options: Options
+
+
+class RunScheduler:
+    """Takes the place of a scheduler's `step`: zero or more real steps, until it stands where the run does."""
+
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, position: Callable[[], float]) -> None:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise OptionError(
+                "ReduceLROnPlateau decides by a metric, not by the run's position; choose a scheduler that counts "
+                "steps, or call it without handing it to prepare()"
+            )
+        if not callable(getattr(scheduler, "step", None)):
+            raise OptionError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
+        self._scheduler = scheduler
+        self._optimizer = optimizer
+        self._advance = scheduler.step
+        self._load = getattr(scheduler, "load_state_dict", None)
+        self._made = max(0, getattr(scheduler, "last_epoch", 0))
+        self._position = position
+        self._start: Start | None = None  # known from the first step on
+        self._changed: set[str] = set()  # options that steps were seen to change
+        self._granted = False
+        _put_in_place(self, scheduler)
+
+    def step(self) -> None:
+        """Catch up with the run."""
+        self.move_to(self._position())
+
+    def load(self, state: Any) -> None:
+        """The script puts it somewhere else: that is where the run finds it."""
+        if self._load is not None:
+            self._load(state)
+        self._start = None
+
+    def on_work(self, position: float) -> None:
+        """Newcomers and resumed workers make even their first push with the run's learning rate; so do those whose
+        server went back to a checkpoint."""
+        if not self._granted or _whole(position) < self._made:
+            self._granted = True
+            self.move_to(position)
+
+    def move_to(self, position: float) -> None:
+        """Stand at this position."""
+        target = _whole(position)
+        if target < self._made:
+            self._go_back()
+        while self._made < target:
+            before = _options(self._optimizer)
+            if self._start is None:
+                self._start = Start(self._made, _state(self._scheduler), before)
+            self._made += 1
+            self._advance()
+            for old, new in zip(before, _options(self._optimizer), strict=False):
+                self._changed.update(name for name in new if not _same(old.get(name), new[name]))
+
+    def _go_back(self) -> None:
+        start = self._start
+        if start is None or start.state is None or self._load is None:
+            return  # where it stands is where the script brought it, or it has no way back
+        self._load(copy.deepcopy(start.state))
+        for group, known in zip(self._optimizer.param_groups, start.options, strict=False):
+            for name in self._changed & known.keys():
+                if isinstance(group.get(name), torch.Tensor):
+                    group[name].copy_(known[name])
+                else:
+                    group[name] = known[name]
+        self._made = start.made
+
+
+def _put_in_place(follower: RunScheduler, scheduler: Any) -> None:
+    """Have the scheduler's own `step` follow the run."""
+    kind: Any = type(scheduler)
+
+    def step(_: Any, *__: Any, **___: Any) -> None:
+        follower.step()
+
+    def load_state_dict(_: Any, state_dict: Any) -> None:
+        follower.load(state_dict)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        make, arguments, *rest = kind.__reduce_ex__(self, protocol)
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined] # pickle wants the object's own class with it
+            make = kind.__new__
+        make, *arguments = [kind if part is type(self) else part for part in (make, *arguments)]
+        return (make, tuple(arguments), *rest)
+
+    members: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    members |= {"__doc__": kind.__doc__, "step": step, "__reduce_ex__": reduced}
+    if hasattr(kind, "load_state_dict"):
+        members["load_state_dict"] = load_state_dict
+    if "step" not in getattr(scheduler, "__dict__", {}):
+        try:
+            scheduler.__class__ = type(kind.__name__, (kind,), members)
+            return
+        except TypeError:  # not of a class that is written in Python
+            pass
+    scheduler.step = lambda *_, **__: follower.step()
+
+
+def _whole(position: float) -> int:
+    return math.floor(position + 1e-9)
+
+
+def _options(optimizer: torch.optim.Optimizer) -> Options:
+    """The groups' options at this moment; a rate that is a tensor is changed in place."""
+    return [
+        {name: value.clone() if isinstance(value, torch.Tensor) else value
+         for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]  # fmt: skip
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)
+
+
+def _state(scheduler: Any) -> Any:
+    """A copy of its state; None if it has none that can be copied."""
+    try:
+        return copy.deepcopy(scheduler.state_dict())
+    except Exception:  # noqa: BLE001 - a scheduler of the user's own may hold anything; it can only not be put back
+        return None

@@ -1,0 +1,63 @@
+"""A training script as something that can be run: by a virtual worker's thread here, or by a process of its own."""
+
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from paceline.core.errors import OptionError
+
+
+class Script:
+    """A script file; each call runs it as `__main__` in a module of its own.
+
+    Modules that it imports are shared between the virtual workers of one process.
+    """
+
+    def __init__(self, path: Path, arguments: list[str]) -> None:
+        self.path = path
+        self.arguments = arguments
+        self._code = _compiled(path)
+
+    def settle_in(self) -> None:
+        """Give this process the script's arguments and the folder it imports from, as `python script.py` would."""
+        sys.argv = [str(self.path), *self.arguments]
+        folder = os.fspath(self.path.resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+    def __call__(self) -> None:
+        module = types.ModuleType("__main__")
+        module.__file__ = str(self.path)
+        sys.modules["__main__"] = module  # so that the script's own classes can be pickled
+        exec(self._code, module.__dict__)
+
+
+def load_script(path: Path, arguments: list[str]) -> Script:
+    """The script of this file, ready to run here with these arguments as its own."""
+    script = Script(path, arguments)
+    script.settle_in()
+    return script
+
+
+def _compiled(path: Path) -> types.CodeType:
+    try:
+        return compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise OptionError(f"cannot read script {path}: {error.strerror}") from error
+    except SyntaxError as error:
+        raise OptionError(f"{path}, line {error.lineno}: {error.msg}") from error
+
+
+def script_traceback(error: BaseException) -> str:
+    """The traceback of what a script raised, from the script's own first frame on."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(Path(frames.tb_frame.f_code.co_filename)):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def _is_ours(file: Path) -> bool:
+    package = Path(__file__).parents[1]
+    return file.is_relative_to(package) and not file.is_relative_to(package / "tasks")  # a task is a script

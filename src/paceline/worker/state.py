@@ -1,0 +1,100 @@
+"""What a worker needs beside the model to go on as if never interrupted: its random generators and what it keeps.
+
+A worker's state is of a moment: when a grant was taken up, before anything was fetched or drawn for it, or when a phase
+was over. A resumed script runs from its beginning and passes through the finished phases without data; its state is put
+back when it comes to that moment. Kept objects are also put back as soon as they are known, since a script may look at
+them on its way there.
+"""
+
+import random
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from paceline.core.errors import OptionError
+from paceline.worker.state_codec import pack, unpack
+
+
+@runtime_checkable
+class Keepable(Protocol):
+    """Anything that can tell its state and take one in."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class WorkerState:
+    """The state of one worker's script."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Keepable] = {}
+        self._left_out: list[Any] = []  # what the run restores by itself: loading it twice would make it wrong
+        self._data: bytes | None = None  # from the checkpoint
+        self._pending: tuple[int, bool] | None = None  # the moment at which that is to be put back
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Have an object in every checkpoint; one that a checkpoint knows is restored at once."""
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"keep(name, obj) takes a name that is not empty, not {name!r}")
+        if name in self._kept:
+            raise OptionError(f"keep() was given two objects called {name!r}: give each a name of its own")
+        if not isinstance(thing, Keepable):
+            raise OptionError(
+                f"keep({name!r}, ...) needs an object with state_dict() and load_state_dict(), which "
+                f"{type(thing).__name__} has not"
+            )
+        self._kept[name] = thing
+        if self._data is not None:
+            self._restore({name: thing}, unpack(self._data)["kept"])
+
+    def leave_out(self, *things: Any) -> None:
+        """The run brings these to where they belong, whether or not the script keeps them."""
+        self._left_out += things
+
+    def welcome(self, data: bytes | None) -> None:
+        """What the server knows of this worker's state."""
+        if data is None:
+            return
+        state = unpack(data)
+        self._data = data
+        self._pending = (state["phase"], state["over"])
+        self._restore(self._kept, state["kept"])
+
+    def capture(self, phase: int, *, over: bool) -> bytes:
+        """The state at this moment."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return pack(
+            {
+                "phase": phase,
+                "over": over,
+                "torch": torch.get_rng_state(),
+                "numpy": np.random.get_state(legacy=False),
+                "python": random.getstate(),
+                "cuda": cuda,
+                "kept": {name: thing.state_dict() for name, thing in self._kept.items() if self._is_own(thing)},
+            }
+        )
+
+    def reach(self, phase: int, *, over: bool) -> None:
+        """The script has come to this moment: put back what was captured then."""
+        if self._pending is None or self._data is None or (phase, over) < self._pending:
+            return
+        self._pending = None
+        state = unpack(self._data)  # afresh: whoever was given a state before may have gone on with it
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+        if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda"])
+        self._restore(self._kept, state["kept"])
+
+    def _restore(self, things: dict[str, Keepable], states: dict[str, Any]) -> None:
+        for name, thing in things.items():
+            if name in states and self._is_own(thing):
+                thing.load_state_dict(states[name])
+
+    def _is_own(self, thing: Keepable) -> bool:
+        """Whether nobody but the script looks after it."""
+        return not any(thing is other for other in self._left_out)

@@ -1,0 +1,247 @@
+"""The transport over TCP: the contract, and what only ZeroMQ's ends promise."""
+
+import logging
+import select
+import time
+import uuid
+
+import pytest
+import torch
+import zmq
+
+from contracts.census import Census
+from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
+from paceline.core.errors import PeerError
+from paceline.model.store import Gradient
+from paceline.transport.base import Closed, Lost
+from paceline.transport.messages import Cancelled, Hello, More, Push
+from paceline.transport.zeromq import LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub
+from paceline.transport.zeromq_parts import CHUNK, GATHERED, chunks_of
+
+
+def until(condition):
+    """Wait for what must come."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class TestZeromq(ProcessContract):
+    @pytest.fixture(autouse=True)
+    def _leave_nothing_behind(self):
+        census = Census()
+        self.hub = ZeromqHub()
+        self.workers = []
+        yield
+        while self.workers:
+            self.workers.pop().close()
+        self.hub.close()
+        del self.hub
+        census.require_nothing_left()
+
+    def make(self):
+        token = uuid.uuid4().hex
+        server = self.hub.expect(token)
+        worker = ZeromqEndpoint(self.hub.address, token)
+        self.workers.append(worker)
+        until(lambda: self.hub.pump() or server.linked)
+        return worker, server
+
+    def pump(self, server):
+        self.hub.pump()
+
+    def test_a_mirror_is_memory_of_its_own(self):
+        worker, server = self.make()
+        region = worker.adopt(SPEC)
+        worker.send(Hello(SPEC, values_of(SPEC.parameters, 1), values_of(SPEC.buffers, 2)))
+        self.take(server)
+        assert same(server.region.parameters, region.parameters)
+        region.flat[0].fill_(7.0)
+        assert not same(server.region.flat, region.flat)
+
+    def test_an_ordinary_selector_misses_nothing(self):
+        (first, at_first), (second, at_second) = self.make(), self.make()
+        poller = select.poll()
+        poller.register(self.hub, select.POLLIN)
+        for number in range(200):
+            first.send(More(number))
+            at_second.deliver(Cancelled(number))  # sending may swallow the signal of what just arrived
+            while (got := at_first.collect()) is None:
+                assert poller.poll(PATIENCE_S * 1000), "the descriptor never became readable"
+                self.hub.pump()
+            assert got == More(number)
+            assert second.receive() == Cancelled(number)
+
+    def test_pumping_in_turns_leaves_the_descriptor_readable(self):
+        worker, _ = self.make()
+        count = 1000
+        for number in range(count):
+            worker.send(More(number))
+        got = []
+        poller = select.poll()
+        poller.register(self.hub, select.POLLIN)
+        while len(got) < count:
+            assert poller.poll(PATIENCE_S * 1000)
+            for end in self.hub.pump():
+                while (message := end.collect()) is not None:
+                    got.append(message.ticket)
+        assert got == list(range(count))
+
+    def test_a_worker_may_be_there_before_it_is_expected(self):
+        token = uuid.uuid4().hex
+        worker = ZeromqEndpoint(self.hub.address, token)
+        self.workers.append(worker)
+        until(lambda: self.hub.pump() or self.hub._strangers)
+        server = self.hub.expect(token)
+        worker.send(More(3))
+        assert self.take(server) == More(3)
+
+    def test_words_to_a_worker_that_is_not_there_yet_wait_for_it(self):
+        token = uuid.uuid4().hex
+        server = self.hub.expect(token)
+        server.deliver(Cancelled(4))
+        worker = ZeromqEndpoint(self.hub.address, token)
+        self.workers.append(worker)
+        until(lambda: self.hub.pump() or server.linked)
+        assert worker.receive() == Cancelled(4)
+
+    def test_strangers_are_dropped_with_a_warning(self, caplog):
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.ROUTING_ID, b"nobody")
+        stranger.connect(self.hub.address)
+        with caplog.at_level(logging.WARNING, "paceline"):
+            stranger.send_multipart([b"let", b"me", b"in"])
+            until(lambda: self.hub.pump() or caplog.records)
+            assert "b'nobody' was dropped: no worker has this token" in caplog.text
+        worker, server = self.make()
+        worker.send(More(1))
+        assert self.take(server) == More(1)
+        stranger.close(linger=0)
+        context.term()
+
+    def test_a_worker_that_never_gets_in_is_named_at_the_end(self, caplog):
+        worker = ZeromqEndpoint(self.hub.address, "wrong")
+        self.workers.append(worker)
+        until(lambda: self.hub.pump() or self.hub._strangers)
+        with caplog.at_level(logging.WARNING, "paceline"):
+            self.hub.close()
+        assert "b'wrong' was refused" in caplog.text
+
+    def test_a_worker_that_left_is_lost_after_its_last_word(self):
+        worker, server = self.make()
+        worker.send(More(1))
+        worker.close()
+        assert self.take(server) == More(1)
+        with pytest.raises(Lost):
+            self.take(server)
+        server.deliver(Cancelled(1))  # goes nowhere
+
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_all_that_a_process_had_sent_is_heard_before_its_end(self, killed):
+        (worker, server), (other, at_other) = self.make(), self.make()
+        count = TURN * 5
+        for number in range(count):
+            worker.send(More(number))
+        other.send(More(count))
+        if killed:  # the kernel hangs up, and nobody says a last word
+            worker._hang_up(LEAVING_MS)
+            worker._context.term()
+        else:
+            worker.close()
+        ready = self.hub.drain(server)
+        assert [server.collect() for _ in range(count)] == [More(number) for number in range(count)]
+        with pytest.raises(Lost):
+            server.collect()
+        assert server in ready
+        assert self.take(at_other) == More(count)
+        other.send(More(0))
+        poller = select.poll()
+        poller.register(self.hub, select.POLLIN)
+        assert poller.poll(PATIENCE_S * 1000)
+
+    def test_a_process_that_never_came_has_said_nothing(self):
+        assert self.hub.drain(self.hub.expect("nobody")) == []
+
+    def test_what_comes_after_the_end_of_a_link_is_dropped_without_a_word(self, caplog):
+        worker, server = self.make()
+        server.close()
+        worker.send(More(1))
+        with pytest.raises(Closed):
+            worker.receive()
+        other, at_other = self.make()
+        other.send(More(2))
+        with caplog.at_level(logging.WARNING, "paceline"):
+            assert self.take(at_other) == More(2)
+        assert not caplog.records
+
+    def test_a_server_that_died_is_lost_and_may_come_back(self):
+        second = ZeromqHub()
+        fresh = second.expect("second")
+        first = ZeromqHub()
+        old = first.expect("first")
+        worker = ZeromqEndpoint(first.address, "first", lambda: (second.address, "second"))
+        until(lambda: first.pump() or old.linked)
+        region = worker.adopt(SPEC)
+        worker.send(Hello(SPEC, region.parameters, region.buffers))
+        old.deliver(Cancelled(1))
+        first.close()
+        assert worker.receive() == Cancelled(1)
+        with pytest.raises(Lost):
+            worker.receive()
+        assert worker.poll()
+        worker.send(More(1))  # goes nowhere
+        worker.reconnect()
+        until(lambda: second.pump() or fresh.linked)
+        worker.send(Hello(SPEC, region.parameters, region.buffers))
+        while fresh.collect() is None:
+            second.pump()
+        worker.close()
+        second.close()
+
+    def test_no_server_at_the_address_is_a_lost_link(self):
+        hub = ZeromqHub()
+        address = hub.address
+        hub.close()
+        worker = ZeromqEndpoint(address, "early")
+        worker.send(More(1))
+        with pytest.raises(Lost):
+            worker.receive()
+        with pytest.raises(Closed):
+            worker.reconnect()
+        worker.close()
+
+    def test_a_malformed_message_is_blamed_on_its_sender_alone(self):
+        (bad, at_bad), (good, at_good) = self.make(), self.make()
+        bad.poll()
+        bad._socket.send(b"\x03nonsense")
+        good.send(More(5))
+        assert self.take(at_good) == More(5)
+        with pytest.raises(PeerError, match="malformed Push"):
+            self.take(at_bad)
+        with pytest.raises(Lost):
+            self.take(at_bad)
+
+    @pytest.mark.parametrize("size", [10, CHUNK])
+    def test_chunks_of_the_wrong_size_are_named(self, size):
+        worker, server = self.make()
+        data, _ = worker._codec.encode(Push(1, 1, Gradient([torch.ones(GATHERED)], frozenset(), [])))
+        worker.poll()
+        worker._socket.send(data)
+        worker._socket.send(bytes(size))
+        with pytest.raises(PeerError, match=f"a chunk of {size} bytes arrived where {GATHERED * 4} were announced"):
+            self.take(server)
+
+
+def test_tensors_are_cut_into_chunks_and_small_ones_travel_together():
+    sizes = [5, 0, GATHERED - 1, CHUNK * 2 + 3, 7, 8]
+    views = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
+    chunks = chunks_of(views)
+    assert [[len(part) for part in chunk] for chunk in chunks] == [[5, GATHERED - 1], [CHUNK], [CHUNK], [3], [7, 8]]
+    assert b"".join(part for chunk in chunks for part in chunk) == b"".join(views)
+
+
+def test_many_small_tensors_fill_chunks_and_not_one_long_one():
+    chunks = chunks_of([memoryview(bytes(GATHERED - 1))] * 200)
+    assert max(sum(map(len, chunk)) for chunk in chunks) < CHUNK + GATHERED

@@ -1,0 +1,218 @@
+"""Runs of real processes from the launcher's side: what a caller gets, and that nothing is left however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import leaks
+import pytest
+import torch
+from clusters import Rows, mean_square, network
+
+import paceline
+from paceline.core import errors
+from paceline.records import journal
+from paceline.records.journal import Header, Lines
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
+
+QUICK = {"workers": 2, "threads": 1, "evaluate_every": "off"}
+
+
+class Training:
+    """A small regression; the hooks say what else a worker does, and where."""
+
+    def __init__(self, epochs=2, at_batch=None, afterwards=None):
+        self.epochs = epochs
+        self.at_batch = at_batch
+        self.afterwards = afterwards
+
+    def __call__(self):
+        torch.manual_seed(1)
+        session = paceline.init()
+        rows, model = Rows(40), network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        measure = lambda model: {"loss": float(mean_square(model, rows.x, rows.y))}
+        session.prepare(model, optimizer, evaluate=measure)
+        for number, (x, y, _) in enumerate(session.batches(rows, batch_size=4, epochs=self.epochs)):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+            if self.at_batch is not None:
+                self.at_batch(session, number)
+        if self.afterwards is not None:
+            self.afterwards(session)
+
+
+def named_children(launcher):
+    """The processes of a launcher that runs in its program's main thread, by the names it gave them."""
+    numbers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0") for number in numbers}
+    return {command[-3].decode(): number for number, command in commands.items() if len(command) > 3}
+
+
+def slip_in_worker_1(session, number):
+    if session.worker == 1 and number == 2:
+        print("about to slip")
+        raise ValueError("a slip of the pen")
+
+
+def slip_afterwards(session):
+    if session.worker == 0:
+        raise OSError("cannot save the model")
+
+
+def test_what_a_caller_gets(tmp_path):
+    lines, shown = Lines(), []
+    run = paceline.launch(
+        Training(epochs=30), workers=2, threads=1, sink=lines, progress=shown.append, runs_dir=tmp_path / "runs"
+    )
+    assert (run.ended, run.exit_code, run.summary.engine, run.summary.samples_used) == ("done", 0, "local", 1200)
+    assert lines == list(journal.read(run.journal))
+    header = lines[0]
+    assert isinstance(header, Header)
+    assert header.host
+    assert header.started.startswith("20")
+    assert header.scenario is None
+    assert shown == sorted(shown, key=lambda progress: progress.versions)
+    network().load_state_dict(run.model_state)
+    names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+    assert {"journal.jsonl", "report.json", "model.safetensors", "logs/server.log", "logs/worker-1.log"} <= names
+
+
+def test_a_script_that_raises_ends_everything_and_is_the_first_thing_said(capsys):
+    with pytest.raises(errors.ScriptError, match=r"ValueError in worker 1, batch 3.*a slip of the pen") as caught:
+        paceline.launch(Training(epochs=10_000, at_batch=slip_in_worker_1), **QUICK)
+    (note,) = caught.value.__notes__
+    assert note.splitlines()[-1] == "ValueError: a slip of the pen"
+    assert "slip_in_worker_1" in note
+    assert capsys.readouterr() == ("[worker 1] about to slip\n", "")
+
+
+def test_a_script_that_raises_after_training_fails_the_run():
+    with pytest.raises(errors.ScriptError, match="cannot save the model"):
+        paceline.launch(Training(afterwards=slip_afterwards), max_versions=2, **QUICK)
+
+
+def test_a_thread_may_launch_and_a_worker_may_not():
+    caught = []
+
+    def nested(_):
+        paceline.launch(Training(), **QUICK)
+
+    def body():
+        try:
+            paceline.launch(Training(afterwards=nested), **QUICK)
+        except errors.UserError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert caught
+    assert "launch() was called inside a worker of another run" in caught[0]
+
+
+def test_a_server_that_dies_without_a_checkpoint_ends_the_run():
+    def kill_server(session, number):
+        if session.worker == 0 and number == 3:
+            os.kill(named_children(os.getppid())["server"], signal.SIGKILL)
+
+    with pytest.raises(errors.PeerError, match=r"the server process was killed by SIGKILL, .*--checkpoint-every"):
+        paceline.launch(Training(epochs=10_000, at_batch=kill_server), **QUICK)
+
+
+def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path, caplog):
+    def kill_server_once(session, number):
+        mark = tmp_path / "killed"
+        saved = list(tmp_path.glob("runs/*/checkpoints/v*"))
+        if session.worker == 0 and saved and not mark.exists():
+            mark.touch()
+            os.kill(named_children(os.getppid())["server"], signal.SIGKILL)
+
+    run = paceline.launch(
+        Training(epochs=12, at_batch=kill_server_once), **QUICK, checkpoint_every="5v", runs_dir=tmp_path / "runs"
+    )
+    assert (run.ended, run.summary.samples_used) == ("done", 480)
+    assert [r.message for r in caplog.records if "the server process was killed by SIGKILL: going on" in r.message]
+
+
+# -- programs of their own ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import paceline, torch
+def train():
+    session = paceline.init()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session.prepare(model, optimizer)
+    data = torch.utils.data.TensorDataset(torch.ones(64, 2))
+    for number, (x,) in enumerate(session.batches(data, batch_size=4, epochs={epochs}, num_workers={loaders})):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        if number == 5:
+            print("under way", flush=True)
+run = paceline.launch(train, workers=2, threads=1, evaluate_every="off")
+print("ended", run.ended, run.summary.samples_used)
+"""
+
+
+def program(folder, **parts):
+    path = folder / "program.py"
+    path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, **parts}))
+    return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(process, text, times=1):
+    seen = []
+    while times:
+        line = process.stdout.readline()
+        assert line, "".join(seen)
+        seen.append(line)
+        times -= text in line
+
+
+def test_a_program_needs_no_guard_and_its_functions_no_module(tmp_path):
+    with program(tmp_path) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "ended done 64" in output
+
+
+def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path):
+    with program(tmp_path, epochs=10**6) as process:
+        wait_for(process, "under way", times=2)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert "ended interrupted" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left, stopped):
+    with program(tmp_path, epochs=10**6, loaders=1) as process:
+        wait_for(process, "under way", times=2)
+        worker = named_children(process.pid)["worker 0"]
+        if stopped:
+            os.kill(worker, signal.SIGSTOP)
+        process.kill()
+    while leaks.tagged_processes(nothing_left.tag):
+        time.sleep(0.05)
+
+
+def test_whoever_asks_twice_does_not_wait(tmp_path):
+    with program(tmp_path, epochs=10**6) as process:
+        wait_for(process, "under way")
+        for child in ("server", "worker 0"):
+            os.kill(named_children(process.pid)[child], signal.SIGSTOP)  # nobody will answer the first
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)  # two signals of one moment are one
+        output, _ = process.communicate()
+    assert "KeyboardInterrupt" in output
+    assert process.returncode == -signal.SIGINT

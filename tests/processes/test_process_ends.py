@@ -1,0 +1,140 @@
+"""Processes that talk without a pause, end while nobody can show their last words, or end in a server's absence."""
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.core.settings import RunConfig
+from paceline.engines.local import control
+from paceline.engines.local.children import Children, Place
+from paceline.engines.local.launcher import Launcher
+from paceline.engines.local.output import READ, Stage, Transcript, Voice
+from paceline.engines.local.processes import Process
+from paceline.engines.local.workload import packed
+from paceline.records.journal import Header, Lines
+from paceline.server.plan import Plan
+from paceline.transport.frames import Frame
+
+PIPE = 1 << 20
+
+
+def plan(**settings):
+    header = Header(engine="local", strategy="bsp", seed=0, workers=2)
+    return Plan(config=RunConfig(workers=2, **settings), scenario=None, header=header, folder=None, journal=None)
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE)
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_look_takes_a_part_of_what_is_there(pipe):
+    reader, writer = pipe
+    shown = []
+    voice = Voice(reader, shown.append, Transcript(None, ""))
+    os.write(writer, b"y\n" * (PIPE // 2))
+    assert voice.read()
+    assert len(shown) == READ // 2
+    voice.finish()
+    assert len(shown) == PIPE // 2
+
+
+def test_last_words_end_although_somebody_goes_on_talking(pipe):
+    """What a process started may have its pipe and outlive its group."""
+    reader, writer = pipe
+    shown = []
+
+    def show(line):
+        shown.append(line)
+        if len(shown) < 5000:
+            os.write(writer, b"y\n")
+
+    os.write(writer, b"y\n" * 1000)
+    Voice(reader, show, Transcript(None, "")).finish()
+    assert len(shown) == 1000
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+class Broken(Stage):
+    def show(self, prefix, line, target):
+        raise BrokenPipeError(32, f"{target} is closed")
+
+
+def test_last_words_that_cannot_be_shown_leave_nothing_behind(nothing_left):
+    process = Process("worker 0", Broken(), Transcript(None, ""))
+    folder = Path(tempfile.gettempdir()) / f"pymp-paceline-{process.pid}"
+    folder.mkdir()
+    for voice in process.voices:
+        voice._partial += b"last words"
+    with pytest.raises(BrokenPipeError, match="std(out|err) is closed"):
+        process.bury()
+    assert not folder.exists()
+    assert not process.alive
+    assert process.bury() == process.code  # once is enough: its descriptors' numbers may be somebody else's
+
+
+@pytest.mark.slow
+def test_a_launcher_whose_output_broke_leaves_nothing_behind(nothing_left, monkeypatch):
+    launcher = Launcher(plan(threads=1), packed(lambda: print("heard", flush=True)), Lines())
+    monkeypatch.setattr(Stage, "show", Broken.show)
+    with pytest.raises(BrokenPipeError):
+        launcher.run()
+
+
+# -- a server's absence ------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_its_number():
+    told = []
+    children = Children(plan(transport="zeromq"), packed(print), Stage(), lambda message, _: told.append(message))
+    children.alive[Place(2, 0)] = SimpleNamespace(pid=11)
+    children._tokens[Place(2, 0)] = "token"
+    children._codes |= {Place(2, 0, evaluator=True): 1, Place(0, 0): -9, Place(0, 1): -15}
+    children.relink()
+    assert told == [
+        control.Linked(2, 0, False, 11, "token"),
+        control.Exited(0, 1, False, -15),
+        control.Exited(2, 0, True, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("servers", "childs", "wanted"),
+    [
+        ("the script of worker 0 exited with 1", ["a slip", "another"], "a slip"),
+        ("the script of worker 0 exited with 1", [], "the script of worker 0 exited with 1"),
+    ],
+)
+def test_a_scripts_own_words_say_more_than_its_exit_code(servers, childs, wanted):
+    launcher = Launcher(plan(), packed(print), Lines())
+    for text in childs:
+        failure = control.Failure("script", text, "Traceback: here")
+        launcher._on_child_word(Frame(bytearray(control.encode(failure)), []))
+    launcher._on_finished(control.Finished("error", b"", control.Failure("script", servers)), [])
+    assert launcher._outcome().failure.text == wanted
+    launcher._leave_nothing()
+
+
+def test_what_the_server_knows_best_is_left_to_it():
+    launcher = Launcher(plan(), packed(print), Lines())
+    failure = control.Failure("peer", "worker 1 lost its server and could not go on")
+    launcher._on_child_word(Frame(bytearray(control.encode(failure)), []))
+    for text in ("the script of worker 0 exited with 3", "a slip"):
+        traceback = "" if "exited" in text else "Traceback: there"
+        told = control.Failure("script", text, traceback)
+        launcher._on_finished(control.Finished("error", b"", told), [])
+        assert launcher._outcome().failure == told
+    launcher._leave_nothing()

@@ -1,0 +1,67 @@
+"""`python train.py` without a launcher: one worker in its own process, and the same model as plain PyTorch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from clusters import Rows, mean_square, network
+
+import paceline
+
+ROWS = Rows()
+
+
+def test_alone_it_equals_plain_pytorch_on_the_same_batches():
+    session = paceline.init()
+    assert (session.worker, session.workers) == (0, 1)
+    model, seen = network(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    session.prepare(model, optimizer, evaluate=lambda module: {"x": 1.0})
+    for x, y, index in session.batches(ROWS, batch_size=8, epochs=3):
+        optimizer.zero_grad()
+        mean_square(model, x, y).backward()
+        optimizer.step()
+        seen.append(index.tolist())
+    plain = network()
+    reference = torch.optim.Adam(plain.parameters(), lr=0.01)
+    for index in seen:
+        reference.zero_grad()
+        mean_square(plain, ROWS.x[index], ROWS.y[index]).backward()
+        reference.step()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    assert sorted(i for index in seen for i in index) == sorted(list(range(50)) * 3)
+
+
+def test_accumulation_break_stop_and_a_second_phase():
+    session = paceline.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session.prepare(model, optimizer)
+    for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=1), 1):
+        mean_square(model, x, y).backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    for _ in session.batches(ROWS, batch_size=5):
+        break
+    count = 0
+    for x, y, _ in session.batches(ROWS, batch_size=5, epochs=10):
+        optimizer.zero_grad()
+        mean_square(model, x, y).backward()
+        count += 1
+        if count == 3:
+            session.stop("enough")
+        optimizer.step()
+    assert count == 3
+
+
+@pytest.mark.slow
+def test_a_script_runs_by_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(Path("examples/train.py").read_text())
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
