@@ -4,6 +4,8 @@ Each is a script, a cluster and settings. They are to be as small as shows what 
 through `paceline.launch`; the two functions at the end know of anything else.
 """
 
+import math
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +16,11 @@ import numpy as np
 import torch
 
 import paceline
-from clusters import EVEN, UNEVEN, Rows, cluster, event, mean_square, network
+from clusters import EVEN, UNEVEN, cluster, event, mean_square
 from sim.digests import Digest, digest, lines_of, with_report, with_values
 
 LINE = "latency_ms = 2\nbandwidth_mbps = 10"
 SLOW_LINE = "latency_ms = 5\nbandwidth_mbps = 0.2"
-ROWS = Rows(60)
 UNEVEN_CLUSTER = cluster(*UNEVEN, jitter="lognormal:0.2", network=LINE)
 FAULTS = {
     "slow": event("slow", 0.2, worker=0, for_=0.5, factor=6.0) + event("slow", 0.3, workers=[0, 1], for_=0.2, factor=2),
@@ -53,6 +54,17 @@ PEERS = {
 }
 
 
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    """Numbers from -1 to 1 in float64, the same on every processor, which torch's own are not to the last bits."""
+    chance = random.Random(seed)
+    return torch.tensor([chance.uniform(-1, 1) for _ in range(math.prod(shape))], dtype=torch.float64).reshape(shape)
+
+
+X = drawn(60, 6, seed=5) * 2
+Y = X @ torch.arange(1.0, 7, dtype=torch.float64)[:, None] + 0.1
+ROWS = torch.utils.data.TensorDataset(X, Y)
+
+
 @dataclass(frozen=True)
 class Train:
     """A regression in float64; whatever else a script may do is a field."""
@@ -68,6 +80,7 @@ class Train:
     skips: int | None = None  # every so many batches there is no gradient
     stops: tuple[int, int] | None = None  # worker and the batch after which it ends the loop for all
     spoils: tuple[int, int] | None = None  # worker and the batch whose gradient is not finite
+    worsens: int | None = None  # from this batch on it reports losses as of a model that diverges
 
     def __call__(self) -> None:
         session = paceline.init()
@@ -77,7 +90,7 @@ class Train:
         session.prepare(model, optimizer, scheduler, evaluate=evaluate)
         for epochs in self.epochs:
             batches = session.batches(ROWS, batch_size=self.batch_size, epochs=epochs, sampling=self.sampling)
-            for number, (x, y, _) in enumerate(batches, 1):
+            for number, (x, y) in enumerate(batches, 1):
                 if self.skips and number % self.skips == 0:
                     continue
                 self.backward(session, model, x, y, number)
@@ -92,22 +105,24 @@ class Train:
                     break
 
     def model(self) -> torch.nn.Module:
-        torch.manual_seed(3)
-        if not self.batch_norm:
-            return network()
-        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
+        middle = torch.nn.BatchNorm1d(8) if self.batch_norm else torch.nn.Tanh()
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), middle, torch.nn.Linear(8, 1)).double()
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.copy_(drawn(*parameter.shape, seed=number) / 2)
+        return model
 
     def backward(self, session: paceline.Session, model: torch.nn.Module, x: Any, y: Any, number: int) -> None:
         loss = mean_square(model, x, y) / self.accumulate
         if self.spoils == (session.worker, number):
             loss = loss * float("nan")
         loss.backward()
-        session.report(loss=loss)
+        session.report(loss=loss + (1e6 if self.worsens and number >= self.worsens else 0.0))
 
 
 def evaluate(model: torch.nn.Module) -> dict[str, float]:
     with torch.no_grad():
-        return {"loss": float(mean_square(model, ROWS.x, ROWS.y))}
+        return {"loss": float(mean_square(model, X, Y))}
 
 
 @dataclass(frozen=True)
@@ -255,7 +270,7 @@ def _scripts() -> Iterator[tuple[str, ReferenceRun]]:
     yield "adaptive_k-max-versions", ReferenceRun(CENTRAL["adaptive_k"], script=Train((9,)), settings=limited)
     for action in ("bsp", "stop"):
         diverging = {"on_divergence": action, "evaluate_every": "off"}
-        yield f"asp-divergence-{action}", ReferenceRun("asp", cluster(1.0, 0.5), Train((12,), lr=0.5), diverging)
+        yield f"asp-divergence-{action}", ReferenceRun("asp", cluster(1.0, 0.5), Train((12,), worsens=9), diverging)
     spoilt = Train(spoils=(1, 3))
     yield "fastest_k-not-finite", ReferenceRun("fastest_k:k=3", script=spoilt)
     yield "balanced-not-finite", ReferenceRun("balanced", script=spoilt)
