@@ -145,13 +145,16 @@ class Count:
             table.get([0, 5, 11])
             table.inc(mine, np.full((len(mine), 2), 0.25))
             table.inc([12 + session.worker], np.array([[1.0, session.clocks]]))
-            if self.stops == (session.worker, session.clocks):
-                session.stop("enough")
+            self.at_clock(session)
             if not session.clock(work=3 + session.worker):
                 return
         if self.barrier:
             session.barrier()
             table.get()
+
+    def at_clock(self, session: paceline.Session) -> None:
+        if self.stops == (session.worker, session.clocks):
+            session.stop("enough")
 
 
 @dataclass(frozen=True)
