@@ -80,6 +80,7 @@ class Train:
     skips: int | None = None  # every so many batches there is no gradient
     stops: tuple[int, int] | None = None  # worker and the batch after which it ends the loop for all
     spoils: tuple[int, int] | None = None  # worker and the batch whose gradient is not finite
+    fails: tuple[int, int] | None = None  # worker and the batch at which its script raises
     worsens: int | None = None  # from this batch on it reports losses as of a model that diverges
 
     def __call__(self) -> None:
@@ -116,7 +117,11 @@ class Train:
         loss = mean_square(model, x, y) / self.accumulate
         if self.spoils == (session.worker, number):
             loss = loss * float("nan")
+        if self.fails == (session.worker, number):
+            raise ValueError("a mistake of the script")
         loss.backward()
+        if number == 2:
+            session.report(of_its_own=session.worker)
         session.report(loss=loss + (1e6 if self.worsens and number >= self.worsens else 0.0))
 
 
@@ -133,6 +138,9 @@ class Count:
     table: dict[str, Any] = field(default_factory=dict)  # how the table is opened
     barrier: bool = True
     measured: bool = False
+    reads: bool = True
+    prefetches: bool = False
+    unequal: bool = False  # each worker makes one clock more than the one before it
     stops: tuple[int, int] | None = None  # worker and the clock at which it ends the run for all
 
     def __call__(self) -> None:
@@ -140,11 +148,14 @@ class Count:
         table = session.table("t", 20, 2, dtype="float64", **self.table)
         if self.measured:
             session.measure(lambda tables: {"loss": float(100 - tables["t"].sum())})
-        while session.clocks < self.clocks:
+        while session.clocks < self.clocks + self.unequal * session.worker:
             mine = session.share(12)
-            table.get([0, 5, 11])
+            if self.reads:
+                table.get([0, 5, (7 * session.clocks) % 12])
             table.inc(mine, np.full((len(mine), 2), 0.25))
             table.inc([12 + session.worker], np.array([[1.0, session.clocks]]))
+            if self.prefetches:
+                table.prefetch([0, 5, (7 * session.clocks + 7) % 12])
             self.at_clock(session)
             if not session.clock(work=3 + session.worker):
                 return
@@ -247,6 +258,11 @@ def _central() -> Iterator[tuple[str, ReferenceRun]]:
     for kind, name in alone.items():
         yield f"{name}-{kind}", ReferenceRun(CENTRAL[name], troubled(kind), Train((3,)))
     last = event("crash", 0.3, worker=0) + event("crash", 0.4, worker=1)
+    late = cluster(1.0, 1.0, 0.1, events=event("crash", 0.45, worker=2))
+    for name in ("asp", "bsp"):  # whoever has nothing left to do is given what was lost
+        yield f"{name}-crash-near-the-end", ReferenceRun(name, late, Train((1,)))
+    early = cluster(1.0, 1.0, 0.5, events=event("crash", 0.035, worker=0))
+    yield "balanced-crash-of-an-extended-push", ReferenceRun("balanced", early, Train((1,)))
     yield "bsp-everybody-crashes", ReferenceRun("bsp", cluster(1.0, 1.0, events=last), raises=True)
 
 
@@ -274,10 +290,13 @@ def _scripts() -> Iterator[tuple[str, ReferenceRun]]:
     for action in ("bsp", "stop"):
         diverging = {"on_divergence": action, "evaluate_every": "off"}
         yield f"asp-divergence-{action}", ReferenceRun("asp", cluster(1.0, 0.5), Train((12,), worsens=9), diverging)
+    switched = {"on_divergence": "bsp", "evaluate_every": "off"}  # timers of the first strategy are void
+    yield "dasp-divergence-bsp", ReferenceRun("dasp", cluster(1.0, 0.5), Train((16,), worsens=9), switched)
     spoilt = Train(spoils=(1, 3))
     yield "fastest_k-not-finite", ReferenceRun("fastest_k:k=3", script=spoilt)
     yield "balanced-not-finite", ReferenceRun("balanced", script=spoilt)
     yield "bsp-not-finite-stop", ReferenceRun("bsp", script=spoilt, settings={"on_nonfinite": "stop"})
+    yield "ssp-script-fails", ReferenceRun("ssp", script=Train(fails=(1, 3)), raises=True)
     for name in ("bsp", "asp", "balanced"):  # evaluations and pushes of one moment
         every = {"evaluate_every": "0.05s"}
         yield f"{name}-ties", ReferenceRun(name, cluster(*EVEN), settings=every)
@@ -292,8 +311,18 @@ def _tables() -> Iterator[tuple[str, ReferenceRun]]:
         yield f"tables-{name}-troubled", ReferenceRun(CENTRAL[name], changing, Count(), off)
     yield "tables-ssp-eager", ReferenceRun("ssp:staleness=3", script=Count(table={"eager": True}), settings=off)
     yield "tables-asp-own-bound", ReferenceRun("asp", script=Count(table={"staleness": 1}), settings=off)
+    aside = Count(table={"staleness": 0})  # where a table holds up the fastest, whom this strategy waits for
+    yield "tables-adaptive_sync-own-bound", ReferenceRun("adaptive_sync", script=aside, settings=off)
     clipped = Count(table={"update": "clip:limit=0.5", "cache_rows": 4}, barrier=False)
     yield "tables-ssp-clipped", ReferenceRun("ssp:staleness=2", troubled("leave"), clipped, off)
+    small = Count(table={"eager": True, "cache_rows": 4, "update": "adagrad:rate=0.5"}, barrier=False, prefetches=True)
+    yield "tables-ssp-prefetches", ReferenceRun("ssp:staleness=2", script=small, settings=off)
+    for name in ("bsp", "ssp", "asp"):
+        unequal = Count(table={"staleness": 0} if name == "asp" else {}, unequal=True)
+        yield f"tables-{name}-unequal", ReferenceRun(CENTRAL[name], script=unequal, settings=off)
+    writes = Count(20, reads=False, barrier=False)
+    yield "tables-ssp-only-writes", ReferenceRun("ssp", troubled("crash"), writes, off)
+    yield "tables-bsp-only-writes", ReferenceRun("bsp", troubled("leave"), writes, off)
     yield "tables-ssp-stops", ReferenceRun("ssp", script=Count(stops=(2, 4)), settings=off)
     yield "tables-bsp-limit", ReferenceRun("bsp", script=Count(50), settings={**off, "max_versions": 14})
     target = {"target": "loss=60", "evaluate_every": "4v"}
@@ -309,6 +338,8 @@ def _peers() -> Iterator[tuple[str, ReferenceRun]]:
     yield "gossip-pull", ReferenceRun("gossip:form=pull,peers=ring", slow)
     parted = troubled("partition", "pause", "leave", speeds=(1.0, 0.7, 0.4))
     yield "gossip-parted", ReferenceRun("gossip:form=weighted", parted)
+    leaving = cluster(1.0, 1.0, 1.0, network="latency_ms = 60", events=event("leave", 0.3, workers=[1, 2]))
+    yield "gossip-leave", ReferenceRun("gossip:form=weighted", leaving)
     yield "elastic-phases", ReferenceRun("elastic:period=1", slow, Train((1, 1), stops=(0, 3)))
     yield "local_sgd-batch-norm", ReferenceRun("local_sgd:period=2", slow, Train(batch_norm=True))
     yield "gossip-leaves-loop", ReferenceRun("gossip", slow, Train((1, 1), leaves={1: 2}, spoils=(0, 2)))
@@ -319,6 +350,7 @@ def _peers() -> Iterator[tuple[str, ReferenceRun]]:
 def _costs() -> Iterator[tuple[str, CostOnly]]:
     free = cluster(*UNEVEN, jitter="exponential")
     yield "costs-ssp", CostOnly("ssp:staleness=2", free, {"max_versions": 60, "work": 4})
+    yield "costs-fastest_k", CostOnly("fastest_k:k=2", free, {"max_versions": 40, "work": 2})
     yield "costs-balanced", CostOnly("balanced", free, {"samples": 150, "work": 5})
     events = troubled("crash", "join", "reorder")
     yield "costs-dasp-troubled", CostOnly("dasp", events, {"max_seconds": 1.5, "work": 4, "model_bytes": 1000})
