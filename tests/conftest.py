@@ -7,9 +7,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import leaks
+import pytest
 
 NO_SKIPS = os.environ.get("PACELINE_CI_NO_SKIPS") == "1"
 NO_DEVICE = "needs CUDA"  # the one reason that no machine of CI can do anything about
@@ -19,8 +18,11 @@ _skipped: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest --rewrite tests/test_transcripts.py` writes what strategies answer into the transcripts."""
-    parser.addoption("--rewrite", action="store_true", help="regenerate the answers in tests/scenarios/*.txt")
+    """`pytest --rewrite tests/test_transcripts.py` writes what strategies answer into the transcripts.
+
+    With tests/sim/test_reference_runs.py or tests/sim/test_recorded_runs.py it keeps what those runs do today.
+    """
+    parser.addoption("--rewrite", action="store_true", help="regenerate what tests/scenarios and tests/reference hold")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,18 @@
-"""One scripted conversation, through the memory transport and through real processes: the same actions.
+"""One conversation, through the memory transport and through real processes: the same actions.
 
-The simulator's run fixes the order in which pushes arrive. The real workers then push in that order: each waits until
-the journal holds all the pushes before its own.
+Two ways to have one. Scripted: the simulator's run fixes the order in which pushes arrive, and real workers push in
+that order; each waits until the journal holds all the pushes before its own. Emulated: both engines act out the same
+scenario, in which no two pushes of different workers come within 50 ms of each other, so that strategies that look at
+times come to the same numbers, too. What is compared there:
+
+- every decision of the central strategy, event and actions, but for the clock's numbers and the order in which scripts
+  end; losses to 6 digits,
+- every decision of each node up to its last step, likewise, messages numbered in the order in which the node saw them:
+  what is still on its way when a loop ends may arrive or not,
+- how the run ended, what the report counts, and with a server the model.
+
+A machine that is too busy to keep the scenario's times shows other decisions; where an event came late before the first
+difference, the run is made again.
 """
 
 import time
@@ -9,13 +20,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from clusters import cluster
+from digests import lines_of, shown
 from local_jobs import Job
+from reference_runs import CENTRAL, PEERS, Train
 
 import paceline
+from paceline import strategies
 from paceline.core.events import Pushed
 from paceline.records import journal
 from paceline.records.journal import Decision, Lines
+from paceline.scenario import parse
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
@@ -73,3 +89,107 @@ def test_the_same_actions_through_memory_and_through_processes(tmp_path, strateg
     settings = {"engine": "local", "workers": len(SPEEDS), "threads": 1, "evaluate_every": "off", "journal": path}
     paceline.launch(Scripted(tmp_path, order, path), strategy=strategy, **settings)
     assert conversation(journal.read(path)) == conversation(virtual)
+
+
+EMULATED = """
+seed = 1
+[compute]
+seconds_per_sample = 0.09
+[[workers]]
+latency_ms = 30
+[[workers]]
+"""
+SLOWER = "speed = 0.55\nlatency_ms = 52.5"
+SLOWER_UNDER = {  # with the other one two pushes come too close
+    "dasp": "speed = 0.44\nlatency_ms = 30",
+    "local_sgd": "speed = 0.55\nlatency_ms = 110",
+}
+OPTIONS = {
+    "fastest_k": "fastest_k:k=1",
+    "adaptive_k": "adaptive_k:burn_in=1,threshold=0",
+    "adaptive_k_load": "adaptive_k_load:window=2,burn_in=2",
+}
+STRATEGIES = {**CENTRAL, **PEERS, **OPTIONS}
+COUNTED = ("versions", "pushes", "samples_used", "samples_discarded", "bytes_up", "bytes_down", "exchanges")
+LATE_S = 0.03  # well below the distance of two pushes
+ATTEMPTS = 3
+
+
+def emulate(engine, name, folder, seed=4):
+    """The run and its journal's lines."""
+    path = folder / f"{engine}.jsonl"
+    scenario = parse(EMULATED + SLOWER_UNDER.get(name, SLOWER), "parity", folder)
+    settings = {"strategy": STRATEGIES[name], "seed": seed, "threads": 1, "evaluate_every": "off", "journal": path}
+    run = paceline.launch(Train((0.6,), batch_size=4), engine=engine, scenario=scenario, **settings)
+    return run, lines_of(path)
+
+
+def decided(lines):
+    """Who decided (a node, or None for the central strategy): when, and what."""
+    found, numbers = {None: []}, {}
+    for line in lines:
+        if "event" not in line or line["event"].get("cause") == "done":
+            continue
+        node = line.get("node")
+        parts = [line["event"], *line["actions"]]
+        found.setdefault(node, []).append((parts[0]["at"], [_numbered(part, node, numbers) for part in parts]))
+    for node, decisions in found.items():
+        if node is not None:
+            last = max(place for place, (_, parts) in enumerate(decisions) if parts[0]["kind"] == "stepped")
+            del decisions[last + 1 :]
+    return found
+
+
+def _numbered(part, node, numbers):
+    told = {key: shown(value, 6) for key, value in part.items() if key not in {*TIMES, "seconds"}}
+    if "message" in part:
+        seen = numbers.setdefault(node, {})
+        told["message"] = seen.setdefault(part["message"], len(seen))
+    return told
+
+
+def first_difference(virtual, real):
+    """In words, or None; and by how much the latest event up to there came late."""
+    told, late = None, 0.0
+    for who in virtual.keys() | real.keys():
+        ours, theirs = virtual.get(who, []), real.get(who, [])
+        for place in range(max(len(ours), len(theirs))):
+            at, expected = ours[place] if place < len(ours) else (0.0, "nothing")
+            came, found = theirs[place] if place < len(theirs) else (0.0, "nothing")
+            late = max(late, came - at if "nothing" not in (expected, found) else 0.0)
+            if expected != found:
+                told = f"{who}, decision {place + 1}\n  sim:   {at} {expected}\n  local: {came} {found}"
+                break
+    return told, late
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), *strategies.peer_names()])
+def test_an_emulated_cluster_decides_as_the_simulated_one(tmp_path, name):
+    virtual, lines = emulate("sim", name, tmp_path)
+    expected = decided(lines)
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        real, lines = emulate("local", name, folder)
+        told, late = first_difference(expected, decided(lines))
+        if told is None or late < LATE_S:
+            break
+    assert told is None, f"{told}\n  latest event by {late:.3f} s"
+    assert real.ended == virtual.ended == "done"
+    central = name in strategies.names()
+    for field in COUNTED if central else ("versions", "pushes", "samples_used", "samples_discarded"):
+        assert getattr(real.summary, field) == getattr(virtual.summary, field), field
+    if central:
+        for key, value in virtual.model_state.items():
+            torch.testing.assert_close(real.model_state[key], value, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ["asp", "gossip"])
+def test_another_seed_or_a_missing_decision_is_noticed(tmp_path, name):
+    expected = decided(emulate("sim", name, tmp_path)[1])
+    assert first_difference(expected, expected) == (None, 0.0)
+    assert first_difference(expected, decided(emulate("sim", name, tmp_path, seed=5)[1]))[0] is not None
+    cut = {who: decisions[:-1] for who, decisions in expected.items()}
+    told, late = first_difference(expected, cut)
+    assert "local: 0.0 nothing" in told
+    assert late == 0.0
