@@ -6,14 +6,15 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak
+.PHONY: help setup demo test check bench soak structure
 
 help:
-	@echo "make demo    train on four real processes, one 4x slower, beside what the simulator predicts"
-	@echo "make test    the whole test suite"
-	@echo "make check   lint, format, types and the fast tests"
-	@echo "make bench   every benchmark; results go to benchmarks/results/"
-	@echo "make soak    the slow and the long-running tests"
+	@echo "make demo       train on four real processes, one 4x slower, beside what the simulator predicts"
+	@echo "make test       the whole test suite"
+	@echo "make check      lint, format, types and the fast tests"
+	@echo "make bench      every benchmark; results go to benchmarks/results/"
+	@echo "make soak       the slow and the long-running tests"
+	@echo "make structure  sizes, names, imports and walks through the source, beside an earlier revision"
 
 setup: $(INSTALLED)
 
@@ -41,3 +42,6 @@ bench: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py
+
+structure: $(INSTALLED)
+	$(BIN)/python benchmarks/structure.py

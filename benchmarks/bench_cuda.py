@@ -4,7 +4,8 @@
     python benchmarks/bench_cuda.py --quick --json  # tiny sizes, one JSON object, writes nothing
 
 The limit is one page-locked copy per direction and one fused step on the host with as many threads. Every repeat asks
-both sides in turn, each in processes of its own; a ratio is that of one repeat, and the median over repeats counts.
+both contenders in turn, each in processes of its own; a ratio is that of one repeat, and the median over repeats
+counts.
 """
 
 import statistics
@@ -13,10 +14,10 @@ from typing import Any
 import msgspec
 import torch
 
-from sides import bars
-from sides.bars import Bar
-from sides.isolation import ask
-from sides.questions import Exchange, Exchanged, Overlap
+from contenders import bars
+from contenders.bars import Bar
+from contenders.isolation import ask
+from contenders.questions import Exchange, Exchanged, Overlap
 
 FLOAT_BYTES = 4
 
@@ -38,7 +39,7 @@ QUICK = Size(parameters=3_000_000, rounds=4, layers=2, width=1024, rows=64, repe
 
 
 def measure(size: Size, repeat: int) -> list[dict[str, Any]]:
-    """One repeat: every side once."""
+    """One repeat: every contender once."""
     rows: list[dict[str, Any]] = []
     for threads in size.threads:
         task = Exchange(parameters=size.parameters, rounds=size.rounds, threads=threads)

@@ -17,6 +17,7 @@ import torch
 
 import paceline
 import results
+import sources
 from paceline import scenario, strategies
 from paceline.records import journal
 from paceline.records.replay import replay
@@ -129,7 +130,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two strategies, one seed; writes no result")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=60, help="a run's limit, in rounds of its slowest worker")
+    sources.add_options(parser)
     given = parser.parse_args()
+    of = None if given.quick else sources.checked(given)
     seeds = SEEDS[:1] if given.quick else SEEDS
     rows, verdicts = [], []
     for strategy, workers, nominal_s in cases(given.quick):
@@ -159,13 +162,13 @@ def main() -> int:
         print(json.dumps({"rows": rows, "verdicts": {v.name: [v.value, v.passed] for v in verdicts}}))
     else:
         print(f"{len(verdicts) - len(missed)} of {len(verdicts)} within their bars; not: {missed}")
-    if not given.quick:
+    if of is not None:
         notes = (
             f"Medians over seeds {list(seeds)}; batch {BATCH}, jitter lognormal:0.1, latency 1 ms, 200 Mbit/s; a run "
             f"ends at {TARGET} or after {given.rounds} rounds of its slowest worker. A wait fraction or staleness that "
             f"differs by less than {NEGLIGIBLE} counts as alike."
         )
-        print(results.write("fidelity", COMMAND, verdicts, rows, notes))
+        print(results.write("fidelity", COMMAND, verdicts, rows, notes, of))
     return 0
 
 

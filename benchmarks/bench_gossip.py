@@ -3,7 +3,7 @@
     python benchmarks/bench_gossip.py                 # writes results/gossip.md, .json and .png
     python benchmarks/bench_gossip.py --quick --json  # tiny sizes, one JSON object, writes nothing
 
-Virtual nodes without a server train under a learning rate that decays. In each contest (sides/gossip_trials.py) a
+Virtual nodes without a server train under a learning rate that decays. In each contest (contenders/gossip_trials.py) a
 baseline exchanges at every step; exchanging by change, a fixed period and a fixed period for each tensor may spend so
 much of its bytes, each gets the same number of trials on one seed and is then run on fresh seeds, paired. Then what was
 chosen meets a slow node, and nodes that die and come. Times are virtual: sending does not overlap computing, as in the
@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 import results
-from sides import bars, gossip_disturbed
-from sides.bars import Bar
-from sides.gossip_runs import FOLDERS, PARTS, SECONDS_PER_SAMPLE, Job, Size, build, folder, run
-from sides.gossip_trials import FIRST_FRESH, MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
+from contenders import bars, gossip_disturbed
+from contenders.bars import Bar
+from contenders.gossip_runs import FOLDERS, PARTS, SECONDS_PER_SAMPLE, Job, Size, build, folder, run
+from contenders.gossip_trials import FIRST_FRESH, MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
 
 RATES = (0.4, 0.55, 0.7, 0.85, 1.1)
 CIFAR_RATES = (0.02, 0.035, 0.05, 0.07, 0.1)

@@ -1,10 +1,10 @@
-"""What does a node without a server cost: its steps against plain PyTorch's, its letters, and looking for change?
+"""What does a node without a server cost: its steps against plain PyTorch's, its exchanges, and looking for change?
 
     python benchmarks/bench_gossip_speed.py                 # writes results/gossip_speed.md and .json
     python benchmarks/bench_gossip_speed.py --quick --json  # few steps, one JSON object, writes nothing
 
-Sides of a comparison run one right after the other in each repeat, in alternating order, with one thread each. A ratio
-is that of one repeat; the median over the repeats counts.
+Contenders of a comparison run one right after the other in each repeat, in alternating order, with one thread each. A
+ratio is that of one repeat; the median over the repeats counts.
 """
 
 import statistics
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from contenders import bars, peer_exchange, workloads
+from contenders.bars import Bar
+from contenders.isolation import ask
+from contenders.questions import Train
 from paceline.peers.messages import Border
 from paceline.peers.node import Node
 from paceline.strategies import build_peer
-from sides import bars, letters, workloads
-from sides.bars import Bar
-from sides.isolation import ask
-from sides.questions import Train
 
 REPEATS = 7
 ALONE = "gossip:period=1000000"  # exchanges off
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     rows.append({"what": "change", "change_ms": measure_change(10 if quick else 300)})
     for repeat in range(options.repeats):
-        found = letters.measure(EXCHANGED_BYTES // (100 if quick else 1), 3 if quick else 15, 3)
+        found = peer_exchange.measure(EXCHANGED_BYTES // (100 if quick else 1), 3 if quick else 15, 3)
         rows.append({"what": "exchange", "repeat": repeat, **found})
     costs = [row["node_step_ms"] - row["plain_step_ms"] for row in rows if row["what"] == f"{TINY} steps"]
     cost = 1e3 * statistics.median(costs)

@@ -3,7 +3,7 @@
     python benchmarks/bench_overhead.py                 # writes results/overhead.md and .json
     python benchmarks/bench_overhead.py --quick --json  # few steps, one JSON object, writes nothing
 
-Both sides of a comparison run the same loop over the same data, one right after the other in each repeat and in
+Both contenders of a comparison run the same loop over the same data, one right after the other in each repeat and in
 alternating order, each in processes of its own with the same number of threads. A ratio is that of one repeat; the
 median over the repeats counts.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from sides import bars
-from sides.bars import Bar
-from sides.isolation import ask
-from sides.questions import Train
+from contenders import bars
+from contenders.bars import Bar
+from contenders.isolation import ask
+from contenders.questions import Train
 
 MIN_STEP_MS = 10.0  # what a plain step must take for the comparison to mean anything
 

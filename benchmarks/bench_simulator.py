@@ -23,6 +23,7 @@ import simpy
 
 import results
 import simpy_ssp
+import sources
 from paceline import scenario as scenarios
 from paceline.core.scenario.costs import Times
 from paceline.engines.sim.light import simulate
@@ -181,7 +182,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, one repeat; written only if --out is given")
     parser.add_argument("--out", type=Path, help="folder of the result, instead of benchmarks/results")
     parser.add_argument("--json", action="store_true", help="print rows and verdicts as JSON")
+    sources.add_options(parser)
     given = parser.parse_args(arguments)
+    of = sources.checked(given) if given.out is not None or not given.quick else None
     sizes = QUICK if given.quick else FULL
     memory = {size.workers: bytes_per_worker(size.workers) for size in sizes}
     rows = [row for size in sizes for row in measure(size)]
@@ -191,9 +194,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps({"rows": plain, "verdicts": msgspec.to_builtins(verdicts)}, indent=1))
     else:
         print("\n".join(f"{v.name}: {v.value} ({v.bar}): {'met' if v.passed else 'MISSED'}" for v in verdicts))
-    if given.out is not None or not given.quick:
+    if of is not None:
         command = COMMAND + " --quick" * given.quick
-        page = results.write("simulator", command, verdicts, plain, NOTES, given.out or results.FOLDER)
+        page = results.write("simulator", command, verdicts, plain, NOTES, of, given.out or results.FOLDER)
         if not given.json:
             print(f"written to {page}")
 

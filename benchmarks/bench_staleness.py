@@ -24,12 +24,12 @@ import msgspec
 
 import paceline
 import results
+from contenders import bars
+from contenders.bars import Bar
 from paceline import scenario, tasks
 from paceline.core.errors import UserError
 from paceline.records import journal
 from paceline.scenario import Scenario
-from sides import bars
-from sides.bars import Bar
 
 CORPUS = Path(__file__).parents[2] / "shared" / "data" / "lda_ap"
 WORKERS = 8
@@ -350,9 +350,7 @@ def main(arguments: list[str] | None = None) -> None:
             mine = {strategy: found for (name, strategy), found in curves.items() if name == application}
             verdicts += judge(application, [row for row in rows if row["application"] == application], mine, size)
             verdicts += judge_stalls(application, pool)
-    if given.only is not None and options.out is None:
-        options = msgspec.structs.replace(options, quick=True)
-    if not options.quick:
+    if options.of is not None and not options.quick:
         plot(curves, size, (options.out or results.FOLDER) / "staleness.png")
     bars.tell("staleness", options, verdicts, rows, NOTES, ("numba", "matplotlib"))
 

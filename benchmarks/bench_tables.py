@@ -3,8 +3,8 @@
     python benchmarks/bench_tables.py                 # writes results/tables.md and .json
     python benchmarks/bench_tables.py --quick --json  # tiny sizes, one JSON object, writes nothing
 
-Every repeat asks all sides in turn, each in processes of its own with one thread. A side's time is the median of its
-rounds; a ratio is that of one repeat, and the median over the repeats counts. Redis is Debian's (apt-get install
+Every repeat asks all contenders in turn, each in processes of its own with one thread. A contender's time is the median
+of its rounds; a ratio is that of one repeat, and the median over the repeats counts. Redis is Debian's (apt-get install
 redis-server), asked through its Python client.
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from sides import bars
-from sides.bars import Bar
-from sides.isolation import ask
-from sides.questions import Gather, Sample
+from contenders import bars
+from contenders.bars import Bar
+from contenders.isolation import ask
+from contenders.questions import Gather, Sample
 
 CORPUS = Path(__file__).parents[2] / "shared" / "data" / "lda_ap"
-NO_RAY = "Ray is not installed: pip install 'paceline[ray]'"
+NO_RAY = "Ray is not installed: pip install 'paceline[bench]'"
 NO_REDIS = "redis-server or its Python client is missing: apt-get install redis-server, pip install redis"
 NO_CORPUS = "../shared/data/lda_ap is missing"
 
@@ -53,7 +53,7 @@ def peers() -> dict[str, str]:
 
 
 def measure(size: Size, repeat: int, folder: str | None) -> list[dict[str, Any]]:
-    """One repeat: every side once."""
+    """One repeat: every contender once."""
     gather = Gather(size.table_rows, size.width, size.rows, size.rounds)
     rows: list[dict[str, Any]] = []
     for side in ("rows_plain", "rows_paceline", *(peer for peer, why in peers().items() if not why)):

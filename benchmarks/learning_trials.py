@@ -2,6 +2,7 @@
 
 The tuner and the tests run the same trials, so a learning rate is tested on what it was tuned for. Both clusters of a
 task have the same number of workers, hence the same samples per round, and a learning rate means the same on both.
+Both tasks need no files.
 """
 
 import functools
@@ -12,6 +13,7 @@ import msgspec
 import paceline
 from paceline import scenario
 from paceline.scenario import Scenario
+from paceline.strategies import describe, machine_class
 from paceline.tasks import digits, get, linreg
 
 Kind = Literal["equal", "uneven"]
@@ -26,6 +28,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # of an epoch
     speeds: dict[Kind, tuple[float, ...]]
     options: dict[str, str]  # of the strategies whose defaults do not suit a run as short as this
+    momenta: tuple[float | None, ...]  # that are tried, the task's own first; None: the task has no momentum
     epochs: int
     evaluate_every: str
 
@@ -41,7 +44,8 @@ TRIALS = {
             "adaptive_k": "start=2,step=2,burn_in=50",
             "adaptive_k_load": "burn_in=50,window=25",
         },
-        epochs=20,  # two to three times what a tuned run takes
+        momenta=(0.9, 0.0),
+        epochs=40,  # three times what the slowest tuned run takes: who is not there by then does not get there
         evaluate_every="0.1e",
     ),
     "linreg": Trial(
@@ -54,6 +58,7 @@ TRIALS = {
             "adaptive_k": "burn_in=50",
             "adaptive_k_load": "burn_in=50,window=25",
         },
+        momenta=(None,),
         epochs=600,  # one is a round of all workers; a tuned run takes up to 300
         evaluate_every="1e",
     ),
@@ -64,6 +69,28 @@ def strategy_spec(task: str, name: str) -> str:
     """The strategy as it is tried on the task, `name` or `name:option=value,...`."""
     options = TRIALS[task].options.get(name)
     return f"{name}:{options}" if options else name
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A strategy as it is tried: with its options, and with or without momentum."""
+
+    spec: str
+    momentum: float | None
+
+
+def variants(task: str, name: str) -> list[Variant]:
+    """All that are tuned of a strategy; every strategy is tried with and without momentum.
+
+    Those that can make a whole step of each push are tried in this form too. Without momentum the two forms are the
+    same arithmetic: the weighted gradient is added.
+    """
+    plain = strategy_spec(task, name)
+    found = []
+    for momentum in TRIALS[task].momenta:
+        found.append(Variant(plain, momentum))
+        if momentum and any(option.name == "whole_steps" for option in describe(machine_class(name)).options):
+            found.append(Variant(f"{plain}{',' if ':' in plain else ':'}whole_steps=true", momentum))
+    return found
 
 
 def cluster(task: str, kind: Kind) -> Scenario:
@@ -85,19 +112,19 @@ def target(task: str) -> str:
 
 
 def attempt(
-    task: str, kind: Kind, spec: str, lr: float, seed: int, epochs: int | None = None, max_seconds: float | None = None
+    task: str, kind: Kind, spec: str, lr: float, seed: int, epochs: int | None = None, momentum: float | None = None
 ) -> paceline.Run:
-    """One run, in virtual time; it learned if it ended with `target`."""
+    """One run, in virtual time; it learned if it ended with `target`. `momentum` None: the task's own."""
     trial = TRIALS[task]
+    options = {"lr": lr} if momentum is None else {"lr": lr, "momentum": momentum}
     return paceline.launch(
         get(task),
         engine="sim",
         scenario=cluster(task, kind),
         strategy=spec,
         target=target(task),
-        options={"lr": lr},
+        options=options,
         evaluate_every=trial.evaluate_every,
         seed=seed,
         epochs=epochs or trial.epochs,
-        max_seconds=max_seconds,
     )

@@ -8,16 +8,22 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bench_uneven_real as race
 import results
+import tune_learning_rates as learning
+from contenders.gossip_trials import FIRST_FRESH
 from paceline import strategies as registry
-from sides.gossip_trials import FIRST_FRESH
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/local.md", "docs/peers.md", "docs/simulator.md", "docs/strategies.md", "docs/tables.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("learning", "local", "peers", "simulator", "strategies", "tables")),
+)
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
     "bsp": "everybody waits for the slowest, as with DDP",
@@ -42,29 +48,29 @@ NAMES = {"ddp": "DDP over Gloo", "hivemind": "hivemind"}
 
 
 def uneven8() -> str:
-    """Every strategy on the uneven cluster at its tuned learning rate."""
-    found = _result("learning_rates")
-    fresh = [
-        row for row in found["rows"] if row["task"] == "digits" and row["cluster"] == "uneven" and row["seed"] >= 3
-    ]
-    times: dict[str, list[float]] = {}
-    stale: dict[str, list[float]] = {}
-    for row in fresh:
-        name = row["strategy"]
-        times.setdefault(name, []).append(row["reached_s"] or float("inf"))
-        stale.setdefault(name, []).append(row["staleness"] or 0.0)
-    bsp = statistics.median(times["bsp"])
+    """Every strategy on the uneven cluster in the form, with the momentum and at the rate that were best for it."""
+    by_variant = learning.timed(learning.read_rows(_result("learning_rates")["rows"]), "digits")
+    best: dict[str, learning.Variant] = {}
+    for variant in by_variant:  # a strategy's best comes first
+        best.setdefault(variant.spec.partition(":")[0], variant)
+    uneven = {name: [row for row in by_variant[variant] if row.cluster == "uneven"] for name, variant in best.items()}
+    times = {name: statistics.median(row.reached_s or float("inf") for row in rows) for name, rows in uneven.items()}
     rows = [
         {
-            "strategy": f"`{name}`",
-            "what it does": RULES[name.split(":")[0]],
-            "seconds to 93 %": f"{statistics.median(seconds):.2f}",
-            "against bsp": f"{bsp / statistics.median(seconds):.2f} x",
-            "staleness": f"{statistics.median(stale[name]):.1f}",
+            "strategy": f"`{best[name].spec}`" + ", no momentum" * (best[name].momentum == 0.0),
+            "what it does": RULES[name],
+            "seconds to 93 %": f"{seconds:.2f}",
+            "against bsp": f"{times['bsp'] / seconds:.2f} x",
+            "staleness": f"{statistics.median(row.staleness or 0.0 for row in uneven[name]):.1f}",
         }
-        for name, seconds in sorted(times.items(), key=lambda entry: statistics.median(entry[1]))
+        for name, seconds in sorted(times.items(), key=lambda entry: entry[1])
     ]
     return results.table(rows)
+
+
+def learned(task: str) -> str:
+    """Every variant of every strategy at its tuned learning rate."""
+    return learning.times_table(learning.timed(learning.read_rows(_result("learning_rates")["rows"]), task))
 
 
 def strategies() -> str:
@@ -114,8 +120,9 @@ def uneven_real() -> str:
         seconds = row["to_target_s"]
         rows.append(
             {
-                "side": f"`{row['side']}`" if row["side"] in RULES else NAMES[row["side"]],
-                "seconds to the target": "missed" if seconds is None else f"{seconds:.1f}",
+                "side": _entry(row),
+                "learning rate": f"{row['lr']:g}",
+                "seconds to the target": "missed" if seconds is None else f"{seconds:.1f} ({_spread(row)})",
                 "against DDP": "" if None in (seconds, ddp) else f"{ddp / seconds:.2f} x",
                 "samples per second": f"{row['samples_per_s']:,.0f}",
             }
@@ -123,8 +130,28 @@ def uneven_real() -> str:
     told = {row["side"]: row["to_target_s"] for row in sides}
     gains = [f"`{name}` {ddp / told[name]:.1f} times" for name in ("balanced", "dasp") if ddp and told.get(name)]
     headline = f"**{' and '.join(gains)} sooner than DDP.**\n\n" if gains else ""
+    speeds = ", ".join(f"{speed:g}" for speed in race.SPEEDS)
+    slept = textwrap.fill(
+        f"Slowness is slept: a batch of {race.BATCH} takes {race.FULL.nominal_s:g} s at speed 1, the workers have "
+        f"speeds {speeds}, and every side computes a batch and sleeps the rest of its time, so no core is the limit. "
+        "Momentum is 0.9 unless shown. Ranges are over the seeds; a median later than the limit is missed.",
+        120,
+    )
     source = "([The result](benchmarks/results/uneven_real.md), with every run and its settings.)"
-    return f"{headline}{results.table(rows)}\n\n{source}"
+    return f"{headline}{results.table(rows)}\n\n{slept}\n{source}"
+
+
+def _entry(row: dict[str, Any]) -> str:
+    """Who took part, with the settings that differ from the defaults."""
+    settings = dict(part.split("=", 1) for part in row["settings"].split(", ") if part)
+    spec = settings.pop("strategy", row["side"])
+    name = f"`{spec}`" if row["side"] in RULES else NAMES[row["side"]]
+    told = [f"{key[:-2]} {value} s" if key.endswith("_s") else f"{key} {value}" for key, value in settings.items()]
+    return ", ".join([name, *told])
+
+
+def _spread(row: dict[str, Any]) -> str:
+    return " to ".join("missed" if row[end] is None else f"{row[end]:.1f}" for end in ("from_s", "to_s"))
 
 
 def staleness() -> str:
@@ -187,7 +214,10 @@ QUOTES: dict[str, Callable[[], str]] = {
     "fidelity": lambda: bars("fidelity"),
     "gossip": gossip,
     "gossip_speed": lambda: bars("gossip_speed"),
+    "learned_digits": lambda: learned("digits"),
+    "learned_linreg": lambda: learned("linreg"),
     "overhead": lambda: bars("overhead"),
+    "startup": lambda: bars("startup"),
     "simulator": lambda: bars("simulator"),
     "staleness": staleness,
     "strategies": strategies,

@@ -7,7 +7,7 @@ on. A bar that was missed stays there as missed.
 import json
 import os
 import platform
-import subprocess
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+import sources
+from sources import Sources
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("paceline", "torch", "numpy", "msgspec", "simpy", "scikit-learn")
@@ -35,28 +38,46 @@ def write(
     verdicts: Sequence[Verdict],
     rows: Sequence[dict[str, Any]],
     notes: str,
+    of: Sources,
     folder: Path = FOLDER,
     packages: Sequence[str] = (),
-    commit: str | None = None,
+    details: dict[str, Any] | None = None,
 ) -> Path:
     """Write the result of one run; the rows become its table.
 
-    `packages` are those it compares, beside the usual; `commit` says which one was measured where git cannot.
+    `of` is what was found before the measurement; `packages` are those it compares, beside the usual; `details` are
+    further facts for the raw file alone. If the sources changed while they were measured, the result is kept aside and
+    SystemExit says where.
     """
+    problem = changed_since(of)
+    if problem:
+        folder = Path(tempfile.mkdtemp(prefix="paceline-result-"))
+        of = Sources(of.commit, (*of.problems, problem))
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "question": question,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit or _commit(),
+        "commit": of.commit,
+        "tree": of.tree,
         "machine": machine(),
         "versions": {"python": platform.python_version(), **_versions(*PACKAGES, *packages)},
         "command": command,
     }
     raw = {**facts, "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts], "rows": list(rows)}
+    raw |= details or {}
     (folder / f"{question}.json").write_text(json.dumps(raw, indent=1) + "\n")
     page = folder / f"{question}.md"
     page.write_text(_page(facts, verdicts, rows, notes))
+    if problem:
+        raise SystemExit(f"{problem}: this is no result of commit {of.commit}; what was measured is in {folder}")
     return page
+
+
+def changed_since(of: Sources) -> str:
+    """What happened to the sources since they were looked at; empty if nothing did, or if they were unclean already."""
+    if of.copied or not of.clean:
+        return ""
+    return "" if sources.look() == of else "the sources changed while they were measured"
 
 
 def retell(question: str, notes: str, folder: Path = FOLDER) -> Path:
@@ -81,7 +102,7 @@ def _page(facts: dict[str, Any], verdicts: Sequence[Verdict], rows: Sequence[dic
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     parts = [
         f"# {facts['question']}",
-        f"{facts['date']} · commit {facts['commit']} · {facts['machine']}",
+        f"{facts['date']} · commit {facts['commit']} · tree: {facts.get('tree', 'not recorded')} · {facts['machine']}",
         f"{versions}",
         f"    {facts['command']}",
         notes.strip(),
@@ -106,21 +127,6 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _commit() -> str:
-    """The commit the numbers belong to; a `+` says that the working tree had changes beside it."""
-    here = Path(__file__).parent
-    try:
-        name = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", "../src"], cwd=here, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def machine() -> str:

@@ -5,6 +5,7 @@ python benchmarks/soak.py tests/test_local_faults.py   # some of them: writes re
 
 """
 
+import argparse
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import results
+import sources
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python benchmarks/soak.py"
@@ -21,7 +23,12 @@ COMMAND = "python benchmarks/soak.py"
 
 def main() -> int:
     """Run them and write the result."""
-    began, only = time.monotonic(), sys.argv[1:]
+    parser = argparse.ArgumentParser(description="run the long tests and write their dated result")
+    parser.add_argument("tests", nargs="*", help="files of tests; all, if none is named")
+    sources.add_options(parser)
+    given = parser.parse_args()
+    of = sources.checked(given, measured=(*sources.MEASURED, "tests"))
+    began, only = time.monotonic(), given.tests
     # A shell lets what it starts in the background ignore Ctrl-C, and some of these tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = ["-m", "pytest", "-v", "-m", "slow or soak", "-n", "2", "--dist", "worksteal", "--durations=25"]
@@ -51,7 +58,7 @@ def main() -> int:
     )
     rows = [{"test": f"`{name}`", "seconds": float(seconds)} for seconds, name in durations]
     question = "_".join(["soak", *(Path(name).stem for name in only)])
-    print(results.write(question, " ".join([COMMAND, *only]), [verdict], rows, notes))
+    print(results.write(question, " ".join([COMMAND, *only]), [verdict], rows, notes, of))
     return code
 
 

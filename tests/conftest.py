@@ -10,9 +10,14 @@ from pathlib import Path
 import leaks
 import pytest
 
+from paceline.engines.local import nursery
+
 NO_SKIPS = os.environ.get("PACELINE_CI_NO_SKIPS") == "1"
 NO_DEVICE = "needs CUDA"  # the one reason that no machine of CI can do anything about
 SOAK = os.environ.get("PACELINE_SOAK") == "1"
+
+# Variables that change from test to test and that no import reads.
+OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 _skipped: list[str] = []
 
@@ -74,6 +79,15 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_nursery() -> Iterator[None]:
+    """All runs of this process start from one nursery: a test that starts five processes imports torch in none."""
+    os.environ[leaks.TAG] = leaks.SESSION
+    with nursery.kept(ignoring=OF_A_TEST):
+        yield
+    del os.environ[leaks.TAG]
+
+
 @pytest.fixture
 def leaves_nothing_behind() -> Iterator[None]:
     """No thread outlives the test."""
@@ -87,6 +101,7 @@ def leaves_nothing_behind() -> Iterator[None]:
 def nothing_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[leaks.Watch]:
     """No process, descriptor, thread, shared memory or temporary file outlives the test."""
     temporary = tmp_path_factory.mktemp("temporary")
+    nursery.prepare()  # it is not this test's, and outlives it
     watch = leaks.Watch(temporary)
     monkeypatch.setenv(leaks.TAG, watch.tag)
     monkeypatch.setenv("TMPDIR", str(temporary))

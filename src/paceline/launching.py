@@ -1,9 +1,9 @@
 """Start a run from Python: `paceline.launch(train, workers=8, strategy="dasp")`."""
 
-import contextlib
 import datetime
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,34 @@ import safetensors.torch
 import torch
 
 from paceline._version import __version__
-from paceline.core.errors import DivergenceError, InternalError, OptionError, UserError
+from paceline.core.errors import OptionError
 from paceline.core.scenario import file as scenarios
 from paceline.core.scenario.file import Scenario
 from paceline.core.settings import (
     DEFAULT_SCENARIO,
+    SETTINGS,
+    Capabilities,
+    Divergence,
+    EngineName,
+    Every,
+    NonFinite,
     RunConfig,
+    Start,
+    Target,
+    Transport,
+    Unset,
     agreed_workers,
     require_possible,
     resolve,
+    unset,
     usual_threads,
     usual_workers,
 )
-from paceline.model.store import model_state, state_of
-from paceline.records.journal import Header, Sink, Tee, Writer, refuse_other_files
-from paceline.records.logs import Log
-from paceline.records.metrics import Metrics, Report, to_json
-from paceline.records.replay import started
-from paceline.server.plan import Plan
-from paceline.server.run_control import Cause, Conduct, Progress
-from paceline.strategies import checked, is_peer
-from paceline.worker import context
+from paceline.records.journal import Header, Sink, refuse_other_files
+from paceline.records.metrics import Report
+from paceline.server.plan import Cause, Plan, Progress
+from paceline.strategies import Machine, checked, is_peer, machine_class, require_findable, written
+from paceline.strategies.sources import require_not_loading
 from paceline.worker.scripts import load_script
 
 __all__ = ["Run", "launch", "load_script"]
@@ -49,8 +56,9 @@ _NOT_OPTIONS = (
     "engine",
     "seed",
     "workers",
+    "start",
 )
-_OF_PROCESSES = ("transport", "respawn", "checkpoint_every", "checkpoint_keep")
+_OF_PROCESSES = tuple(setting.name for setting in SETTINGS.values() if setting.about.of_processes)
 
 
 class Run:
@@ -93,21 +101,48 @@ def launch(
     train: Callable[[], None],
     *,
     config: RunConfig | None = None,
-    scenario: Scenario | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     sink: Sink | None = None,
-    **settings: Any,
+    engine: EngineName = unset.engine,
+    scenario: Scenario | str | Path | None = unset.scenario,
+    strategy: str | Machine | type[Machine] = unset.strategy,
+    workers: int | None = unset.workers,
+    seed: int = unset.seed,
+    batch_size: int | None = unset.batch_size,
+    epochs: float | None = unset.epochs,
+    max_versions: int | None = unset.max_versions,
+    max_seconds: float | None = unset.max_seconds,
+    target: Target | str | None = unset.target,
+    evaluate_every: Every | str | None = unset.evaluate_every,
+    on_divergence: Divergence = unset.on_divergence,
+    on_nonfinite: NonFinite = unset.on_nonfinite,
+    options: Mapping[str, str | float] = unset.options,
+    data_dir: Path | str | None = unset.data_dir,
+    threads: int | None = unset.threads,
+    transport: Transport = unset.transport,
+    start: Start = unset.start,
+    respawn: bool = unset.respawn,
+    checkpoint_every: Every | str | None = unset.checkpoint_every,
+    checkpoint_keep: int = unset.checkpoint_keep,
+    resume: Path | str | None = unset.resume,
+    journal: Path | str | None = unset.journal,
+    runs_dir: Path | str | None = unset.runs_dir,
 ) -> Run:
     """Run `train` on every worker and wait for the end.
 
-    `settings` are those of the command line: engine, workers, strategy, seed, batch_size, epochs, max_versions,
-    max_seconds, target, evaluate_every, on_divergence, on_nonfinite, options, data_dir, journal, runs_dir, threads,
-    transport, respawn, checkpoint_every, checkpoint_keep, resume. A run that fails raises; one that was interrupted or
-    stopped by the guard comes back and says so in `ended`.
+    The settings are those of the command line, explained in docs/reference/settings.md; alternatively `config` holds
+    all of them. `progress` is called as the run goes on, and `sink` gets every line of the journal. A run that fails
+    raises; one that was interrupted or stopped by the guard comes back and says so in `ended`.
     """
-    config, cluster = _settled(config, scenario, settings)
+    arguments = locals()  # the parameters and nothing else, since this is the first line
+    settings = {name: arguments[name] for name in SETTINGS if not isinstance(arguments[name], Unset)}
+    require_not_loading("a call of launch()")
+    if settings.get("strategy") is not None:
+        settings["strategy"] = written(strategy)
+    config, cluster = _settled(config, settings)
+    can = _capabilities(config.engine)
     workers = cluster.count if cluster is not None else config.workers or usual_workers(torch.cuda.device_count())
-    config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers))
+    config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers, can))
     restore = None
     if config.resume is not None:
         from paceline.server.checkpoint import resuming  # checkpoints are loaded when they are used
@@ -115,10 +150,11 @@ def launch(
         found = resuming.checkpoint_at(config.resume)
         config, restore = resuming.settings_of(found, config, workers), found.path
     spelled = _strategy(config, workers)
+    config = msgspec.structs.replace(config, strategy=spelled)  # a file by its whole path, wherever a process stands
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
     crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
-    if crashes and config.engine == "local" and config.checkpoint_every is None and restore is None:
+    if crashes and can.restarts_server and config.checkpoint_every is None and restore is None:
         raise OptionError("the scenario's server_crash needs a checkpoint to go on from: give --checkpoint-every")
     if config.checkpoint_every is not None and config.runs_dir is None:
         raise OptionError("checkpoint_every needs a folder to write to: give runs_dir, too")
@@ -128,115 +164,46 @@ def launch(
         refuse_other_files(journal)
     header = _header(config, spelled, cluster, workers)
     plan = Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
-    if config.engine == "local":
-        return _on_processes(train, plan, progress, sink)
-    return _simulated(train, plan, progress, sink)
+    from paceline import engines  # each is loaded when it is asked for
+
+    done = engines.load(config.engine).launch(train, plan, sink, progress)
+    left = done.left
+    return Run(done.report, journal, folder, done.cause, left.model, left.tables, left.nodes or None)
+
+
+def _capabilities(engine: str) -> Capabilities:
+    from paceline import engines
+
+    return engines.capabilities(engine)
 
 
 def _strategy(config: RunConfig, workers: int) -> str:
     """The strategy as a journal writes it; refused where the run could not have it."""
     spelled = checked(config.strategy, config.seed, workers)
     if is_peer(spelled) and config.on_divergence == "bsp":
-        name = spelled.split(":")[0]
+        name = machine_class(spelled).name
         raise OptionError(f"{name} has no server that could go on under bsp: give --on-divergence stop")
+    if _capabilities(config.engine).own_processes:
+        require_findable(spelled)
     return spelled
 
 
-def _settled(
-    config: RunConfig | None, scenario: Scenario | str | None, settings: dict[str, Any]
-) -> tuple[RunConfig, Scenario | None]:
+def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunConfig, Scenario | None]:
     """The settings in force and the cluster they are for; real processes need none."""
+    given = settings.pop("scenario", None)
     if config is not None and settings:
         raise OptionError(f"give launch() a config or single settings, not both: {', '.join(sorted(settings))}")
-    given = scenario if scenario is not None else (config.scenario if config is not None else None)
+    if given is None and config is not None:
+        given = config.scenario
     cluster = given if isinstance(given, Scenario) else None if given is None else scenarios.load(given)
-    if config is None:
-        spelt = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-        config = resolve(spelt, {}, cluster.run if cluster is not None else {}, spell=lambda name: name)
-        if cluster is None and config.engine == "sim":
-            cluster = scenarios.load(DEFAULT_SCENARIO)
-            config = resolve(spelt, {}, cluster.run, spell=lambda name: name)
-    elif cluster is None and config.engine == "sim":
+    settled = config or resolve(settings, {}, cluster.run if cluster is not None else {}, spell=lambda each: each.name)
+    if cluster is None and _capabilities(settled.engine).virtual_time:
         cluster = scenarios.load(DEFAULT_SCENARIO)
-    require_possible(config)
+        settled = config or resolve(settings, {}, cluster.run, spell=lambda each: each.name)
+    require_possible(settled, _capabilities(settled.engine))
     if cluster is not None:
-        agreed_workers(config.workers, cluster.count, cluster.name)
-    return config, cluster
-
-
-def _on_processes(
-    train: Callable[[], None], plan: Plan, progress: Callable[[Progress], None] | None, sink: Sink | None
-) -> Run:
-    from paceline.engines.local.launcher import Launcher  # engines are loaded when they are used
-    from paceline.engines.local.workload import packed
-
-    if context.current() is not None:
-        raise UserError(
-            "launch() was called inside a worker of another run: run the file that calls it with `python`, not with "
-            "`paceline run`, or leave the call out"
-        )
-    outcome = Launcher(plan, packed(train), Log(), sink, progress).run()
-    with contextlib.closing(outcome):
-        report = outcome.report
-        if report is not None:
-            _write_report(report, plan.folder)
-        outcome.raise_failure()
-        if report is None:
-            raise InternalError(f"the run ended ({outcome.cause}) without a report")
-        state = outcome.state()
-        if not outcome.tables or state is None:
-            return Run(report, plan.journal, plan.folder, outcome.cause, state)
-        tables = {name: tensor.numpy() for name, tensor in state.items()}
-        return Run(report, plan.journal, plan.folder, outcome.cause, None, tables)
-
-
-def _simulated(
-    train: Callable[[], None], plan: Plan, progress: Callable[[Progress], None] | None, sink: Sink | None
-) -> Run:
-    writer = Writer(plan.journal) if plan.journal is not None else None
-    metrics = Metrics()
-    conduct = Conduct(plan.config, started(plan.header), Tee(writer, metrics, Log(), sink), plan.header, progress)
-    try:
-        _run(train, plan, conduct)
-    finally:
-        if writer is not None:
-            writer.close()
-        report = metrics.report(str(plan.journal) if plan.journal is not None else None)
-        _write_report(report, plan.folder)
-    store = conduct.store_or_none
-    state = model_state(store) if store is not None else None
-    tables = conduct.tables.snapshot() if conduct.tables is not None else None
-    nodes = {node: state_of(conduct.store.spec, *model) for node, model in conduct.node_models.items()}
-    return Run(report, plan.journal, plan.folder, conduct.cause or "done", state, tables, nodes)
-
-
-def _run(train: Callable[[], None], plan: Plan, conduct: Conduct) -> None:
-    from paceline.engines.sim import engine
-
-    if plan.scenario is None:
-        raise InternalError("the simulator was given no scenario")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(plan.config.threads or 1)
-    try:
-        with context.running():
-            engine.run(train, plan.scenario, conduct)
-    except KeyboardInterrupt:
-        conduct.cause = "interrupted"
-        conduct.coordinator.observe_end("interrupted")
-    except DivergenceError:
-        pass  # the guard's verdict is in the report, and the run comes back with it
-    except Exception as error:
-        conduct.cause = "error"
-        conduct.coordinator.observe("error", {"text": str(error)})
-        conduct.coordinator.observe_end("error")
-        raise
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _write_report(report: Report, folder: Path | None) -> None:
-    if folder is not None:
-        (folder / "report.json").write_text(to_json(report) + "\n")
+        agreed_workers(settled.workers, cluster.count, cluster.name)
+    return settled, cluster
 
 
 def _folder(config: RunConfig) -> Path | None:
@@ -244,7 +211,7 @@ def _folder(config: RunConfig) -> Path | None:
     if config.runs_dir is None:
         return None
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = config.strategy.split(":")[0]
+    name = re.sub(r"[^\w.-]+", "-", machine_class(config.strategy).name)
     for attempt in range(1000):
         folder = config.runs_dir / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
         try:
@@ -262,8 +229,8 @@ def _folder(config: RunConfig) -> Path | None:
 def _header(config: RunConfig, strategy: str, cluster: Scenario | None, workers: int) -> Header:
     """A header of the simulator says nothing of the machine: no paths, no host, no hour."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
-    real = config.engine == "local"
-    for name in (*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)):
+    real = not _capabilities(config.engine).virtual_time
+    for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)}:
         options.pop(name)
     options["evaluate_every"] = "off" if config.evaluate_every is None else str(config.evaluate_every)
     if real:

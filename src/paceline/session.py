@@ -14,16 +14,16 @@ import torch
 
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling
+from paceline.model.measuring import Evaluate
 from paceline.peers.node_replica import NodeReplica
 from paceline.peers.process import ProcessReplica
-from paceline.server.evaluation_schedule import Evaluate
-from paceline.tables.client import Client
+from paceline.tables.client import Client, serve_evaluations
 from paceline.tables.client import Evaluate as EvaluateTables
 from paceline.tables.messages import Measures
-from paceline.tables.spec import make_spec
 from paceline.tables.table import Table
+from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed
-from paceline.transport.messages import Asked, Note, Over, Ready, Remark, Stop
+from paceline.transport.messages import Note, OptionAsked, Over, Ready, Remark, Stop
 from paceline.worker import context
 from paceline.worker import evaluation_worker as evaluating
 from paceline.worker.batch_loop import OVER, BatchLoop
@@ -47,10 +47,10 @@ def init() -> "Session":
     """The session of this worker; outside of a run, one worker in its own process."""
     given = context.current()
     if given is None:
-        from paceline.engines import alone  # the engines import this module
+        from paceline import engines  # which import this module
 
         context.require_no_run("paceline.init()")
-        return Session(alone.start())
+        return Session(engines.start_alone())
     if given.sessions:
         raise UserError(
             f"paceline.init() was called a second time in worker {given.worker}: a worker has one session; keep what "
@@ -101,7 +101,7 @@ class Session:
         if name not in self._asked:
             self._asked.add(name)
             with contextlib.suppress(Closed):  # whoever asks after the run is over is answered all the same
-                self._endpoint.send(Asked(name))
+                self._endpoint.send(OptionAsked(name))
         if name not in self._context.options:
             return default
         value: T = convert_option(name, self._context.options[name], default)
@@ -284,7 +284,7 @@ class Session:
         if not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the tables, not {type(evaluate).__name__}")
         if self._context.evaluator:
-            evaluating.serve_tables(self._endpoint, evaluate)
+            serve_evaluations(self._endpoint, evaluate)
         self._endpoint.send(Measures(evaluate if self._context.evaluates else None))
 
     def _on_tables(self, what: str) -> Client:

@@ -12,12 +12,11 @@ import torch
 from paceline.core.ledger import Allotment
 from paceline.model.mass_optimizer import OptimizerSpec
 from paceline.model.regions import RegionLayout
-from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.model.spec import Gradient, ModelSpec, Parameters
 from paceline.tables import messages as tables
-from paceline.tables.spec import TableSpec
+from paceline.tables.table_spec import TableSpec
 from paceline.transport.base import Closed
 from paceline.transport.messages import (
-    Asked,
     Cancelled,
     Done,
     Ended,
@@ -28,11 +27,12 @@ from paceline.transport.messages import (
     Hello,
     More,
     Note,
+    OptionAsked,
     Over,
     Push,
     Ready,
     Remark,
-    State,
+    SavedState,
     Stop,
     Welcome,
     Work,
@@ -67,11 +67,11 @@ TABLE_MESSAGES_UP = [
 ]  # fmt: skip
 TABLE_MESSAGES_DOWN = [
     tables.Opened(1, True),
-    tables.Roster(3, [0, 2]),
-    tables.Entered(4, 3.0, float("inf"), [tables.Roster(0, [1])], True, b"state"),
+    tables.ClockRoster(3, [0, 2]),
+    tables.Entered(4, 3.0, float("inf"), [tables.ClockRoster(0, [1])], True, b"state"),
     tables.Rows(1, np.array([3, 1]), MATRIX[:2], 4, 5, 6),
     tables.Rows(1, None, MATRIX.astype(np.float32), 4, 5, None),
-    tables.Clocked(0.5, 12.0),
+    tables.Clocked(0.5),
     tables.Included(7),
     tables.Passed(2, 6),
     tables.Save(3),
@@ -136,8 +136,8 @@ class TransportContract:
             Done(0),
             Stop("enough"),
             Remark("é"),
-            Asked("width"),
-            State(4, b"\x00\xff"),
+            OptionAsked("width"),
+            SavedState(4, b"\x00\xff"),
             Evaluated(2, {"accuracy": 0.5, "loss": float("inf")}),
             Failed("script", "ValueError: x", "Traceback ..."),
             Ended(),
@@ -177,7 +177,7 @@ class TransportContract:
     def test_a_push_carries_its_tensors_unchanged(self):
         worker, server = self.make()
         values = torch.arange(1000, dtype=torch.float32)
-        worker.send(Push(7, 3, Gradient([values.clone()], frozenset({2}), [{"lr": 0.1}], [], 0.25)))
+        worker.send(Push(7, 3, Gradient.of([values.clone()], frozenset({2}), [{"lr": 0.1}], [], 0.25)))
         got = self.take(server)
         assert torch.equal(got.gradient.flat[0], values)
         assert (got.gradient.missing, got.gradient.options, got.gradient.loss) == (frozenset({2}), [{"lr": 0.1}], 0.25)
@@ -188,7 +188,7 @@ class TransportContract:
         flat = values_of(SPEC.parameters, 1)
         change = [None, torch.tensor(4), torch.ones(2, 3)]
         kept = [np.array([1, 5]), np.empty(0, dtype=np.int64)]
-        worker.send(Push(8, 2, Gradient(flat, frozenset({0, 2}), options, change, None, 1.5), kept, 64, 0.5, 0.125))
+        worker.send(Push(8, 2, Gradient.of(flat, frozenset({0, 2}), options, change, None, 1.5), kept, 64, 0.5, 0.125))
         worker.send(Push(9, 0, None))
         got = self.take(server)
         assert same(got.gradient.flat, flat)
@@ -226,7 +226,7 @@ class TransportContract:
         got = []
 
         def work():
-            worker.send(Push(1, 1, Gradient([up], frozenset(), [])))
+            worker.send(Push(1, 1, Gradient.of([up], frozenset(), [])))
             got.append(worker.receive())
 
         thread = threading.Thread(target=work)
@@ -349,7 +349,7 @@ class ProcessContract(TransportContract):
     def test_what_was_sent_belongs_to_its_sender_again(self):
         worker, server = self.make()
         gradient = torch.ones(LARGE)
-        thread = threading.Thread(target=lambda: (worker.send(Push(1, 1, Gradient([gradient], frozenset(), []))),
+        thread = threading.Thread(target=lambda: (worker.send(Push(1, 1, Gradient.of([gradient], frozenset(), []))),
                                                   gradient.zero_(), worker.poll(PATIENCE_S)))  # fmt: skip
         thread.start()
         got = self.take(server)
@@ -395,7 +395,7 @@ class ProcessContract(TransportContract):
             view.copy_(gradient)
         slot.changes[0].fill_(number - 0.5)
         change = [slot.changes[0], None, None]
-        gradient = Gradient(slot.flat, frozenset(), [{"lr": 0.1}], change, 0.5, 2.0, work.slot)
+        gradient = Gradient.of(slot.flat, frozenset(), [{"lr": 0.1}], change, 0.5, 2.0, work.slot)
         worker.send(Push(number, 1, gradient))
         push = self.take(server)
         assert push.gradient.slot == work.slot

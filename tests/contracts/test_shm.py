@@ -13,15 +13,16 @@ import torch
 from contracts.census import Census
 from contracts.contract import SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError, UserError
+from paceline.core.ledger import Allotment
 from paceline.model import memory_budget as available_memory
 from paceline.model.regions import RegionLayout
-from paceline.model.store import Gradient
-from paceline.tables.messages import Fetch, Rows
+from paceline.model.spec import Gradient, Parameters
+from paceline.tables.messages import EvaluateTables, Fetch, Rows, TableLog, Tick
 from paceline.transport.base import Closed, Lost
+from paceline.transport.codec import Codec
 from paceline.transport.frames import Channel
-from paceline.transport.messages import Cancelled, Extra, Hello, More, Push
+from paceline.transport.messages import Cancelled, Extra, Hello, More, Push, Work
 from paceline.transport.shm import ShmEndpoint, ShmServerEnd
-from paceline.transport.wire import Codec
 
 
 def linked(relink=None):
@@ -53,6 +54,7 @@ class TestShm(ProcessContract):
             assert not server.wants_write
             got = worker.receive()
             assert got.slowest == number
+            assert not got.values.flags.owndata  # it is read where it lies
             assert np.array_equal(got.values, values)
 
     def test_a_ring_that_nobody_reads_from_is_not_overwritten(self):
@@ -69,9 +71,35 @@ class TestShm(ProcessContract):
         for message, values in zip(got, sent, strict=True):
             assert np.array_equal(message.values, values)
 
+    def test_what_may_be_kept_is_not_overwritten_when_the_ring_goes_round(self):
+        worker, server = self.make()
+        ticks, evaluations = [], []
+        for number in range(20):
+            values = np.full((10_000, 20), number, dtype=np.float32)
+            worker.send(Tick(number, 1, [TableLog(0, None, values)]))
+            ticks.append(self.take(server))
+            server.deliver(EvaluateTables(number, ["a"], [values]))
+            evaluations.append(worker.receive())
+        assert [set(tick.logs[0].sums.flat) for tick in ticks] == [{number} for number in range(20)]
+        assert [set(evaluation.values[0].flat) for evaluation in evaluations] == [{number} for number in range(20)]
+
+    def test_a_grant_of_many_samples_comes_through_the_ring_beside_a_model_that_stays_where_it_is(self):
+        worker, server = self.make()
+        region = worker.adopt(SPEC)
+        worker.send(Hello(SPEC, region.parameters, region.buffers))
+        self.take(server)
+        granted = []
+        for number in range(60):
+            parameters = Parameters(number, server.region.flat, server.region.buffers)
+            server.deliver(Work(number, Allotment(0, 1, np.arange(number, 20_000 + number)), parameters, 0.0))
+            assert not server.wants_write
+            granted.append(worker.receive())
+        assert all(work.parameters.flat is region.flat for work in granted)
+        assert [int(work.allotment.indices[0]) for work in granted] == list(range(60))
+
     def test_a_place_that_there_is_not_is_the_peers_fault(self):
         worker, server = self.make()
-        data, _ = Codec().encode(Fetch(0, 1, np.array([1, 2])))
+        data, _ = Codec().encode(Fetch(0, 1, np.arange(10_000)))
         frame = [bytes([129]), struct.pack("<I", len(data)), data, struct.pack("<QQQ", 1 << 40, 16, 64)]
         worker._channel.send(frame)
         with pytest.raises(PeerError, match="names a place that there is not"):
@@ -83,7 +111,7 @@ class TestShm(ProcessContract):
         worker.send(Hello(SPEC, region.parameters, region.buffers))
         self.take(server)
         slot = region.slots[1]
-        worker.send(Push(1, 1, Gradient(slot.flat, frozenset(), [], [], None, 1.0, 1)))
+        worker.send(Push(1, 1, Gradient.of(slot.flat, frozenset(), [], [], None, 1.0, 1)))
         push = self.take(server)
         slot.flat[0].fill_(3.0)
         assert bool((push.gradient.flat[0] == 3.0).all())
@@ -195,7 +223,7 @@ class TestShm(ProcessContract):
     def test_tensors_must_have_the_size_that_was_announced(self):
         ours, theirs = Channel.pair()
         server = ShmServerEnd(theirs)
-        data, _ = Codec().encode(Push(1, 1, Gradient([torch.ones(4)], frozenset(), [])))
+        data, _ = Codec().encode(Push(1, 1, Gradient.of([torch.ones(4)], frozenset(), [])))
         ours.send([b"\x80", len(data).to_bytes(4, "little"), data, b"short"])
         with pytest.raises(PeerError, match="announced 16 bytes of tensors and brought 5"):
             server.collect()

@@ -12,11 +12,10 @@ import zmq
 from contracts.census import Census
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
-from paceline.model.store import Gradient
+from paceline.model.spec import Gradient
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Cancelled, Hello, More, Push
-from paceline.transport.zeromq import LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub
-from paceline.transport.zeromq_parts import CHUNK, GATHERED, chunks_of
+from paceline.transport.zeromq import CHUNK, GATHERED, LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub, chunks_of
 
 
 def until(condition):
@@ -226,7 +225,7 @@ class TestZeromq(ProcessContract):
     @pytest.mark.parametrize("size", [10, CHUNK])
     def test_chunks_of_the_wrong_size_are_named(self, size):
         worker, server = self.make()
-        data, _ = worker._codec.encode(Push(1, 1, Gradient([torch.ones(GATHERED)], frozenset(), [])))
+        data, _ = worker._codec.encode(Push(1, 1, Gradient.of([torch.ones(GATHERED)], frozenset(), [])))
         worker.poll()
         worker._socket.send(data)
         worker._socket.send(bytes(size))

@@ -11,13 +11,13 @@ import pytest
 import torch
 from clusters import Rows, mean_square, network
 from local_jobs import batches_of, unions
-from one_worker import Buffered, Odd, RegionServer, assert_same, region_of, sgd, trained, worker
+from one_worker import Buffered, Odd, RegionLink, assert_same, region_of, sgd, trained, worker
 from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.core.errors import OptionError
 from paceline.model.regions import private_region
-from paceline.model.store import Parameters
+from paceline.model.spec import Parameters
 from paceline.records import journal
 from paceline.worker.cuda_copies import CudaCopies
 from paceline.worker.device_replica import DeviceStage
@@ -32,12 +32,12 @@ NEAR = {"rtol": 1e-8, "atol": 1e-10}  # sums of the device and of the host diffe
 SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-class CudaServer(RegionServer):
+class CudaLink(RegionLink):
     """A region in memory of whole pages, as the transports have it."""
 
     def adopt(self, spec):
-        self.region = private_region(spec)
-        return self.region
+        self.engine.worker_region = private_region(spec)
+        return self.engine.worker_region
 
 
 @pytest.fixture(params=["together", "early", "early, alternating"])
@@ -45,7 +45,7 @@ def link(request, monkeypatch):
     if request.param != "together":
         monkeypatch.setattr("paceline.worker.shared_replica.HOOKED", 1)
         monkeypatch.setattr("paceline.worker.device_replica.EARLY", 1)
-    return CudaServer(alternate=request.param.endswith("alternating"))
+    return CudaLink(alternate=request.param.endswith("alternating"))
 
 
 def looping(make, step, **options):
@@ -132,7 +132,7 @@ def test_module_buffers(link):
         optimizer.step()
 
     assert_same(*trained(looping(Buffered, step), link), rtol=1e-6, atol=1e-7)
-    names = [name for name, _, _ in link.conduct.store.spec.buffers]
+    names = [name for name, _, _ in link.store.spec.buffers]
     moved = zip(names, link.pushes[-1].buffer_change, strict=True)
     assert [name for name, change in moved if change is None] == ["mask", "still"]
 
@@ -268,7 +268,7 @@ def test_a_layer_is_saved_without_the_others():
 
 
 def test_a_model_on_the_host_stays_there():
-    with worker(CudaServer()) as session:
+    with worker(CudaLink()) as session:
         assert session.device == CUDA
         model = network()
         session.prepare(model, sgd(model))
@@ -276,7 +276,7 @@ def test_a_model_on_the_host_stays_there():
 
 
 def test_a_model_on_several_devices_is_refused():
-    with worker(CudaServer()) as session:
+    with worker(CudaLink()) as session:
         model = torch.nn.Sequential(torch.nn.Linear(2, 2).to(CUDA), torch.nn.Linear(2, 2))
         with pytest.raises(OptionError, match=r"on 2 devices \(cuda:0, cpu\)"):
             session.prepare(model, sgd(model))

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from laws.checker import check
-from laws.clusters import Plan, plans, play
-from laws.resuming import first_difference
-from paceline import strategies
+from laws.made_plans import plans
+from paceline import laws, strategies
+from paceline.laws.checker import check
+from paceline.laws.clusters import ClusterPlan, play
+from paceline.laws.resumed_runs import first_difference
 from paceline.strategies import Strategy
 
+LAWS = Path(laws.__file__).parent
 SOAK = os.environ.get("PACELINE_SOAK") == "1"
 SEED = os.environ.get("LAWS_SEED")
 EXAMPLES = 80
@@ -64,7 +66,7 @@ def on_clusters(test: Callable[..., Any], examples: int) -> Callable[..., Any]:
     return chosen if SEED is None else hypothesis.seed(int(SEED))(chosen)
 
 
-def of_other_chance(spec: str, plan: Plan) -> Callable[[], Strategy]:
+def of_other_chance(spec: str, plan: ClusterPlan) -> Callable[[], Strategy]:
     """The strategy that the run began with, and then ones whose own seed would have it decide otherwise."""
     seeds = iter([plan.seed])
     return lambda: strategies.build(spec, next(seeds, plan.seed + 1))
@@ -73,7 +75,7 @@ def of_other_chance(spec: str, plan: Plan) -> Callable[[], Strategy]:
 @pytest.mark.parametrize("name", strategies.names())
 def test_laws(name: str) -> None:
     @given(spec=specs(name), plan=plans(), every=st.integers(1, 40))
-    def holds(spec: str, plan: Plan, every: int) -> None:
+    def holds(spec: str, plan: ClusterPlan, every: int) -> None:
         lines = play(strategies.build(spec, plan.seed), plan)
         broken = check(lines, exact_work=plan.size is None)
         assert not broken, "\n".join(map(str, broken))
@@ -84,9 +86,9 @@ def test_laws(name: str) -> None:
 
 
 def test_the_checker_knows_neither_ledger_nor_coordinator() -> None:
-    for file in ("checker.py", "account.py", "bounds.py", "resuming.py"):
+    for file in ("checker.py", "account.py", "staleness_bounds.py", "resumed_runs.py"):
         imported: set[str] = set()
-        for node in ast.walk(ast.parse((Path(__file__).parent / file).read_text())):
+        for node in ast.walk(ast.parse((LAWS / file).read_text())):
             if isinstance(node, ast.ImportFrom):
                 imported.add(node.module or "")
                 imported |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -95,6 +97,7 @@ def test_the_checker_knows_neither_ledger_nor_coordinator() -> None:
         ours = {name for name in imported if name.startswith("paceline.")} - {"paceline.records"}
         allowed = (
             "paceline.core.events",
+            "paceline.laws",
             "paceline.core.actions",
             "paceline.records.journal",
             "paceline.records.metrics",
@@ -106,4 +109,4 @@ def test_the_checker_knows_neither_ledger_nor_coordinator() -> None:
 def test_a_worker_that_a_round_does_not_need_is_measured_again_in_time() -> None:
     """The fast one of two does the whole batch of two samples alone as soon: the slow one still gets its turn."""
     text = "seed = 0\n[compute]\nseconds_per_sample = 0.125\n[[workers]]\nspeed = 1.0\n[[workers]]\nspeed = 0.5\n"
-    assert check(play(strategies.build("balanced", 0), Plan(text, 1, 0, None, 1.0, 0.0, 60, 0))) == []
+    assert check(play(strategies.build("balanced", 0), ClusterPlan(text, 1, 0, None, 1.0, 0.0, 60, 0))) == []

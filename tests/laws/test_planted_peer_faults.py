@@ -11,7 +11,7 @@ from peer_network import Network
 from laws.test_peer_laws import WHAT, broken, builder, first_difference, play
 from paceline import strategies
 from paceline.core.peer_actions import Average, Exchange, Mix, PeerAction, Send
-from paceline.core.peer_events import Left, PeerEvent, Received, Stepped
+from paceline.core.peer_events import PeerEvent, PeerLeft, Received, Stepped
 from paceline.strategies import Peer
 from paceline.strategies.peers.gossip import Gossip
 
@@ -48,7 +48,7 @@ def to_itself(machine: Any, event: PeerEvent, actions: list[PeerAction]) -> list
 
 
 def to_a_leaver(machine: Any, event: PeerEvent, actions: list[PeerAction]) -> list[PeerAction]:
-    if isinstance(event, Left):
+    if isinstance(event, PeerLeft):
         machine.state.partners.join(event.peer)
     return actions
 

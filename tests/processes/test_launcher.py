@@ -51,8 +51,9 @@ class Training:
 def named_children(launcher):
     """The processes of a launcher that runs in its program's main thread, by the names it gave them."""
     numbers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0") for number in numbers}
-    return {command[-3].decode(): number for number, command in commands.items() if len(command) > 3}
+    commands = {int(number): Path(f"/proc/{number}/cmdline").read_text().rstrip("\0").split("\0") for number in numbers}
+    named = {number: command[-2] if len(command) > 1 else command[0] for number, command in commands.items()}
+    return {name.removeprefix("paceline: "): number for number, name in named.items()}
 
 
 def slip_in_worker_1(session, number):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.core.errors import OptionError
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -53,6 +54,29 @@ def test_a_script_runs_on_two_processes_and_json_is_the_report(
     runs = Path(report["journal"]).parent
     assert json.loads((runs / "report.json").read_text()) == report
     assert main(["replay", report["journal"]]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "said"), [([], True), (["--json"], False), (["--quiet"], False)])
+def test_a_start_is_announced_before_anything_is_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], said: bool
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise OptionError("stopped")
+
+    monkeypatch.setattr("paceline.launching.launch", stop)
+    assert main([*REAL, *flags, script(folder)]) == 2
+    assert capsys.readouterr().err.splitlines() == ["paceline: starting 2 workers"] * said + ["paceline: stopped"]
+
+
+def test_the_command_line_loads_torch_after_it_has_started_a_nursery(folder: Path) -> None:
+    code = (
+        "import sys; from paceline.cli import main; from paceline.engines.local import nursery\n"
+        "def prepare(): print('torch' in sys.modules, 'numpy' in sys.modules); raise SystemExit\n"
+        f"nursery.prepare = prepare; main({[*REAL, script(folder)]!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False False\n", "paceline: starting 2 workers\n")
 
 
 @pytest.mark.slow
@@ -102,7 +126,7 @@ def test_signals_end_with_the_report_so_far(folder: Path, number: signal.Signals
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "sim", "--checkpoint-every", "10v"], "--checkpoint-every: the engine sim has no such thing"),
+        (["--engine", "sim", "--checkpoint-every", "10v"], "--checkpoint-every is not supported by the sim engine"),
         (["--resume", "nowhere"], "--resume: nowhere"),
         (["--transport", "pigeon"], "--transport: must be one of shm, zeromq, not 'pigeon'"),
         (["--strategy", "fastest_k:k=3"], r"k must be <= the number of workers \(2\), not 3"),

@@ -1,5 +1,6 @@
 """The project as others meet it: the wheel, the clone, the promises of its files."""
 
+import ast
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from paceline.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LARGEST = 500_000  # bytes of a committed file
 
 
@@ -145,9 +146,11 @@ def test_every_make_target_that_is_written_about_exists() -> None:
 
 
 def test_every_command_that_is_written_about_exists() -> None:
-    commands = {str(command.callback and command.callback.__name__) for command in app.registered_commands}
-    assert {"run", "strategies", "scenario", "replay", "tasks"} == commands
-    written = {name for path in DOCUMENTS for name in re.findall(r"(?:^ +|`)paceline ([a-z]+)", path.read_text(), re.M)}
+    callbacks = {str(command.callback and command.callback.__name__) for command in app.registered_commands}
+    commands = {name.replace("_", "-") for name in callbacks}
+    assert {"run", "strategies", "check-strategy", "scenario", "replay", "tasks"} == commands
+    form = re.compile(r"(?:^ +|^\$ |`)paceline ([a-z][a-z-]*)", re.M)
+    written = {name for path in DOCUMENTS for name in form.findall(path.read_text())}
     assert {"run", "scenario"} <= written <= commands
 
 
@@ -184,6 +187,39 @@ def test_what_was_tested_together_lies_in_the_declared_ranges() -> None:
     assert pinned["torch"] == "2.13.0"
 
 
+def imported_by_the_package() -> set[str]:
+    """Top-level names of everything that some module of the package imports, wherever it does so."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_an_extra_for_users_holds_what_the_package_imports_and_no_other_does() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    assert everything.name == "paceline"
+    assert everything.extras == set(extras) - {"all", "dev", "bench", "docs"}
+    module = {"scikit-learn": "sklearn"}
+    for extra, requirements in extras.items():
+        names = {module.get(name, name) for name in (Requirement(each).name for each in requirements)} - {"paceline"}
+        used = names & imported_by_the_package()
+        assert used == (names if extra in everything.extras else set()), extra
+
+
+def test_nothing_is_unpickled_but_what_the_security_page_names() -> None:
+    """The function that `launch` was given; `torch.load` unpickles too, and NumPy where it is told that it may."""
+    modules = r"\b(?:import|from) (?:cloud)?(?:pickle|dill|joblib|shelve)\b"
+    unpickling = re.compile(rf"{modules}|(?<!safetensors\.)\btorch\.load\(|allow_pickle")
+    found = [path.name for path in (ROOT / "src").rglob("*.py") if unpickling.search(path.read_text())]
+    assert found == ["workload.py"]
+    assert "the function that `paceline.launch` was given" in (ROOT / "SECURITY.md").read_text()
+
+
 def test_ci_runs_the_whole_suite_without_gaps() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
@@ -195,8 +231,8 @@ def test_ci_runs_the_whole_suite_without_gaps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("no_skips", "code"), [("1", 1), ("0", 0)])
 def test_a_skipped_test_fails_the_suite_where_that_is_asked_for(no_skips: str, code: int, tmp_path: Path) -> None:
-    for name in ("conftest.py", "leaks.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path / name)
+    for name in ("conftest.py", "support/leaks.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / Path(name).name)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     left_out = "@pytest.mark.skip(reason='no shared folder')\ndef test_left_out(): pass\n"
     (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_runs(): pass\n\n{left_out}")

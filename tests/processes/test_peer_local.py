@@ -18,7 +18,7 @@ import paceline
 from paceline.core.errors import UserError
 from paceline.core.events import Joined as WorkerJoined
 from paceline.core.peer_actions import Mix, Send
-from paceline.core.peer_events import Averaged, Left, Received, Sent, Started, Stepped
+from paceline.core.peer_events import Averaged, PeerLeft, Received, Sent, Started, Stepped
 from paceline.records.journal import Decision, Lines, PeerDecision
 from paceline.records.replay import replay
 from paceline.server.checkpoint import files as checkpoint
@@ -104,9 +104,9 @@ def test_weights_are_kept_whatever_is_on_its_way_and_a_leaver_hands_its_own_on(t
                 weight[line.node] += line.event.weight
     assert weight[2] == pytest.approx(0.0)
     assert sum(weight.values()) == pytest.approx(4.0)
-    (farewell,) = [line for line in decided(lines, Left) if line.node == line.event.peer]
+    (farewell,) = [line for line in decided(lines, PeerLeft) if line.node == line.event.peer]
     assert (farewell.node, farewell.event.cause, len(farewell.actions)) == (2, "done", 1)
-    assert {line.event.cause for line in decided(lines, Left) if line.event.peer == 2} == {"done"}
+    assert {line.event.cause for line in decided(lines, PeerLeft) if line.event.peer == 2} == {"done"}
     assert set(done.nodes) == {0, 1, 2, 3}
 
 
@@ -115,7 +115,7 @@ def test_a_node_that_is_sent_away_hands_on_its_weight_and_counts_no_more(tmp_pat
     scenario = cluster(1.0, 1.0, 1.0, events=event("leave", 0.6, worker=1))
     done, lines = launch("gossip:form=weighted", tmp_path, Job(epochs=6), scenario=scenario)
     assert done.summary.samples_used == 6 * len(ROWS)
-    (farewell,) = [line for line in decided(lines, Left) if line.node == line.event.peer]
+    (farewell,) = [line for line in decided(lines, PeerLeft) if line.node == line.event.peer]
     assert (farewell.node, farewell.event.cause) == (1, "leave")
     assert set(done.nodes) == {0, 2}
 

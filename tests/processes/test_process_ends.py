@@ -10,9 +10,9 @@ import pytest
 
 from paceline.core.settings import RunConfig
 from paceline.engines.local import control
-from paceline.engines.local.children import Children, Place
+from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.launcher import Launcher
-from paceline.engines.local.output import READ, Stage, Transcript, Voice
+from paceline.engines.local.output import READ, Console, Transcript, Voice
 from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import packed
 from paceline.records.journal import Header, Lines
@@ -68,7 +68,7 @@ def test_last_words_end_although_somebody_goes_on_talking(pipe):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-class Broken(Stage):
+class Broken(Console):
     def show(self, prefix, line, target):
         raise BrokenPipeError(32, f"{target} is closed")
 
@@ -89,7 +89,7 @@ def test_last_words_that_cannot_be_shown_leave_nothing_behind(nothing_left):
 @pytest.mark.slow
 def test_a_launcher_whose_output_broke_leaves_nothing_behind(nothing_left, monkeypatch):
     launcher = Launcher(plan(threads=1), packed(lambda: print("heard", flush=True)), Lines())
-    monkeypatch.setattr(Stage, "show", Broken.show)
+    monkeypatch.setattr(Console, "show", Broken.show)
     with pytest.raises(BrokenPipeError):
         launcher.run()
 
@@ -99,10 +99,10 @@ def test_a_launcher_whose_output_broke_leaves_nothing_behind(nothing_left, monke
 
 def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_its_number():
     told = []
-    children = Children(plan(transport="zeromq"), packed(print), Stage(), lambda message, _: told.append(message))
-    children.alive[Place(2, 0)] = SimpleNamespace(pid=11)
-    children._tokens[Place(2, 0)] = "token"
-    children._codes |= {Place(2, 0, evaluator=True): 1, Place(0, 0): -9, Place(0, 1): -15}
+    children = Children(plan(transport="zeromq"), packed(print), Console(), lambda message, _: told.append(message))
+    children.alive[ProcessPlace(2, 0)] = SimpleNamespace(pid=11)
+    children._tokens[ProcessPlace(2, 0)] = "token"
+    children._codes |= {ProcessPlace(2, 0, evaluator=True): 1, ProcessPlace(0, 0): -9, ProcessPlace(0, 1): -15}
     children.relink()
     assert told == [
         control.Linked(2, 0, False, 11, "token"),

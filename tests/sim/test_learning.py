@@ -1,45 +1,59 @@
 """Every strategy learns, on equal and on 4x-uneven machines, at the learning rate of the committed table."""
 
+import json
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
 
-from learning_trials import KINDS, TRIALS, attempt, cluster, strategy_spec, target
+import tune_learning_rates
+from learning_trials import KINDS, TRIALS, Variant, attempt, cluster, strategy_spec, target, variants
 from paceline.core.errors import OptionError
 from paceline.scenario import load
 from paceline.strategies import names
 from paceline.tasks import learning_rate, learning_rates
 
-ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 SEED = 0
 
 
+def tuned():
+    """Every entry of the committed table: task, strategy as it was tuned, rate and momentum."""
+    for task, trial in TRIALS.items():
+        for momentum in trial.momenta:
+            key = task + tune_learning_rates.WITHOUT * (momentum == 0.0)
+            for spec, rate in learning_rates(key).items():
+                yield task, spec, rate, momentum
+
+
 def trials():
-    """Each strategy once, on a task and machines that rotate with LAWS_SEED; the rest runs in `make soak`."""
+    """Each strategy once, with an entry and machines that rotate with LAWS_SEED; the rest runs in `make soak`."""
     chance = random.Random(f"learning {os.environ.get('LAWS_SEED', '1')}")
     for name in names():
-        pairs = [(task, kind) for task in TRIALS for kind in KINDS]
+        pairs = [(entry, kind) for entry in tuned() if entry[1].partition(":")[0] == name for kind in KINDS]
         chosen = chance.sample(pairs, 1)
-        for task, kind in pairs:
-            marks = () if (task, kind) in chosen else pytest.mark.soak
-            yield pytest.param(task, name, kind, marks=marks, id=f"{task}-{name}-{kind}")
+        for entry, kind in pairs:
+            task, spec, _, momentum = entry
+            marks = () if (entry, kind) in chosen else pytest.mark.soak
+            yield pytest.param(*entry, kind, marks=marks, id=f"{task}-{spec}-{momentum}-{kind}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name", "kind"), list(trials()))
-def test_it_reaches_the_target(task, name, kind, leaves_nothing_behind):
-    run = attempt(task, kind, strategy_spec(task, name), learning_rate(task, name), SEED)
+@pytest.mark.parametrize(("task", "spec", "rate", "momentum", "kind"), list(trials()))
+def test_it_reaches_the_target(task, spec, rate, momentum, kind, leaves_nothing_behind):
+    run = attempt(task, kind, spec, rate, SEED, momentum=momentum)
     assert run.ended == "target", f"ended with {run.ended} at {run.summary.metrics}; {run.summary.warnings}"
     assert run.summary.target.reached_at_seconds > 0
 
 
 @pytest.mark.parametrize("task", TRIALS)
 def test_the_table_has_each_strategy_once_as_it_is_tried(task):
-    assert list(learning_rates(task)) == [strategy_spec(task, name) for name in names()]
-    assert all(rate > 0 for rate in learning_rates(task).values())
+    specs = list(learning_rates(task))
+    assert [spec.partition(":")[0] for spec in specs] == names()
+    own = TRIALS[task].momenta[0]
+    assert all(Variant(spec, own) in variants(task, spec.partition(":")[0]) for spec in specs)
+    assert all(rate > 0 for _, _, rate, _ in tuned())
 
 
 def test_a_rate_is_found_by_the_strategys_name_whatever_its_options():
@@ -71,10 +85,7 @@ def test_the_clusters_differ_in_speed_alone():
     assert cluster("digits", "uneven") == load("uneven8")
 
 
-@pytest.mark.parametrize("task", TRIALS)
-def test_the_documentation_quotes_the_table_and_the_dated_result(task):
-    section = (ROOT / "docs/learning.md").read_text(encoding="utf-8").split(f"## {task}")[1].split("\n## ")[0]
-    quoted = dict(re.findall(r"^\| `([^`]+)` \| (\S+) \|", section, re.MULTILINE))
-    assert {spec: float(rate) for spec, rate in quoted.items()} == learning_rates(task)
-    result = (ROOT / "benchmarks/results/learning_rates.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in section.splitlines() if line.startswith("| `") and line not in result] == []
+def test_the_table_is_that_of_the_dated_result():
+    rows = tune_learning_rates.read_rows(json.loads((RESULTS / "learning_rates.json").read_text())["rows"])
+    fresh = {(row.task, row.strategy, row.momentum): row.lr for row in rows if not row.tuning}
+    assert {(task, spec, momentum): rate for task, spec, rate, momentum in tuned()}.items() <= fresh.items()

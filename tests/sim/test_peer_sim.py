@@ -180,9 +180,9 @@ def test_threshold_0_is_gossip_to_the_last_bit():
 
 
 def test_elastic_averaging_keeps_the_sum_of_models_and_centre(monkeypatch):
-    from paceline.engines.sim.virtual_peers import VirtualPeers
+    from paceline.peers.virtual import VirtualPeerExchange
 
-    pull = VirtualPeers._pull
+    pull = VirtualPeerExchange._pull
     sums = []
 
     def checked(self, worker, message):
@@ -195,7 +195,7 @@ def test_elastic_averaging_keeps_the_sum_of_models_and_centre(monkeypatch):
         sums.append(max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
         return answer
 
-    monkeypatch.setattr(VirtualPeers, "_pull", checked)
+    monkeypatch.setattr(VirtualPeerExchange, "_pull", checked)
     launch("elastic:period=1,alpha=0.3")
     assert sums
     assert max(sums) < 1e-9

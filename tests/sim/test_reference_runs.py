@@ -44,6 +44,13 @@ def test_every_digest_belongs_to_a_run() -> None:
     assert {path.name.removesuffix(".txt.gz") for path in KEPT.iterdir()} == set(RUNS)
 
 
+@pytest.mark.parametrize("section", ["decisions", "observations"])
+def test_the_times_of_no_run_go_back(section: str) -> None:
+    for name in RUNS:
+        times = [float(line.split()[0]) for line in kept(name)[section] if not line.startswith("header")]
+        assert times == sorted(times), name
+
+
 class TestTheComparison:
     """It can fail: each fault is told where it shows first, and only there."""
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 import paceline
-from laws.checker import check
-from laws.clusters import Plan, play
 from paceline import strategies
 from paceline.core.actions import Apply, Grant
+from paceline.laws.checker import check
+from paceline.laws.clusters import ClusterPlan, play
 from paceline.records import journal
 from paceline.records.journal import Decision, Header, Line, Observation, Writer
 from paceline.records.replay import replay
@@ -56,7 +56,7 @@ at = 2.0
 kind = "join"
 at = 2.5
 """
-PLAN = Plan(CLUSTER, work=16, seed=4, size=None, epochs=1.0, refused=0.05, max_versions=80, model_bytes=0)
+PLAN = ClusterPlan(CLUSTER, work=16, seed=4, size=None, epochs=1.0, refused=0.05, max_versions=80, model_bytes=0)
 
 
 def written(path: Path, lines: list[Line]) -> Path:

@@ -302,7 +302,7 @@ def test_an_option_of_the_wrong_type_names_its_value():
     def train():
         paceline.init().option("lr", 0.1)
 
-    with pytest.raises(OptionError, match=r"--set lr takes a number such as 0.1, not 'fast'"):
+    with pytest.raises(OptionError, match=r"--set lr must be a number, not 'fast'"):
         launch(train, options={"lr": "fast"})
 
 

@@ -12,7 +12,7 @@ import paceline
 from paceline.core.errors import InternalError, OptionError
 from paceline.records.journal import Lines, Observation
 from paceline.strategies.clocks import Clocks
-from paceline.tables.spec import make_spec
+from paceline.tables.table_spec import make_spec
 
 
 def launch(train, scenario, strategy, **settings):

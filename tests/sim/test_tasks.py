@@ -60,7 +60,7 @@ def test_every_task_is_listed_described_and_there() -> None:
 def test_an_unknown_task_is_answered_with_the_nearest() -> None:
     with pytest.raises(OptionError, match=r"no task 'mnits'.*did you mean 'mnist'"):
         tasks.get("mnits")
-    with pytest.raises(OptionError, match="the tasks are cifar, digits"):
+    with pytest.raises(OptionError, match="choose from cifar, digits"):
         tasks.describe("zzz")
 
 

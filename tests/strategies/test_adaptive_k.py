@@ -9,7 +9,7 @@ from virtual_cluster import VirtualCluster
 from paceline import strategies
 from paceline.core.events import Applied
 from paceline.strategies.error_bound import switches
-from paceline.strategies.stationarity import Progress, standard_errors_below
+from paceline.strategies.stationarity import SinceChange, standard_errors_below
 
 
 def ks(cluster):
@@ -64,11 +64,11 @@ def test_trend_stays_while_the_loss_falls_and_grows_when_it_stands():
 
 
 def test_steps_without_mass_and_losses_that_are_no_numbers_are_not_counted():
-    progress = Progress()
+    progress = SinceChange()
     progress.observe(Applied(0.0, 1, (1,), 0.0, -1.0, 1.0, 1.0), 10)
-    assert progress == Progress()
+    assert progress == SinceChange()
     progress.observe(Applied(0.0, 1, (1,), 1.0, -1.0, 1.0, float("nan")), 10)
-    assert progress == Progress(iterations=1, counter=1)
+    assert progress == SinceChange(iterations=1, counter=1)
 
 
 def test_trend_needs_two_standard_errors():
@@ -76,7 +76,7 @@ def test_trend_needs_two_standard_errors():
     before = [draw.gauss(10, 1) for _ in range(100)]
     last = [draw.gauss(10, 1) for _ in range(100)]
     for drop, stalled in ((0.0, True), (0.1, True), (0.6, False), (-1.0, True)):
-        progress = Progress(losses=before + [value - drop for value in last])
+        progress = SinceChange(losses=before + [value - drop for value in last])
         assert (progress.stalls(100) is not None) == stalled, drop
 
 
@@ -88,7 +88,7 @@ def test_ranks_in_standard_errors():
 
 def test_huge_losses_at_the_start_are_no_stall():
     losses = [1e8 * math.exp(-i) + 200 - i for i in range(200)]
-    assert Progress(losses=losses).stalls(100) is None
+    assert SinceChange(losses=losses).stalls(100) is None
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, 
 from paceline.core.peer_events import (
     Asked,
     Averaged,
-    Joined,
-    Left,
     PeerEvent,
+    PeerJoined,
+    PeerLeft,
     Received,
     Sent,
     Started,
@@ -40,7 +40,7 @@ def started(spec: str, sizes: tuple[int, ...] = (400,), peers: int = 1) -> Peer:
     machine = strategies.build_peer(spec, 0, 0)
     machine.handle(Started(0.0, 0, sizes))
     for peer in range(1, peers + 1):
-        machine.handle(Joined(0.0, peer))
+        machine.handle(PeerJoined(0.0, peer))
     return machine
 
 
@@ -48,8 +48,8 @@ def started(spec: str, sizes: tuple[int, ...] = (400,), peers: int = 1) -> Peer:
 
 EVENTS: list[Any] = [
     Started(0.0, 3, (400, 0)),
-    Joined(0.0, 1),
-    Left(1.0, 1, "crash"),
+    PeerJoined(0.0, 1),
+    PeerLeft(1.0, 1, "crash"),
     Stepped(1.0, 7, 0.5, (math.inf, 0.0), 8, 1.0, 0.0, 2.5),
     Asked(1.0, 2),
     Received(1.0, 2, 9, 0.25, (0, 1)),
@@ -197,10 +197,10 @@ def test_a_step_without_its_changes_is_an_engines_mistake() -> None:
 def test_a_new_life_begins_with_nothing_of_the_old_one() -> None:
     machine = started("gossip:form=weighted", peers=3)
     machine.handle(stepped(1))
-    machine.handle(Left(2.0, 0, "done"))
+    machine.handle(PeerLeft(2.0, 0, "done"))
     machine.handle(Started(3.0, 0, (400,)))
     assert machine.handle(stepped(1)) == []
-    machine.handle(Joined(4.0, 2))
+    machine.handle(PeerJoined(4.0, 2))
     assert [(action.peer, action.weight) for action in machine.handle(stepped(2))] == [(2, 0.5)]
 
 

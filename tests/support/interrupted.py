@@ -12,7 +12,8 @@ import torch
 from paceline import strategies
 from paceline.core.ledger import make_ledger
 from paceline.model.mass_optimizer import describe
-from paceline.model.store import Gradient, ModelSpec, Store
+from paceline.model.spec import Gradient, ModelSpec
+from paceline.model.store import Store, spec_of_contents, store_of
 from paceline.records.journal import Header, Lines, Sink
 from paceline.server.checkpoint.files import Checkpoint, Checkpointer
 from paceline.server.checkpoint.run_snapshot import restore, snapshot
@@ -62,8 +63,9 @@ class InterruptedRun:
         if checkpoint is None:
             self.store = linear_store(optimizer, made.needs_applied)
         else:
-            checkpoint.require_spec(linear_store(optimizer).spec)
-            self.store = checkpoint.store(made.needs_applied)
+            contents = checkpoint.contents()
+            assert spec_of_contents(contents) == linear_store(optimizer).spec
+            self.store = store_of(contents, checkpoint.run.version, made.needs_applied)
         self.coordinator = Coordinator(made, self, self.sink, self.store)
         self.at = at if at is not None else taken.at if taken else 0.0
         self.sink.write(
@@ -82,13 +84,13 @@ class InterruptedRun:
             ledger.restore(taken.ledger)
         self.coordinator.open(ledger, taken.round_samples if taken else WORKERS * BATCH)
         for worker in range(WORKERS):
-            self.coordinator.seat(worker, 0)
+            self.coordinator.workers.admit(worker, 0)
         for worker in range(WORKERS):
             self.coordinator.join(worker, BATCH, self.at)
 
-    # -- the outbox --------------------------------------------------------------------------------------------------
+    # -- what the coordinator decides --------------------------------------------------------------------------------
 
-    def order(self, order: GrantOrder) -> None:
+    def grant(self, order: GrantOrder) -> None:
         if order.fresh:
             self.read[order.worker] = [view.clone() for view in self.store.layout.views(self.store.read().flat)]
         self.orders[order.worker] = order, self.read[order.worker]
@@ -96,10 +98,22 @@ class InterruptedRun:
     def cancel(self, worker: int, ticket: int) -> None:
         del self.orders[worker]
 
-    def timer(self, name: str, at: float | None, generation: int) -> None:
+    def set_timer(self, name: str, at: float | None, generation: int) -> None:
         self.timers.pop(name, None)
         if at is not None:
             self.timers[name] = at, generation
+
+    def on_version(self, version: int, at: float) -> None:
+        """Nobody measures anything."""
+
+    def on_work_used_up(self) -> None:
+        """`over` is asked after every event."""
+
+    def on_divergence(self, text: str) -> None:
+        """The journal has it."""
+
+    def on_nonfinite(self) -> None:
+        raise AssertionError("these gradients are finite")
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -120,10 +134,11 @@ class InterruptedRun:
         order, read = self.orders.pop(worker)
         rows = torch.from_numpy(order.allotment.indices.copy())
         gradient = self._gradient(rows, read)
-        self.coordinator.arrive(
-            self.at,
-            PushArrival(worker, 0, order.ticket, order.allotment.samples, self.at - order.at, 0.0, gradient=gradient),
-        )
+        norm = self.store.hold(order.ticket, gradient)
+        arrival = PushArrival(
+            worker, 0, order.ticket, order.allotment.samples, self.at - order.at, 0.0, norm=norm, loss=gradient.loss
+        )  # fmt: skip
+        self.coordinator.arrive(self.at, arrival)
 
     def _gradient(self, rows: torch.Tensor, read: list[torch.Tensor]) -> Gradient:
         weight, bias = (value.clone().requires_grad_() for value in read)
@@ -131,7 +146,7 @@ class InterruptedRun:
         loss.backward()
         flat = self.store.layout.pack([weight.grad, bias.grad])
         change = [torch.tensor(int(rows.max()) + 1), self.data[rows, :3].mean(0) * 0.1]
-        return Gradient(flat, frozenset(), list(self.store.spec.optimizer.groups), change, float(loss.detach()))
+        return Gradient.of(flat, frozenset(), list(self.store.spec.optimizer.groups), change, float(loss.detach()))
 
     def steps(self, events: int) -> "InterruptedRun":
         """So many events, or as many as there are."""
@@ -145,15 +160,14 @@ class InterruptedRun:
             self.step()
         self.at += 0.1
         self.coordinator.close(self.at)
-        self.coordinator.now = self.at
-        self.coordinator.observe_end("done")
+        self.coordinator.observe_end(self.at, "done")
         return self
 
     def save(self, folder: Path, keep: int = 3) -> Path:
         """A checkpoint as of this moment."""
         writer = Checkpointer(folder, keep)
-        run = snapshot(self.coordinator)
-        writer.begin(run, self.store, {"phase": 0}, range(WORKERS))
+        run = snapshot(self.coordinator, self.at)
+        writer.begin(run, self.store.contents(), {"phase": 0}, range(WORKERS))
         for worker in range(WORKERS):
             last = writer.state(run.version, worker, f"state of {worker}".encode())
             assert last == (worker == WORKERS - 1)

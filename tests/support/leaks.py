@@ -1,7 +1,8 @@
 """What a run may leave behind, and how to see it: processes, descriptors, threads, shared memory, temporary files.
 
 Children inherit the environment, so a tag in it names every process that a test started, however far removed and
-whoever adopted it.
+whoever adopted it. Processes from a nursery that outlives the test show the nursery's environment, with the tag of the
+whole session. Zombies show none, but those that count are children of this process.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import uuid
 from pathlib import Path
 
 TAG = "PYTEST_LEAK_TAG"
+SESSION = uuid.uuid4().hex  # the tag of what outlives single tests
 SHARED_MEMORY = Path("/dev/shm")
 OWNED = re.compile(r"(torch_|sem\.pymp-paceline-)(?P<owner>\d+)[_-].*")  # blocks and semaphores that name a process
 
@@ -26,6 +28,17 @@ def tagged_processes(tag):
         with contextlib.suppress(OSError):
             if f"{TAG}={tag}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def zombies():
+    """Children of this process that nobody has waited for."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_bytes().rpartition(b")")[2].split()[:2]
+            if (state, int(parent)) == (b"Z", os.getpid()):
+                found.add(int(stat.parent.name))
     return found
 
 
@@ -61,6 +74,7 @@ class Watch:
     def __init__(self, temporary):
         self.tag = uuid.uuid4().hex
         self.temporary = temporary
+        self.processes = tagged_processes(SESSION).keys() | zombies()
         self.threads = set(threading.enumerate())
         self.descriptors = descriptors()
         self.blocks = set(stale_blocks())
@@ -75,7 +89,9 @@ class Watch:
             time.sleep(0.05)
 
     def _complaints(self):
-        complaints = [f"process {pid}: {command}" for pid, command in tagged_processes(self.tag).items()]
+        alive = tagged_processes(self.tag) | tagged_processes(SESSION)
+        complaints = [f"process {pid}: {command}" for pid, command in alive.items() if pid not in self.processes]
+        complaints += [f"zombie {pid}" for pid in zombies() - self.processes]
         alive = [t.name for t in threading.enumerate() if t not in self.threads and t.is_alive()]
         complaints += [f"thread {name}" for name in alive]
         mine = descriptors()

@@ -7,6 +7,7 @@ plain PyTorch on the batches it was given; so every test that uses it compares w
 import contextlib
 from collections import deque
 
+import msgspec
 import numpy as np
 import torch
 from clusters import network
@@ -14,9 +15,9 @@ from clusters import network
 import paceline
 from paceline.core.ledger import Allotment
 from paceline.core.settings import RunConfig
-from paceline.engines.alone import Alone
+from paceline.engines.alone import Alone, AloneLink
 from paceline.model.regions import SLOTS, Region, RegionLayout
-from paceline.model.store import Parameters
+from paceline.model.spec import Parameters
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Hello, Push, Welcome, Work
 from paceline.worker import context
@@ -31,38 +32,59 @@ def region_of(spec):
     return Region(layout, bytearray(layout.nbytes))
 
 
-class RegionServer(Alone):
-    """The server of the only worker, which writes versions into its region and names a slot for each push."""
+class RegionEngine(Alone):
+    """The engine of the only worker, which writes versions into its region and names a slot for each push."""
+
+    def __init__(self, alternate):
+        self.worker_region = None
+        self.slot = 0
+        self._alternate = alternate
+        super().__init__(RunConfig())
+
+    def region(self, worker):
+        return self.worker_region
+
+    def publish(self, worker, store, *, waits, reads=False):
+        region = self.worker_region
+        return Parameters(store.write_to(region.flat, region.buffers), region.flat, region.buffers)
+
+    def dispatch(self, worker, message, timing):
+        if isinstance(message, Work):
+            if self._alternate:
+                message = msgspec.structs.replace(message, slot=message.ticket % SLOTS)
+            self.slot = message.slot
+        super().dispatch(worker, message, timing)
+
+
+class ReferenceLink(AloneLink):
+    """The worker's end, whose tensors go by reference."""
+
+    def __init__(self, engine=None):
+        self.engine = engine or Alone(RunConfig())
+        super().__init__(self.engine)
+
+    @property
+    def store(self):
+        return self.engine.run.exchange.store
+
+
+class RegionLink(ReferenceLink):
+    """The worker's end, which has a region and notes what was pushed there."""
 
     def __init__(self, alternate=False):
-        super().__init__(RunConfig())
-        self.region = None
+        super().__init__(RegionEngine(alternate))
         self.pushes = []
-        self._alternate = alternate
 
     def adopt(self, spec):
-        self.region = region_of(spec)
-        return self.region
+        self.engine.worker_region = region_of(spec)
+        return self.engine.worker_region
 
     def send(self, message):
         if isinstance(message, Push) and message.gradient is not None:
             self.pushes.append(message.gradient)
-            assert message.gradient.slot == self._slot
-            assert message.gradient.flat is self.region.slots[self._slot].flat
+            assert message.gradient.slot == self.engine.slot
+            assert message.gradient.flat is self.engine.worker_region.slots[self.engine.slot].flat
         super().send(message)
-
-    def order(self, order):
-        super().order(order)
-        work = self.answers.pop()
-        self._slot = order.ticket % SLOTS if self._alternate else 0
-        parameters = work.parameters
-        if parameters is not None:
-            for home, value in zip(self.region.flat, parameters.flat, strict=True):
-                home.copy_(value)
-            for home, value in zip(self.region.buffers, parameters.buffers, strict=True):
-                home.copy_(value)
-            parameters = Parameters(parameters.version, self.region.flat, self.region.buffers)
-        self.answers.append(Work(work.ticket, work.allotment, parameters, work.position, self._slot))
 
 
 class StandInCopies:
@@ -101,14 +123,14 @@ def server(kind, monkeypatch):
     """`memory`: by reference; `slots`: in a region; `hooked`: there, every gradient by hook; `alternating` slots;
     `staged`: as on a device with memory of its own, where every gradient is sent early."""
     if kind == "memory":
-        return Alone(RunConfig())
+        return ReferenceLink()
     if kind != "slots":
         monkeypatch.setattr("paceline.worker.shared_replica.HOOKED", 1)
     if kind.startswith("staged"):
         monkeypatch.setattr("paceline.worker.device_replica.EARLY", 1)
         copies = StandInCopies(late=kind.endswith("late"))
         monkeypatch.setattr("paceline.session.stage_on", lambda device, region: DeviceStage(region, device, copies))
-    return RegionServer(alternate=kind in ("alternating", "staged"))
+    return RegionLink(alternate=kind in ("alternating", "staged"))
 
 
 @contextlib.contextmanager

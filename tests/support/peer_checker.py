@@ -15,7 +15,7 @@ from typing import Any
 from paceline import strategies
 from paceline.core.actions import Track
 from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
-from paceline.core.peer_events import Asked, Joined, Left, PeerEvent, Received, Started, Stepped
+from paceline.core.peer_events import Asked, PeerEvent, PeerJoined, PeerLeft, Received, Started, Stepped
 
 ORDER = (Mix, Send, Ask, Exchange, Average, Track)
 LEAST_WEIGHT = 2.0**-30
@@ -60,9 +60,9 @@ class Checker:
         match event:
             case Started():
                 self.node, self.sizes, self.last = event.node, event.sizes, [0] * len(event.sizes)
-            case Joined():
+            case PeerJoined():
                 self.present.add(event.peer)
-            case Left():
+            case PeerLeft():
                 self.present.discard(event.peer)
                 self.gone |= event.peer == self.node
             case Stepped():

@@ -25,10 +25,10 @@ from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, 
 from paceline.core.peer_events import (
     Asked,
     Averaged,
-    Joined,
-    Left,
     PeerCause,
     PeerEvent,
+    PeerJoined,
+    PeerLeft,
     Received,
     Sent,
     Started,
@@ -85,9 +85,9 @@ class PeerTalk:
             self._node, self._steps = nodes[0], 0
             yield Started(at, nodes[0], tuple(map(int, words[1].split("/"))))
         elif what == "join":
-            yield from (Joined(at, node) for node in nodes)
+            yield from (PeerJoined(at, node) for node in nodes)
         elif what in get_args(PeerCause):
-            yield from (Left(at, node, what) for node in nodes)  # type: ignore[arg-type]
+            yield from (PeerLeft(at, node, what) for node in nodes)  # type: ignore[arg-type]
         elif what == "step":
             self._steps += 1
             yield Stepped(at, self._steps, _number(given.get("change")), _numbers(given.get("changes")), 8, 1.0, 0.0)

@@ -15,10 +15,10 @@ from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, 
 from paceline.core.peer_events import (
     Asked,
     Averaged,
-    Joined,
-    Left,
     PeerCause,
     PeerEvent,
+    PeerJoined,
+    PeerLeft,
     Received,
     Sent,
     Started,
@@ -127,9 +127,9 @@ class Network:
             self.centre = self.zeros()
         self._expect(node.weight, model)
         self._feed(node, Started(self.now, number, tuple(size * BYTES for size in SHAPES)))
-        self._spread(node, lambda at: Joined(at, number))
+        self._spread(node, lambda at: PeerJoined(at, number))
         for other in others:
-            node.news.append(lambda at, peer=other.number: Joined(at, peer))
+            node.news.append(lambda at, peer=other.number: PeerJoined(at, peer))
         return node
 
     def step(self, node: Node, size: float = 0.1) -> None:
@@ -164,11 +164,11 @@ class Network:
         """The node is gone from here on; of its own accord, or with all that it holds."""
         node.present, node.waits_for = False, None
         if cause == "leave":
-            self._feed(node, Left(self.now, node.number, cause))
+            self._feed(node, PeerLeft(self.now, node.number, cause))
         else:
             node.crashed = True
             self._expect(-node.weight, node.model)
-        self._spread(node, lambda at: Left(at, node.number, cause))
+        self._spread(node, lambda at: PeerLeft(at, node.number, cause))
         self._meet()
 
     def settle(self) -> None:

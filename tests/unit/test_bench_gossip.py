@@ -7,9 +7,10 @@ import pytest
 
 import bench_gossip
 import results
+from contenders import gossip_disturbed, gossip_runs, gossip_trials
+from contenders.gossip_runs import Job, Ran
 from paceline import scenario, strategies
-from sides import gossip_disturbed, gossip_runs, gossip_trials
-from sides.gossip_runs import Job, Ran
+from sources import Sources
 
 COSINE, STEP = (next(c for c in bench_gossip.contests(False) if c.name == name) for name in ("cosine", "step"))
 DENSE_EARLY = [9] * 4 + [1] * 16
@@ -124,7 +125,8 @@ def test_missing_data_is_told_with_the_variable_that_names_its_folder(monkeypatc
 
 def test_a_result_explained_anew_keeps_its_numbers(tmp_path):
     verdicts = [results.Verdict("few bytes (`bytes`)", "0.9", ">= 0.92", passed=False)]
-    page = results.write("gossip", "python x.py", verdicts, [{"lr": 0.25, "side": "fixed"}], "As it was.", tmp_path)
+    of, rows = Sources("abc1234", copied=True), [{"lr": 0.25, "side": "fixed"}]
+    page = results.write("gossip", "python x.py", verdicts, rows, "As it was.", of, tmp_path)
     before = page.read_text()
     bench_gossip.main(["--retell", "--out", str(tmp_path)])
     assert page.read_text() == before.replace("As it was.", bench_gossip.notes().strip())

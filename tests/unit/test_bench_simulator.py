@@ -50,7 +50,7 @@ def test_the_simpy_model_is_short_enough_to_be_fair():
 
 @pytest.mark.slow
 def test_a_quick_run_prints_json_and_writes_where_it_is_told(bench, tmp_path, capsys):
-    bench.main(["--quick", "--json", "--out", str(tmp_path)])
+    bench.main(["--quick", "--json", "--out", str(tmp_path), "--unclean"])
     printed = json.loads(capsys.readouterr().out)
     assert {row["workers"] for row in printed["rows"]} == {size.workers for size in bench.QUICK}
     written = json.loads((tmp_path / "simulator.json").read_text(encoding="utf-8"))

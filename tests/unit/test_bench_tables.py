@@ -7,8 +7,8 @@ import pytest
 import bench_staleness
 import bench_tables
 from bench_staleness import Curve
-from sides.isolation import ask
-from sides.questions import Gather
+from contenders.isolation import ask
+from contenders.questions import Gather
 
 
 def rows_of(repeat=0, get=100.0, inc=400.0, repeated=300.0, fetch=200.0, peer=2000.0, tokens=9e5):

@@ -2,13 +2,16 @@
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from hand_driven import HandDrivenRun, hello
 from interrupted import OPTIMIZERS, WORKERS, InterruptedRun, linear_store
 from safetensors.torch import load_file
 
@@ -16,13 +19,18 @@ from paceline import strategies
 from paceline.core.actions import Grant
 from paceline.core.errors import CheckpointError, InternalError
 from paceline.core.events import Left
+from paceline.core.settings import Every
 from paceline.model.mass_optimizer import OptimizerSpec
-from paceline.model.store import Gradient, ModelSpec, Store
+from paceline.model.spec import Gradient, ModelSpec
+from paceline.model.store import MODEL, Store, spec_of_contents, store_of
 from paceline.records import journal, metrics
 from paceline.records.journal import Decision, Header, Line, Lines, Writer
 from paceline.records.replay import replay
-from paceline.server.checkpoint.files import FORMAT, HEAD, MODEL, Checkpointer, newest, read
+from paceline.server.checkpoint.files import FORMAT, HEAD, Checkpointer, newest, read
 from paceline.server.checkpoint.run_snapshot import snapshot
+from paceline.tables.messages import OpenTable, TableInit, Tick
+from paceline.tables.table_spec import TableSpec
+from paceline.transport.messages import Ready, SavedState, Welcome, Work
 
 SAMPLINGS = ("epoch", "shard", "replacement")
 
@@ -54,7 +62,7 @@ def test_bsp_broken_off_after_any_event_ends_bit_identical(tmp_path, sampling, o
         resumed = continued(run, optimizer, tmp_path / "checkpoints").finish()
         assert identical(whole, resumed), f"broken off after {events} events"
         assert resumed.coordinator.version == whole.coordinator.version
-        assert resumed.coordinator.position == pytest.approx(whole.coordinator.position)
+        assert resumed.coordinator.totals.rounds_done == pytest.approx(whole.coordinator.totals.rounds_done)
         assert (resumed.coordinator.used, resumed.coordinator.lost) == (whole.coordinator.used, 0)
         borders += not run.coordinator.held
         events += 1
@@ -118,7 +126,7 @@ def test_the_journal_goes_on_and_replays_across_the_break(tmp_path, name, compre
     assert 0 <= data["versions"] <= reached[0] - kept[0]
     assert data["samples"] > 0
     assert 0 < data["pushes"] <= reached[2] - kept[2]
-    resumed.coordinator.observe("rolled_back", data)
+    resumed.coordinator.observe(back, "rolled_back", data)
     resumed.finish()
     writer.close()
 
@@ -174,13 +182,13 @@ def test_a_snapshot_leaves_the_run_undisturbed():
     while not watched.over:
         alone.step()
         watched.step()
-        snapshot(watched.coordinator)
+        snapshot(watched.coordinator, watched.at)
     assert identical(alone.finish(), watched.finish())
 
 
 def test_a_snapshot_in_mid_decision_is_refused():
     run = InterruptedRun("bsp", "momentum", "epoch")
-    run.coordinator.on_version = lambda *_: snapshot(run.coordinator)
+    run.on_version = lambda version, at: snapshot(run.coordinator, at)
     with pytest.raises(InternalError, match="middle of a decision"):
         run.finish()
 
@@ -231,7 +239,7 @@ def test_leftovers_of_a_killed_writer_are_ignored_and_removed(tmp_path):
     folder = first.parent
     run.steps(4)
     writer = Checkpointer(folder, 3)
-    writer.begin(snapshot(run.coordinator), run.store, {}, [0])
+    writer.begin(snapshot(run.coordinator, run.at), run.store.contents(), {}, [0])
     del writer  # killed before the worker's state came
     shutil.copytree(first, folder / ".writing-v000000009")
     (folder / ".removing-v000000001").mkdir()
@@ -246,7 +254,7 @@ def test_a_checkpoint_is_not_there_before_its_last_state(tmp_path):
     run.steps(4)
     folder = tmp_path / "later"
     writer = Checkpointer(folder, 3)
-    writer.begin(snapshot(run.coordinator), run.store, {}, [0, 1, 2])
+    writer.begin(snapshot(run.coordinator, run.at), run.store.contents(), {}, [0, 1, 2])
     assert writer.waiting == {0, 1, 2}
     assert not writer.state(2, 0, b"zero")
     assert not writer.state(1, 1, b"of another checkpoint")
@@ -257,7 +265,7 @@ def test_a_checkpoint_is_not_there_before_its_last_state(tmp_path):
     assert read(folder).workers == [0, 2]
     with pytest.raises(CheckpointError, match="no checkpoint under way"):
         writer.complete()
-    writer.begin(snapshot(run.coordinator), run.store, {}, [])
+    writer.begin(snapshot(run.coordinator, run.at), run.store.contents(), {}, [])
     writer.abandon()
     assert [path.name for path in folder.iterdir()] == ["v000000002"]
 
@@ -299,17 +307,18 @@ def test_half_precision_tied_and_unsaved_tensors_come_back_exactly(tmp_path):
 
     def push(missing=()):
         flat = store.layout.pack([torch.randn(v.shape) for v in values])
-        return Gradient(flat, frozenset(missing), [options], [torch.ones(2)])
+        return Gradient.of(flat, frozenset(missing), [options], [torch.ones(2)])
 
-    store.apply([push({1})], [0.5], [4], stock=False)  # one parameter has no optimizer state yet
-    run = msgspec.structs.replace(snapshot(InterruptedRun("bsp", "adamw", "epoch").coordinator), version=1)
+    store.merge([push({1})], [0.5], [4], stock=False)  # one parameter has no optimizer state yet
+    run = msgspec.structs.replace(snapshot(InterruptedRun("bsp", "adamw", "epoch").coordinator, 0.0), version=1)
     writer = Checkpointer(tmp_path, 1)
-    writer.begin(run, store, {}, [])
-    back = read(writer.complete()).store(statistics=True)
+    writer.begin(run, store.contents(), {}, [])
+    found = read(writer.complete())
+    back = store_of(found.contents(), found.run.version, statistics=True)
     assert load_file(tmp_path / "v000000001" / MODEL).keys() == {"a", "tied.a", "b", "c"}
     for weights in ([1.0], [0.25], [0.5, 0.25]):
         pushes = [push() for _ in weights]
-        outcomes = [s.apply(pushes, weights, [4] * len(weights), stock=False) for s in (store, back)]
+        outcomes = [s.merge(pushes, weights, [4] * len(weights), stock=False) for s in (store, back)]
         assert outcomes[0] == outcomes[1]
         assert outcomes[0].inner_product is not None
     assert store.version == back.version == 4
@@ -364,20 +373,73 @@ def test_damaged_files_are_named(tmp_path):
                 read(place)
 
 
-def test_another_model_or_optimizer_is_refused(tmp_path):
+def test_another_model_or_optimizer_is_told_apart(tmp_path):
     _, place = saved(tmp_path)
     spec = linear_store("momentum").spec
-    checkpoint = read(place)
-    checkpoint.require_spec(spec)
+    found = spec_of_contents(read(place).contents())
+    assert found == spec
     other = msgspec.structs.replace(spec, parameters=(("weight", (3, 6), "torch.float32"), spec.parameters[1]))
-    with pytest.raises(
-        CheckpointError, match=r"the script has weight \[3, 6\].*where the checkpoint has weight \[3, 5"
-    ):
-        checkpoint.require_spec(other)
-    with pytest.raises(
-        CheckpointError, match="the script's optimizer \\(AdamW\\) differs from the checkpoint's \\(SGD"
-    ):
-        checkpoint.require_spec(linear_store("adamw").spec)
+    told = found.difference(other, "the checkpoint", "the script")
+    assert re.match(r"the script has weight \[3, 6\].*where the checkpoint has weight \[3, 5", told)
+    told = found.difference(linear_store("adamw").spec, "the checkpoint", "the script")
+    assert "the script's optimizer (AdamW) differs from the checkpoint's (SGD" in told
+
+
+def broken_off(tmp_path: Path, strategy: str = "bsp") -> HandDrivenRun:
+    """A run with a checkpoint after its first version."""
+    hand = HandDrivenRun(strategy, folder=tmp_path, checkpoint_every=Every.parse("1v")).train()
+    for worker in (0, 1):
+        hand.pushes(worker)
+    for worker in (0, 1):
+        hand.says(worker, SavedState(hand.last(worker, Work).save, b"state of its own"))
+    return hand
+
+
+def test_a_run_goes_on_with_what_its_server_and_its_workers_had(tmp_path):
+    first = broken_off(tmp_path)
+    again = HandDrivenRun(resume=tmp_path).train()
+    assert (again.run.coordinator.version, again.model) == (1, first.model)
+    assert [again.last(worker, Welcome).state for worker in (0, 1)] == [b"state of its own"] * 2
+    for worker in (0, 1):
+        again.pushes(worker)
+    assert again.run.coordinator.used == 8
+    assert again.over_for(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"parameters": (("w", (2,), "torch.float32"),)}, r"the script has w \[2\].* the checkpoint has w \[1\]"),
+        ({"optimizer": OptimizerSpec("AdamW", ({},), ((0,),))}, r"the script's optimizer \(AdamW\) differs"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_by_another_script(tmp_path, change, told):
+    broken_off(tmp_path)
+    again = HandDrivenRun(resume=tmp_path)
+    given = msgspec.structs.replace(hello(), spec=msgspec.structs.replace(hello().spec, **change))
+    again.prepares(1)
+    with pytest.raises(CheckpointError, match=f"v000000001.* is of another model: {told}"):
+        again.says(0, given)
+
+
+def test_a_script_of_tables_does_not_go_on_with_a_model_nor_the_other_way_round(tmp_path):
+    broken_off(tmp_path / "model")
+    again = HandDrivenRun(resume=tmp_path / "model")
+    spec = TableSpec("counts", 4, 1, "float32", None, "add", eager=False)
+    with pytest.raises(CheckpointError, match="v000000001.* is of a run that shares something else"):
+        again.says(0, OpenTable(spec))
+
+    tables = HandDrivenRun("ssp", folder=tmp_path / "tables", checkpoint_every=Every.parse("1v"))
+    for worker in (0, 1):
+        tables.says(worker, OpenTable(spec))
+    tables.says(0, TableInit(0, np.zeros((4, 1), np.float32)))
+    for worker in (0, 1):
+        tables.says(worker, Ready(0, 1 << 40, 1, 1, "clocks", 1))
+        tables.says(worker, Tick(1, 1, []))
+    tables.run.checkpoints.finish()
+    again = HandDrivenRun("ssp", resume=tmp_path / "tables")
+    with pytest.raises(CheckpointError, match="v.* is of tables, and the script trains a model"):
+        again.prepares(0)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path):

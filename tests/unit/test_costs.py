@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import InternalError
-from paceline.core.scenario.costs import Pace, Times, pace_of
+from paceline.core.scenario.costs import RateCourse, Times, pace_of
 from paceline.scenario import Scenario, ScenarioEvent, load, parse
 
 ALIBABA = Path(__file__).parents[2].parent / "shared" / "data" / "trace_alibaba_minibatch" / "job_1_norm.csv"
@@ -193,7 +193,7 @@ spells = st.lists(
 )
 
 
-def done_in(pace: Pace, start: float, end: float) -> float:
+def done_in(pace: RateCourse, start: float, end: float) -> float:
     """Work done between two times, summed over the steps of the pace without the code under test."""
     total, begin = 0.0, 0.0
     for edge, rate in zip([*pace.edges, math.inf], [*pace.rates, 1.0], strict=True):

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from clusters import Rows, mean_square, network
-from one_worker import KINDS, Buffered, Odd, RegionServer, assert_same, server, sgd, trained, worker
+from one_worker import KINDS, Buffered, Odd, RegionLink, assert_same, server, sgd, trained, worker
 from torch.utils.data import TensorDataset
 
 ROWS = Rows()
@@ -172,7 +172,7 @@ def test_compiled_modules_train_and_go_by_their_plain_names(kind, monkeypatch):
         return plain
 
     assert_same(*trained(script, link), rtol=1e-5, atol=1e-6)
-    spec = link.conduct.store.spec
+    spec = link.store.spec
     assert [name for name, _, _ in spec.parameters] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert [key for key, _ in spec.keys] == list(network().state_dict())
 
@@ -305,9 +305,9 @@ def test_sparse_gradients_are_made_dense_with_a_word(link, caplog):
 
 def test_module_buffers(link):
     assert_same(*trained(looping(Buffered, plain_step, batch_size=10), link), rtol=1e-6, atol=1e-7)
-    if isinstance(link, RegionServer):
+    if isinstance(link, RegionLink):
         moved = [change is not None for change in link.pushes[-1].buffer_change]
-        names = [name for name, _, _ in link.conduct.store.spec.buffers]
+        names = [name for name, _, _ in link.store.spec.buffers]
         still = [name for name, changed in zip(names, moved, strict=True) if not changed]
         assert still == ["mask", "still"]
 
@@ -347,5 +347,5 @@ def test_changes_beside_the_optimizer_are_remarked_on_and_overwritten(region_lin
             change(model)
             plain_step(model, optimizer, x, y, 0)
     assert any("beside the optimizer" in record.getMessage() for record in caplog.records)
-    for parameter, value in zip(model.parameters(), region_link.conduct.store.state()[0], strict=True):
+    for parameter, value in zip(model.parameters(), region_link.store.state()[0], strict=True):
         assert torch.equal(parameter.data, value)

@@ -25,7 +25,7 @@ def carry(out, into, arrays):
     if placed.descriptor is not None:
         into.adopt(placed.descriptor)
     take = into.arrays(placed.offset, placed.total, placed.end)
-    return [take((str(array.dtype), array.shape)) for array in arrays]
+    return [take(array.dtype, array.shape) for array in arrays]
 
 
 def numbers(count, value=0):
@@ -90,4 +90,4 @@ def test_an_array_larger_than_its_message_is_refused():
     placed = out.place([numbers(LEAST_BYTES)])
     into.adopt(placed.descriptor)
     with pytest.raises(ValueError, match="does not fit"):
-        into.arrays(placed.offset, placed.total, placed.end)(("int64", (LEAST_BYTES + 64,)))
+        into.arrays(placed.offset, placed.total, placed.end)(np.dtype("int64"), (LEAST_BYTES + 64,))

@@ -15,15 +15,14 @@ import pytest
 import paceline
 from paceline.core import errors
 from paceline.core.settings import Every, RunConfig, Target
-from paceline.engines.local import control, relay
-from paceline.engines.local.children import Children, Place
+from paceline.engines.local import control, nursery, relay
+from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.outcome import Outcome
-from paceline.engines.local.output import Stage, Transcript, Voice
-from paceline.engines.local.processes import how_it_ended
+from paceline.engines.local.output import Console, Transcript, Voice
 from paceline.engines.local.workload import packed, unpacked
 from paceline.records.journal import Decision, Header, Observation
-from paceline.server.plan import Plan
+from paceline.server.plan import Plan, how_it_ended
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Ended, Failed
@@ -40,15 +39,14 @@ def test_a_setup_arrives_as_it_was_sent():
     config = RunConfig(
         target=Target.parse("loss=0.5"), checkpoint_every=Every.parse("10v"), runs_dir=Path("runs"), epochs=2, threads=1
     )
-    setup = control.Setup(
+    plan = Plan(
         config=config,
         scenario=clusters.cluster(1.0, 0.5, jitter="lognormal:0.1", events=clusters.event("crash", 1.0, worker=0)),
         header=HEADER,
-        journal="j.jsonl",
+        journal=Path("j.jsonl"),
         folder=None,
-        workers=2,
-        relay=True,
     )
+    setup = control.Setup(plan=plan, relay=True)
     assert control.for_server(control.encode(setup)) == setup
 
 
@@ -121,7 +119,7 @@ def test_output_is_shown_in_whole_lines_and_kept_as_it_came(tmp_path):
 
 
 def test_a_muted_stage_shows_nothing(capsys):
-    stage = Stage()
+    stage = Console()
     stage.show("[server] ", "heard", "stdout")
     stage.show("[server] ", "warned", "stderr")
     stage.muted = True
@@ -182,8 +180,9 @@ class Alone:
         self.told = []
         self.links = []
         self.said = []
-        self.stage = Stage()
-        self.children = Children(plan, packed(train), self.stage, self.tell)
+        self.stage = Console()
+        self.nursery = None if config.start == "fresh" else nursery.take()
+        self.children = Children(plan, packed(train), self.stage, self.tell, self.nursery)
         self.loop = Loop()
 
     def tell(self, message, descriptors):
@@ -218,6 +217,8 @@ class Alone:
         for link in self.links:
             link.close()
         self.loop.close()
+        if self.nursery is not None:
+            nursery.give_back(self.nursery)
 
 
 @pytest.fixture
@@ -234,7 +235,8 @@ def alone(nothing_left):
 
 
 @pytest.mark.slow
-def test_a_script_that_ends(alone, tmp_path, capsys):
+@pytest.mark.parametrize("start", ["nursery", "fresh"])
+def test_a_script_that_ends(alone, tmp_path, capsys, start):
     def train():
         import sys
 
@@ -242,8 +244,8 @@ def test_a_script_that_ends(alone, tmp_path, capsys):
         print("worker", session.worker, "of", session.workers)
         print("aside", file=sys.stderr)
 
-    crew = alone(train, tmp_path)
-    crew.start(Place(1, 0))
+    crew = alone(train, tmp_path, start=start)
+    crew.start(ProcessPlace(1, 0))
     assert crew.exits() == [0]
     assert crew.heard_on(0) == [Ended()]
     assert capsys.readouterr() == ("[worker 1] worker 1 of 2\n", "[worker 1] aside\n")
@@ -264,6 +266,7 @@ def exits_with_3():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start", ["nursery", "fresh"])
 @pytest.mark.parametrize(
     ("train", "blame", "text"),
     [
@@ -272,9 +275,9 @@ def exits_with_3():
         (exits_with_3, "script", "the script of worker 0 exited with 3"),
     ],
 )
-def test_a_script_that_fails_says_so_to_server_and_launcher(alone, train, blame, text):
-    crew = alone(train)
-    crew.start(Place(0, 0))
+def test_a_script_that_fails_says_so_to_server_and_launcher(alone, train, blame, text, start):
+    crew = alone(train, start=start)
+    crew.start(ProcessPlace(0, 0))
     assert crew.exits() == [1]
     (failed,) = crew.heard_on(0)
     assert isinstance(failed, Failed)
@@ -298,7 +301,7 @@ def test_equal_places_draw_equal_numbers_and_later_processes_others(alone, tmp_p
 
     crew = alone(train)
     for incarnation in (0, 0, 1):
-        crew.start(Place(0, incarnation))
+        crew.start(ProcessPlace(0, incarnation))
         crew.exits()
     first, second, later = (tmp_path / "0.txt").read_text().splitlines()
     assert first == second
@@ -306,7 +309,8 @@ def test_equal_places_draw_equal_numbers_and_later_processes_others(alone, tmp_p
 
 
 @pytest.mark.slow
-def test_what_a_worker_started_goes_with_it(alone):
+@pytest.mark.parametrize("start", ["nursery", "fresh"])
+def test_what_a_worker_started_goes_with_it(alone, start):
     def train():
         import os
         import time
@@ -316,10 +320,10 @@ def test_what_a_worker_started_goes_with_it(alone):
         print("forked", flush=True)
         time.sleep(1000)
 
-    crew = alone(train)
+    crew = alone(train, start=start)
     shown = []
     crew.stage.show = lambda prefix, line, target: shown.append(line)
-    process = crew.start(Place(0, 0))
+    process = crew.start(ProcessPlace(0, 0))
     crew.until(lambda: shown == ["forked"])
     os.kill(process.pid, signal.SIGKILL)  # the leader alone
     assert crew.exits() == [-signal.SIGKILL]  # and `nothing_left` finds no process
@@ -346,7 +350,7 @@ def test_a_link_that_broke_is_replaced_and_one_that_will_not_be_is_closed(alone)
                 print("closed", flush=True)
 
     crew = alone(train)
-    crew.start(Place(0, 0))
+    crew.start(ProcessPlace(0, 0))
     crew.links[0]._channel.close()  # a server that dies says nothing
     crew.children.relink()
     crew.until(lambda: crew.links[1]._channel.poll(0.01))

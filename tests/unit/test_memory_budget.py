@@ -7,7 +7,7 @@ from paceline.model import memory_budget as available_memory
 from paceline.model.mass_optimizer import OptimizerSpec
 from paceline.model.memory_budget import available_bytes, region_shortage, require_region, require_server, server_bytes
 from paceline.model.regions import RegionLayout
-from paceline.model.store import ModelSpec
+from paceline.model.spec import ModelSpec
 
 GIB = 1 << 30
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.actions import Track
 from paceline.core.peer_actions import Ask, Exchange, Send
-from paceline.core.peer_events import Asked, Left, Sent, Stepped
+from paceline.core.peer_events import Asked, PeerLeft, Sent, Stepped
 from paceline.records.journal import Observation, PeerDecision
 from paceline.records.peer_metrics import PeerMetrics
 from paceline.records.report import PeerPoint
@@ -62,7 +62,7 @@ def test_an_interval_is_between_exchanges_that_a_node_began_after_a_step() -> No
         stepped(0, 1.0, Ask(1, "due")),
         PeerDecision(1, 0, Asked(1.5, 0), [Send(0, 1.0, None, "n0 asks")]),
         stepped(1, 2.0),
-        PeerDecision(1, 0, Left(3.0, 1, "done"), [Send(0, 1.0, None, "handed on")]),
+        PeerDecision(1, 0, PeerLeft(3.0, 1, "done"), [Send(0, 1.0, None, "handed on")]),
     ):
         fold.decided(line)
     report = fold.report()

@@ -12,7 +12,7 @@ from journals import JournalledCluster, decision, header, pushed
 
 from paceline import strategies
 from paceline.core.actions import Action, Apply, Grant, Track
-from paceline.core.errors import JournalError, OptionError
+from paceline.core.errors import JournalError
 from paceline.core.events import Event, Joined, TimerFired
 from paceline.records import replay as replaying
 from paceline.records.journal import Decision, Header, Line, Writer
@@ -190,5 +190,5 @@ def test_files_without_a_usable_header_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="line 1: a decision before any header"):
         replay(headless)
     unknown = written(tmp_path / "unknown", [header(strategy="bps")])
-    with pytest.raises(OptionError, match="bsp"):
+    with pytest.raises(JournalError, match="'bps'; did you mean 'bsp'"):
         replay(unknown)

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from paceline.core.errors import OptionError
 from paceline.transport.base import Lost
-from paceline.transport.messages import Over, Push, State
+from paceline.transport.messages import Over, Push, SavedState
 from paceline.worker.run_scheduler import RunScheduler
 from paceline.worker.state_codec import unpack
 
@@ -240,7 +240,7 @@ def test_what_the_run_restores_may_be_kept_and_is_restored_once():
     keeps = ("model", "optimizer", "scheduler")
     first = Conversation(work(1, 5), work(2, 5, position=4.0, save=7), LAST, region=True)
     assert pushed_rates(first, keeps) == [1.0, 0.5**4]
-    (state,) = first.sent_of(State)
+    (state,) = first.sent_of(SavedState)
     assert unpack(state.data)["kept"] == {}
     again = Conversation(
         lambda link: work(2, 5, position=4.0, parameters=link.version(2, 0.25)),
@@ -270,5 +270,5 @@ def test_an_optimizer_without_a_scheduler_is_kept_like_anything_else():
 
     first = Conversation(work(1, 5, save=7), LAST)
     assert script(first, 0.125) == [0.125]
-    (state,) = first.sent_of(State)
+    (state,) = first.sent_of(SavedState)
     assert script(Conversation(work(1, 5), LAST, welcomes=[{"state": state.data}]), None) == [0.125]

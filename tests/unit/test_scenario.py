@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline import scenario as scenarios
-from paceline.cli.scenario import show
+from paceline.cli.scenario_command import scenario as show
 from paceline.core.errors import ScenarioError
 from paceline.core.scenario.faults import KINDS
 from paceline.scenario import Scenario, as_data, describe, from_data, load, parse
@@ -315,20 +315,50 @@ def test_describe_stays_short_for_many_different_workers() -> None:
     assert "and 30 more groups of workers" in describe(read(COST + many))
 
 
-def test_show_prints_a_built_in_that_can_be_saved_and_used(tmp_path: Path) -> None:
-    printed = show("interference8")
+def test_show_prints_a_built_in_that_can_be_saved_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show("interference8")
+    printed = capsys.readouterr().out
     assert tomllib.loads(printed) == tomllib.loads(scenarios.builtin_text("interference8"))
     (tmp_path / "mine.toml").write_text(printed)
-    words = show(str(tmp_path / "mine.toml"))
+    show(str(tmp_path / "mine.toml"))
+    words = capsys.readouterr().out
     assert words.startswith("mine: 8 workers")
-    assert words.removeprefix("mine") in "\n".join(line.removeprefix("# ") for line in printed.splitlines())
+    assert words.removeprefix("mine") in "".join(f"{line.removeprefix('# ')}\n" for line in printed.splitlines())
 
 
-def test_show_checks_only_when_asked(tmp_path: Path) -> None:
-    assert show("interference8", check=True) == "interference8: valid, 8 workers, 6 events"
+def test_show_checks_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show("interference8", check=True)
+    assert capsys.readouterr().out == "interference8: valid, 8 workers, 6 events\n"
     (tmp_path / "bad.toml").write_text("seed = 1\n")
     with pytest.raises(ScenarioError, match=r"bad\.toml: has no \[compute\] table"):
         show(str(tmp_path / "bad.toml"), check=True)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"a = {DEEP}", "nested too deeply"),
+        ("a." * 50_000 + "a = 1\n", "nested too deeply"),
+        (f"seed = {'9' * 5000}\n", "not valid TOML"),
+        (f"seed = 0x{'f' * 5000}\n{FOUR}", "seed must be from 0 to 9223372036854775807"),
+        (f"{FOUR}speed = 0x{'f' * 5000}\n", "speed must be a finite number"),
+        (f"{FOUR}[[events]]\nkind = 'join'\nat = 1\ncount = 10000000\n", "holds 1 to 10000000 workers"),
+    ],
+    ids=["brackets", "dots", "digits", "hex digits", "no float", "newcomers"],
+)
+def test_what_no_computer_holds_is_refused_in_a_short_line(text: str, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says) as caught:
+        read(text)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "a\0b", "x" * 300, "/"])
+def test_a_path_that_holds_no_scenario_is_refused(path: str) -> None:
+    with pytest.raises(ScenarioError):
+        load(path)
 
 
 def test_the_documented_example_and_error_are_real() -> None:

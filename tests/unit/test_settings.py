@@ -1,18 +1,31 @@
 """Settings: how each is written, which source wins, and what is said about a value that cannot be used."""
 
+import functools
+import inspect
 import math
+import operator
+import re
+import runpy
 import subprocess
 import sys
+import types
+import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, get_args, get_origin
 
 import msgspec
 import pytest
 
+import paceline
+from paceline.core import values
 from paceline.core.errors import OptionError, UserError
 from paceline.core.settings import (
+    SETTINGS,
     Every,
     RunConfig,
     Target,
+    Unset,
     agreed_workers,
     chosen_log_level,
     chosen_scenario,
@@ -22,6 +35,9 @@ from paceline.core.settings import (
     usual_threads,
     usual_workers,
 )
+from paceline.engines import capabilities
+from paceline.scenario import Scenario
+from paceline.strategies import Machine
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
 
@@ -117,14 +133,14 @@ def test_every_setting_can_be_given_as_text() -> None:
         "batch_size": "16", "epochs": "0.5", "max_versions": "10", "max_seconds": "2.5", "target": "loss<=0.5",
         "evaluate_every": "5v", "on_divergence": "stop", "set": ["a=b=c"], "data_dir": "data", "journal": "j.jsonl.gz",
         "runs_dir": "out", "threads": "2", "transport": "zeromq", "respawn": "true", "checkpoint_every": "60s",
-        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop",
+        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop", "start": "fresh",
     }  # fmt: skip
     expected = RunConfig(
         engine="sim", strategy="ssp:staleness=2", scenario="even4", workers=4, seed=7, batch_size=16, epochs=0.5,
         max_versions=10, max_seconds=2.5, target=Target("loss", 0.5, False), evaluate_every=Every(5, "v"),
         on_divergence="stop", on_nonfinite="stop", options={"a": "b=c"}, data_dir=Path("data"),
         journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2, transport="zeromq", respawn=True,
-        checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"),
+        checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"), start="fresh",
     )  # fmt: skip
     settled = resolve(given, {}, {})
     assert settled.given == tuple(sorted({"options" if name == "set" else name for name in given}))
@@ -158,7 +174,7 @@ def test_values_of_their_own_type_are_taken_as_they_are() -> None:
         ("max_versions", "-5", "a whole number >= 1"),
         ("max_seconds", "nan", "a finite number > 0"),
         ("max_seconds", "soon", "a finite number > 0"),
-        ("on_divergence", "panic", "one of warn, stop, bsp"),
+        ("on_divergence", "panic", "one of bsp, stop, warn"),
         ("engine", "slurm", "one of local, sim"),
         ("threads", "0", "a whole number >= 1"),
         ("transport", "pigeon", "one of shm, zeromq"),
@@ -197,7 +213,7 @@ def test_unknown_names_are_errors_that_name_the_nearest() -> None:
         resolve({}, {}, {"max_second": 3})
     with pytest.raises(OptionError, match=r"PACELINE_STRATGY; did you mean PACELINE_STRATEGY\?"):
         resolve({}, {"PACELINE_STRATGY": "bsp"}, {})
-    with pytest.raises(OptionError, match=r"valid: .*on_divergence"):
+    with pytest.raises(OptionError, match=r"choose from .*on_divergence"):
         resolve({"xyzzy": "bsp"}, {}, {})
 
 
@@ -212,7 +228,7 @@ def test_variables_of_other_programs_are_left_alone() -> None:
 
 def test_the_caller_says_how_its_settings_are_spelled() -> None:
     with pytest.raises(OptionError, match=r"^batch_size: must be"):
-        resolve({"batch_size": 0}, {}, {}, spell=str)
+        resolve({"batch_size": 0}, {}, {}, spell=lambda setting: setting.name)
 
 
 def test_the_scenario_is_known_before_its_own_settings() -> None:
@@ -225,7 +241,7 @@ def test_log_levels() -> None:
     assert chosen_log_level(None, {}) == "warning"
     assert chosen_log_level("INFO", {"PACELINE_LOG_LEVEL": "debug"}) == "info"
     assert chosen_log_level(None, {"PACELINE_LOG_LEVEL": "debug"}) == "debug"
-    with pytest.raises(OptionError, match=r"^PACELINE_LOG_LEVEL: must be one of debug, info, warning, error"):
+    with pytest.raises(OptionError, match=r"^PACELINE_LOG_LEVEL: must be one of debug, error, info, warning"):
         chosen_log_level(None, {"PACELINE_LOG_LEVEL": "loud"})
 
 
@@ -242,27 +258,158 @@ def test_evaluation_can_be_off_but_not_where_a_target_needs_it() -> None:
     assert resolve({"evaluate_every": "off"}, {}, {}).evaluate_every is None
     contradiction = resolve({"evaluate_every": "off", "target": "loss=1"}, {}, {})
     with pytest.raises(OptionError, match=r"loss<=1 is never reached with --evaluate-every off"):
-        require_possible(contradiction)
+        require_possible(contradiction, capabilities(contradiction.engine))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("checkpoint_every", "10v"), ("resume", "runs/old"), ("respawn", True), ("transport", "zeromq")],
+    [
+        ("checkpoint_every", "10v"),
+        ("checkpoint_keep", 2),
+        ("resume", "runs/old"),
+        ("respawn", True),
+        ("start", "fresh"),
+        ("transport", "zeromq"),
+    ],
 )
 def test_what_only_real_processes_have_is_refused_by_the_simulator(name: str, value: object) -> None:
-    require_possible(resolve({name: value}, {}, {}))
+    require_possible(resolve({name: value}, {}, {}), capabilities("local"))
     flag = "--" + name.replace("_", "-")
-    with pytest.raises(OptionError, match=rf"^{flag}: the engine sim has no such thing; .*--engine local"):
-        require_possible(resolve({name: value, "engine": "sim"}, {}, {}))
+    with pytest.raises(OptionError, match=rf"^{flag} is not supported by the sim engine; .*--engine local"):
+        require_possible(resolve({name: value, "engine": "sim"}, {}, {}), capabilities("sim"))
 
 
 def test_the_machine_says_how_many_workers_and_threads_are_usual() -> None:
     assert usual_workers(devices=3) == 3
     assert 2 <= usual_workers(devices=0) <= 4
-    assert usual_threads(RunConfig(), 10_000) == 1
-    assert usual_threads(RunConfig(), 1) == cores()
-    assert usual_threads(RunConfig(engine="sim"), 1) == 1
-    assert usual_threads(RunConfig(engine="sim", threads=3), 1) == 3
+    assert usual_threads(RunConfig(), 10_000, capabilities("local")) == 1
+    assert usual_threads(RunConfig(), 1, capabilities("local")) == cores()
+    assert usual_threads(RunConfig(engine="sim"), 1, capabilities("sim")) == 1
+    assert usual_threads(RunConfig(engine="sim", threads=3), 1, capabilities("sim")) == 3
+
+
+# --- one declaration, many faces ----------------------------------------------------------------------------------
+
+WIDER = {  # what `launch` takes beside the declared type
+    "scenario": Scenario | Path,
+    "strategy": Machine | type[Machine],
+    "target": str,
+    "evaluate_every": str,
+    "checkpoint_every": str,
+    "data_dir": str,
+    "resume": str,
+    "journal": str,
+    "runs_dir": str,
+}
+
+
+def plain(declared: object) -> object:
+    """The type without bounds and words."""
+    parts = get_args(declared)
+    if get_origin(declared) is Annotated:
+        return plain(parts[0])
+    if isinstance(declared, types.UnionType) or get_origin(declared) is typing.Union:
+        return functools.reduce(operator.or_, map(plain, parts))  # type: ignore[arg-type]
+    return declared
+
+
+def test_launch_has_every_setting_with_its_type_and_its_default() -> None:
+    hints = typing.get_type_hints(paceline.launch)
+    parameters = inspect.signature(paceline.launch).parameters
+    beside = {"train", "config", "progress", "sink"}
+    assert set(parameters) == beside | set(SETTINGS)
+    for name, setting in SETTINGS.items():
+        parameter = parameters[name]
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert isinstance(parameter.default, Unset)
+        assert parameter.default.default == setting.default, name
+        if name == "options":
+            assert hints[name] == Mapping[str, str | float]
+        else:
+            declared = plain(setting.declared)
+            assert hints[name] == (declared | WIDER[name] if name in WIDER else declared), name  # type: ignore[operator]
+
+
+def test_help_of_launch_shows_the_defaults() -> None:
+    shown = str(inspect.signature(paceline.launch))
+    assert "workers: int | None = None" in shown
+    assert "checkpoint_keep: int = 3" in shown
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for setting in SETTINGS.values():
+        assert setting.about.text.endswith("."), setting.name
+        assert setting.about.metavar or setting.default is False, setting.name
+        assert len(setting.about.text) <= 100, setting.name
+
+
+def test_the_reference_page_is_what_the_declaration_says() -> None:
+    script = Path(__file__).parents[2] / "docs" / "reference" / "write_settings.py"
+    written = runpy.run_path(str(script))
+    assert written["PAGE"].read_text(encoding="utf-8") == written["page"](), f"run python {script.name}"
+
+
+def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
+    examples = {
+        "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
+        "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
+    }  # fmt: skip
+    for setting in SETTINGS.values():
+        value = examples.get(setting.name, "7")
+        assert setting.name in resolve({}, {setting.variable: value}, {}).given
+        if setting.about.in_run_table:
+            assert setting.name in resolve({}, {}, {setting.written: value}).given
+
+
+# --- values and names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("dsap", "dasp"),  # two letters swapped
+        ("stratgey", "strategy"),
+        ("bps", "bsp"),
+        ("dsp", "dssp"),  # one that begins alike before one that does not
+        ("SSP", "ssp"),
+        ("max_second", "max_seconds"),
+        ("xyzzy", None),
+        ("", None),
+        ("s" * 100_000, None),
+    ],
+)
+def test_the_nearest_name_is_found_by_the_slips_of_a_pen(written: str, meant: str | None) -> None:
+    assert values.closest(written, ["bsp", "asp", "ssp", "dssp", "dasp", "strategy", "max_seconds"]) == meant
+
+
+def test_a_suggestion_lists_the_names_where_none_is_near() -> None:
+    assert values.nearest("xyzzy", ["bsp", "asp"]) == "choose from bsp, asp"
+    assert values.nearest("xyzzy", []) == "there are none"
+    assert values.nearest("xyzzy", [f"name{n}" for n in range(50)]).endswith("name39 and 10 more")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("9" * 5000, "must be a whole number >= 0, not '999"),
+        (16**5000, "not a int too large to print"),
+        (10**400, "of at most 64 bits"),
+        (2**63, "of at most 64 bits"),
+        ([[]], "must be a whole number >= 0, not"),
+    ],
+    ids=["digits", "not even printed", "beyond a float", "65 bits", "a list"],
+)
+def test_numbers_that_no_computer_holds_are_refused_in_a_short_line(value: object, says: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(says)) as caught:
+        resolve({"seed": value}, {}, {})
+    assert len(str(caught.value)) < 300
+    assert resolve({"seed": 2**63 - 1}, {}, {}).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\udcff", "~no_such_user_anywhere/x"])
+def test_a_path_that_cannot_be_is_refused(value: str) -> None:
+    with pytest.raises(OptionError, match="^--journal: must be a path"):
+        resolve({"journal": value}, {}, {})
 
 
 def test_no_other_module_reads_the_variables() -> None:

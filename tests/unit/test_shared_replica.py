@@ -8,7 +8,7 @@ from clusters import Rows, mean_square, network
 from one_worker import Buffered, Odd, region_of, sgd
 
 from paceline.core.errors import OptionError
-from paceline.model.store import Parameters, gradient_norm
+from paceline.model.spec import Parameters, gradient_norm
 from paceline.worker.replica import News, Replica, spec_of
 from paceline.worker.shared_replica import SlotReplica
 

@@ -2,19 +2,26 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from clusters import cluster, event, network
+from hand_driven import HandDrivenRun
 from local_jobs import Job
 from one_worker import StandInCopies, assert_same, sgd
 
 import paceline
+from paceline.core.ledger import Allotment
+from paceline.core.settings import RunConfig
 from paceline.engines.local import shared_weights as lending
-from paceline.engines.local.members import Member
+from paceline.engines.local.control import Setup
+from paceline.engines.local.server import LocalEngine
+from paceline.engines.local.server_links import Member
 from paceline.engines.local.shared_weights import SharedWeights
-from paceline.model.store import Gradient, Parameters, Store
+from paceline.model.spec import Gradient, Parameters
+from paceline.model.store import Store
+from paceline.records.journal import Header
+from paceline.server.plan import Plan
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, Welcome, Work
 from paceline.transport.shm import ShmEndpoint, ShmServerEnd
@@ -31,7 +38,7 @@ def made_store(make_optimizer=sgd, dtype=torch.float64):
 def push_of(store, number):
     flat = [torch.full_like(part, 0.1 * number, dtype=dtype) for part, dtype in
             zip(store.layout.zeros(), store.layout.dtypes, strict=True)]  # fmt: skip
-    return Gradient(flat, frozenset(), [dict(group) for group in store.spec.optimizer.groups])
+    return Gradient.of(flat, frozenset(), [dict(group) for group in store.spec.optimizer.groups])
 
 
 def adamw(model):
@@ -51,7 +58,7 @@ def test_a_store_that_moves_comes_to_the_same(make):
         if number == 4:
             moving.move_home()
         for store in (moving, staying):
-            store.apply([push_of(store, number)], [1.0], [4], stock=False)
+            store.merge([push_of(store, number)], [1.0], [4], stock=False)
     for mine, other in zip(moving.state()[0], staying.state()[0], strict=True):
         assert torch.equal(mine, other)
 
@@ -76,7 +83,7 @@ class Borrower:
         parameters = lending.version_for(self.member)
         if parameters is None:
             return None
-        self.member.link.deliver(Work(1, SimpleNamespace(epoch=0, samples=1, indices=None), parameters, 0.0))
+        self.member.link.deliver(Work(1, Allotment(0, 1, None), parameters, 0.0))
         return self.worker.receive().parameters
 
     def close(self):
@@ -98,7 +105,7 @@ def lent(monkeypatch):
 def test_a_version_is_read_where_the_store_has_it(lent):
     lending, store, borrower, _ = lent
     assert borrower.hello.reads
-    store.apply([push_of(store, 1)], [1.0], [4], stock=False)
+    store.merge([push_of(store, 1)], [1.0], [4], stock=False)
     read = borrower.grant(lending)
     assert read.version == 1
     assert all(torch.equal(a, b) for a, b in zip(read.flat, store._flat, strict=True))
@@ -120,7 +127,7 @@ def test_the_store_is_not_written_to_while_somebody_reads(lent):
 
     reader = threading.Thread(target=finish)
     reader.start()
-    store.apply([push_of(store, 1)], [1.0], [4], stock=False)
+    store.merge([push_of(store, 1)], [1.0], [4], stock=False)
     reader.join()
     assert seen == [True]
     assert not all(torch.equal(a, b) for a, b in zip(read.flat, before, strict=True))
@@ -133,7 +140,7 @@ def test_who_does_not_read_in_time_keeps_a_whole_version_and_holds_nobody_up(len
     read = borrower.grant(lending)
     before = [flat.clone() for flat in read.flat]
     for number in range(2):
-        store.apply([push_of(store, number + 1)], [1.0], [4], stock=False)
+        store.merge([push_of(store, number + 1)], [1.0], [4], stock=False)
     assert all(torch.equal(a, b) for a, b in zip(read.flat, before, strict=True))
     assert not torch.equal(store._flat[0], before[0])
     assert len(remarks) == 1
@@ -144,15 +151,51 @@ def test_who_does_not_read_in_time_keeps_a_whole_version_and_holds_nobody_up(len
 def test_who_is_gone_is_not_waited_for(lent):
     lending, store, borrower, remarks = lent
     borrower.grant(lending)
-    borrower.member.gone = True
-    store.apply([push_of(store, 1)], [1.0], [4], stock=False)
+    borrower.member.hung_up = True
+    store.merge([push_of(store, 1)], [1.0], [4], stock=False)
     assert not remarks
 
 
-def test_who_may_look_late_gets_a_copy(lent):
-    lending, _, borrower, _ = lent
-    borrower.member.computing = True  # its grant was cancelled, and it does not know
-    assert borrower.grant(lending) is None
+@pytest.fixture
+def engine(lent):
+    weights, _, borrower, _ = lent
+    header = Header(engine="local", strategy="bsp", seed=0, workers=1)
+    plan = Plan(config=RunConfig(), scenario=None, header=header, folder=None, journal=None)
+    ours, theirs = Channel.pair()
+    engine = LocalEngine(ours, Setup(plan=plan, relay=False), on_idle=lambda: None)
+    engine._members[0], engine._weights = borrower.member, weights
+    yield engine
+    engine._links.close()
+    ours.close()
+    theirs.close()
+
+
+def test_who_waits_for_its_grant_reads_the_stores_own_memory(lent, engine):
+    _, store, borrower, _ = lent
+    given = engine.publish(0, store, waits=True)
+    assert [part.data_ptr() for part in given.flat] == [part.data_ptr() for part in store._flat]
+    assert borrower.region.lent
+
+
+def test_who_may_look_late_gets_a_copy(lent, engine):
+    _, store, borrower, _ = lent
+    given = engine.publish(0, store, waits=False)  # its grant was cancelled, and it does not know
+    assert given.flat == borrower.member.link.region.flat
+    assert not borrower.region.lent
+    assert all(map(torch.equal, given.flat, store._flat))
+    before = [part.clone() for part in given.flat]
+    store.merge([push_of(store, 1)], [1.0], [4], stock=False)
+    assert all(map(torch.equal, given.flat, before))
+
+
+def test_only_who_has_pushed_since_its_last_grant_is_taken_to_wait():
+    hand = HandDrivenRun("fastest_k:k=1").train()
+    hand.pushes(0)  # the other one's grant is cancelled, and it may not have looked
+    assert hand.engine.recalled == [(1, 2)]
+    assert hand.engine.published == [(0, False), (1, False), (0, True), (1, True), (0, True), (1, False)]
+    hand.pushes(1, ticket=2)  # it has not: this crossed the cancellation
+    hand.pushes(0)
+    assert hand.engine.published[6:] == [(0, True), (1, True)]
 
 
 def test_masters_are_not_lent():

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from paceline.core.updates import PushRef
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe
-from paceline.model.store import Gradient, ModelSpec, Store, extend, flat_norm, gradient_norm, out_of_slot
+from paceline.model.regions import SLOTS, Region, RegionLayout
+from paceline.model.spec import Gradient, ModelSpec, extend, flat_norm, gradient_norm, out_of_slot
+from paceline.model.store import Store
 
 OPTIONS = [{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}]
 
@@ -24,7 +27,7 @@ def make(statistics=False, buffers=(), dtypes=(torch.float64, torch.float32)):
 
 def gradient(store, first, second, missing=(), buffers=()):
     flat = store.layout.pack([torch.full((3,), first), torch.full((2, 2), second)])
-    return Gradient(flat, frozenset(missing), OPTIONS, list(buffers))
+    return Gradient.of(flat, frozenset(missing), OPTIONS, list(buffers))
 
 
 def values(store):
@@ -33,9 +36,9 @@ def values(store):
 
 def test_an_apply_is_the_weighted_mean_times_its_mass():
     store = make()
-    store.apply([gradient(store, 1.0, 2.0), gradient(store, 3.0, 4.0)], [0.25, 0.75], [1, 3], stock=False)
+    store.merge([gradient(store, 1.0, 2.0), gradient(store, 3.0, 4.0)], [0.25, 0.75], [1, 3], stock=False)
     assert values(store) == pytest.approx([-2.5, -3.5])
-    store.apply([gradient(store, 1.0, 1.0)], [0.5], [1], stock=False)
+    store.merge([gradient(store, 1.0, 1.0)], [0.5], [1], stock=False)
     assert values(store) == pytest.approx([-3.0, -4.0])
     assert store.version == 2
 
@@ -44,7 +47,7 @@ def test_a_version_that_was_read_never_changes_and_is_shared():
     store = make()
     first = store.read()
     assert store.read() is first
-    store.apply([gradient(store, 1.0, 1.0)], [1.0], [1], stock=False)
+    store.merge([gradient(store, 1.0, 1.0)], [1.0], [1], stock=False)
     assert float(first.flat[0].sum()) == 0.0
     assert (first.version, store.read().version) == (0, 1)
 
@@ -52,7 +55,7 @@ def test_a_version_that_was_read_never_changes_and_is_shared():
 def test_a_parameter_nobody_has_a_gradient_for_is_left_alone():
     store = make()
     store.optimizer.torch.param_groups[0]["weight_decay"] = 1.0
-    store.apply(
+    store.merge(
         [gradient(store, 1.0, 0.0, missing={1}), gradient(store, 1.0, 0.0, missing={1})],
         [0.5, 0.5],
         [1, 1],
@@ -60,15 +63,15 @@ def test_a_parameter_nobody_has_a_gradient_for_is_left_alone():
     )
     assert values(store) == pytest.approx([-1.0, 0.0])
     # One of two has none: it counts as zero, as in the union batch.
-    store.apply([gradient(store, 1.0, 2.0), gradient(store, 1.0, 0.0, missing={1})], [0.5, 0.5], [1, 1], stock=False)
+    store.merge([gradient(store, 1.0, 2.0), gradient(store, 1.0, 0.0, missing={1})], [0.5, 0.5], [1, 1], stock=False)
     assert values(store)[1] == pytest.approx(-1.0)
 
 
 def test_statistics_only_for_those_who_ask():
     plain, measured = make(), make(statistics=True)
     for store in (plain, measured):
-        first = store.apply([gradient(store, 1.0, 0.0)], [1.0], [1], stock=False)
-        second = store.apply([gradient(store, -2.0, 0.0)], [0.5], [1], stock=False)
+        first = store.merge([gradient(store, 1.0, 0.0)], [1.0], [1], stock=False)
+        second = store.merge([gradient(store, -2.0, 0.0)], [0.5], [1], stock=False)
         if store is plain:
             assert (first.norm, second.inner_product) == (None, None)
         else:
@@ -82,7 +85,7 @@ def test_buffers_move_by_the_weighted_change_and_counters_take_the_maximum():
         gradient(store, 0.0, 0.0, buffers=[torch.tensor([2.0]), torch.tensor(9)]),
         gradient(store, 0.0, 0.0, buffers=[torch.tensor([-4.0]), torch.tensor(7)]),
     ]
-    store.apply(pushes, [0.5, 0.25], [2, 1], stock=False)
+    store.merge(pushes, [0.5, 0.25], [2, 1], stock=False)
     assert [float(b) for b in store.read().buffers] == [10.0, 9.0]
     assert store.nbytes == 3 * 8 + 4 * 4 + 4 + 8
 
@@ -120,9 +123,9 @@ def test_views_are_apart_and_padding_stays_zero():
 
 def test_half_precision_parameters_have_masters():
     store = make(dtypes=(torch.bfloat16, torch.float32))
-    store.apply([gradient(store, -1.0, -1.0)], [1.0], [1], stock=False)
+    store.merge([gradient(store, -1.0, -1.0)], [1.0], [1], stock=False)
     for _ in range(200):
-        store.apply([gradient(store, 1e-3, 1e-3)], [1.0], [1], stock=False)
+        store.merge([gradient(store, 1e-3, 1e-3)], [1.0], [1], stock=False)
     assert store.read().flat[0].dtype == torch.bfloat16
     assert values(store) == pytest.approx([0.8, 0.8], abs=0.01)
 
@@ -160,7 +163,7 @@ def random_push(store, missing=()):
     views = store.layout.views(flat)
     for place in missing:
         views[place].zero_()
-    return Gradient(flat, frozenset(missing), list(store.spec.optimizer.groups), views=views)
+    return Gradient.of(flat, frozenset(missing), list(store.spec.optimizer.groups), views=views)
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
@@ -172,7 +175,7 @@ def test_a_step_of_mass_one_is_torchs_own_to_the_last_bit(name, options):
         for place, (parameter, view) in enumerate(zip(theirs, push.views, strict=True)):
             parameter.grad = None if place in push.missing else view.clone()
         reference.step()
-        store.apply([push], [1.0], [1], stock=False)
+        store.merge([push], [1.0], [1], stock=False)
     assert all(map(torch.equal, store.state()[0], theirs))
     for position, parameter in enumerate(theirs):
         for key, value in reference.state[parameter].items():
@@ -189,7 +192,7 @@ def test_momentum_of_a_parameter_whose_first_gradient_comes_late():
         for place, optimizer in enumerate(alone):
             theirs[place].grad = None if place in missing else push.views[place].clone()
             optimizer.step()
-        store.apply([push], [1.0], [1], stock=False)
+        store.merge([push], [1.0], [1], stock=False)
     for mine, their in zip(store.state()[0], theirs, strict=True):
         torch.testing.assert_close(mine, their.detach())
 
@@ -203,7 +206,7 @@ def test_no_push_is_written_to(name, stock):
         for weights in ([1.0], [0.25], [0.5, 0.25]):
             pushes = [random_push(store) for _ in weights]
             before = [[part.clone() for part in push.flat] for push in pushes]
-            store.apply(pushes, weights, [1] * len(weights), stock=stock)
+            store.merge(pushes, weights, [1] * len(weights), stock=stock)
             for push, parts in zip(pushes, before, strict=True):
                 assert all(map(torch.equal, push.flat, parts))
 
@@ -212,17 +215,17 @@ def test_a_push_is_applied_alike_from_its_views_and_from_its_flat_memory():
     first, second = (store_and_torch("SGD", {"lr": 0.1})[0] for _ in range(2))
     second.restore(first.snapshot())
     push = random_push(first)
-    first.apply([push], [0.5], [1], stock=False)
-    push.views = None
-    second.apply([push], [0.5], [1], stock=False)
+    first.merge([push], [0.5], [1], stock=False)
+    push.tensors.views = None
+    second.merge([push], [0.5], [1], stock=False)
     assert all(map(torch.equal, first.state()[0], second.state()[0]))
 
 
 def test_memory_for_sums_is_made_when_something_is_summed():
     store = store_and_torch("SGD", {"lr": 0.1})[0]
-    store.apply([random_push(store)], [0.5], [1], stock=False)
+    store.merge([random_push(store)], [0.5], [1], stock=False)
     assert store._sum is None
-    store.apply([random_push(store), random_push(store)], [0.5, 0.5], [1, 1], stock=False)
+    store.merge([random_push(store), random_push(store)], [0.5, 0.5], [1, 1], stock=False)
     assert [part.shape for part in store._sum] == [part.shape for part in store.read().flat]
 
 
@@ -233,7 +236,7 @@ def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)], dtypes=dtypes)
     push = gradient(store, -1.00390625, 2.0, buffers=[torch.tensor([2.0]), torch.tensor(9)])
-    store.apply([push], [1.0], [1], stock=False)
+    store.merge([push], [1.0], [1], stock=False)
     flat, buffers = store.layout.zeros(), [torch.zeros(1), torch.tensor(0)]
     assert store.write_to(flat, buffers) == 1
     version = store.read()
@@ -246,7 +249,7 @@ def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
 def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():
     store = make()
     held, piece = gradient(store, 1.0, 2.0, missing={1}), gradient(store, 4.0, 8.0)
-    piece.slot, piece.views, held.slot = 1, store.layout.views(piece.flat), 0
+    piece.tensors.slot, piece.tensors.views, held.tensors.slot = 1, store.layout.views(piece.flat), 0
     piece.norm = held.norm = 1.0
     total = extend(held, 10, piece, 5)
     assert total.slot == 1
@@ -261,7 +264,7 @@ def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():
 def test_a_push_leaves_its_slot_as_it_is():
     store = make()
     push = gradient(store, 1.0, 2.0, missing={1}, buffers=[torch.tensor([2.0]), None])
-    push.slot, push.views, push.norm, push.loss = 1, store.layout.views(push.flat), 3.0, 0.5
+    push.tensors.slot, push.tensors.views, push.norm, push.loss = 1, store.layout.views(push.flat), 3.0, 0.5
     moved = out_of_slot(push)
     push.flat[0].fill_(9.0)
     push.buffer_change[0].fill_(9.0)
@@ -276,3 +279,76 @@ def test_a_norm_the_worker_has_measured_is_taken_for_it():
     assert gradient_norm(push) != gradient_norm(push)
     push.norm = 7.0
     assert gradient_norm(push) == 7.0
+
+
+# -- pushes by reference -----------------------------------------------------------------------------------------------
+
+
+def held(store, ticket, first, samples=1, loss=None):
+    """A push that waits at the store, and what a decision knows of it."""
+    push = gradient(store, first, 0.0)
+    push.loss = loss
+    return PushRef(0, ticket, samples, 0, (), store.hold(ticket, push), loss)
+
+
+def test_pushes_are_applied_by_reference_once():
+    store = make()
+    one, two = held(store, 7, 1.0), held(store, 9, 3.0, samples=3)
+    assert (one.norm, two.norm) == (pytest.approx(3**0.5), pytest.approx(27**0.5))
+    store.apply([one, two], [0.25, 0.75], stock=False)
+    assert values(store)[0] == pytest.approx(-2.5)
+    with pytest.raises(KeyError):
+        store.apply([one], [1.0], stock=False)
+
+
+def test_a_discarded_push_is_forgotten_and_may_be_discarded_again():
+    store = make()
+    one = held(store, 7, 1.0)
+    store.discard(one)
+    store.discard(one)
+    with pytest.raises(KeyError):
+        store.apply([one], [1.0], stock=False)
+    assert store.version == 0
+
+
+def test_an_extended_push_goes_by_its_last_ticket():
+    store = make()
+    whole = store.extend(held(store, 7, 1.0, samples=10, loss=1.0), held(store, 8, 4.0, samples=5, loss=4.0))
+    assert (whole.ticket, whole.samples, whole.loss) == (8, 15, 2.0)
+    store.apply([whole], [1.0], stock=False)
+    assert values(store)[0] == pytest.approx(-2.0)
+    assert not store._pushes
+
+
+def test_a_piece_of_a_push_that_brought_nothing_is_all_there_is():
+    store = make()
+    nothing = PushRef(0, 7, 0, 0, ())
+    whole = store.extend(nothing, held(store, 8, 4.0, samples=5))
+    assert (whole.ticket, whole.samples) == (8, 5)
+    store.apply([whole], [1.0], stock=False)
+    assert values(store)[0] == pytest.approx(-4.0)
+
+
+def test_a_push_that_waits_keeps_its_slot_until_there_is_no_other():
+    store = make()
+    layout = RegionLayout(store.spec)
+    region, other = (Region(layout, bytearray(layout.nbytes)) for _ in range(2))
+
+    def waits_in(region, slot, ticket, value):
+        place = region.slots[slot]
+        for part in place.flat:
+            part.fill_(value)
+        store.hold(ticket, Gradient.of(place.flat, frozenset(), OPTIONS, slot=slot, views=place.views))
+
+    assert store.free_slot(region, 1) == 1  # that of the last push, which the caches know
+    waits_in(region, 1, 7, 1.0)
+    waits_in(other, 0, 8, 5.0)
+    assert store.free_slot(region, 1) == 0
+    for slot in range(SLOTS):
+        if slot != 1:
+            waits_in(region, slot, 20 + slot, 3.0)
+    assert store.free_slot(region, 1) == 1  # where the oldest lay: it was copied to another place
+    for part in region.slots[1].flat:
+        part.fill_(100.0)
+    store.apply([PushRef(0, 7, 1, 0, (), 1.0)], [1.0], stock=False)
+    assert values(store)[0] == pytest.approx(-1.0)

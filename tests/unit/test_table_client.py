@@ -8,9 +8,9 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.tables import messages as t
 from paceline.tables.client import MOST_AHEAD, Client
-from paceline.tables.spec import TableSpec
+from paceline.tables.table_spec import TableSpec
 from paceline.transport.base import Closed, Lost
-from paceline.transport.messages import Over, Ready, State
+from paceline.transport.messages import Over, Ready, SavedState
 from paceline.worker.state import WorkerState
 
 ROWS = 6
@@ -54,7 +54,7 @@ class Server:
 
 
 def entered(clock=0, lead=1.0, workers=(0, 1)):
-    return t.Entered(clock, lead, lead, [t.Roster(0, list(workers))], paced=False)
+    return t.Entered(clock, lead, lead, [t.ClockRoster(0, list(workers))], paced=False)
 
 
 def rows(clock, value, included=0, slowest=None, named=None):
@@ -145,16 +145,16 @@ class TestTheEnd:
         _, table = opened(server)
         with pytest.raises(Closed):
             table.get()
-        assert server.last(State).number == 7
+        assert server.last(SavedState).number == 7
 
     def test_a_state_that_is_wanted_is_sent_when_the_clock_is_completed(self):
         server = Server(entered(), t.Save(3), rows(0, 0.0))
         client, table = opened(server)
         table.get()
-        assert not [message for message in server.heard if isinstance(message, State)]
+        assert not [message for message in server.heard if isinstance(message, SavedState)]
         client.complete_clock(1)
         order = [type(message) for message in server.heard][-2:]
-        assert order == [t.Tick, State]
+        assert order == [t.Tick, SavedState]
 
     def test_a_clock_after_the_end_is_refused(self):
         server = Server(entered(), Over(0, None, 1.0))

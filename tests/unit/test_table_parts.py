@@ -12,7 +12,7 @@ from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, put_rows
 from paceline.tables.rules import parse_rule
 from paceline.tables.server_table import ServerTable
-from paceline.tables.spec import make_spec
+from paceline.tables.table_spec import make_spec
 
 
 def spec_of(rows=10, width=2, dtype="float64", **options):

@@ -8,7 +8,6 @@ from one_worker import Conversation, rows, work, worker
 from paceline.core.errors import ScriptError
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import (
-    Asked,
     Cancelled,
     Done,
     Evaluate,
@@ -16,6 +15,7 @@ from paceline.transport.messages import (
     Extra,
     Hello,
     More,
+    OptionAsked,
     Over,
     Push,
     Ready,
@@ -147,16 +147,24 @@ def test_computing_is_slept_up_to_its_modelled_time(talk):
     assert (second.compute_s, second.overrun_s) == (0.125, 0.0)
 
 
-@pytest.mark.parametrize(("sent_at", "compute_s"), [(99.0, 2.0), (90.0, 10.125 - 0.5)])
-def test_times_count_from_when_the_grant_was_sent_and_not_from_when_it_was_read(talk, sent_at, compute_s):
-    link = talk(work(1, 5, sent_at=sent_at, delay_s=0.5, compute_s=min(2.0, compute_s)), LAST)
+@pytest.mark.parametrize("waited_s", [0.0, 7.0])
+def test_times_count_from_when_the_grant_was_read_and_its_model_was_there(talk, waited_s):
+    def grant(link):
+        link.now += waited_s  # no clock of another machine says when it was sent
+        return work(1, 5, delay_s=0.5, compute_s=2.0)
+
+    link = talk(grant, LAST)
+    times = []
 
     def during(*_):
+        times.append(link.now)
         link.now += 0.125
 
     run(link, during)
     (push,) = link.sent_of(Push)
-    assert (push.compute_s, push.overrun_s) == (compute_s, 0.0)
+    assert times == [100.0 + waited_s + 0.5]
+    assert (push.compute_s, push.overrun_s) == (2.0, 0.0)
+    assert link.now == times[0] + 2.0
 
 
 def test_computing_longer_than_modelled_is_an_overrun(talk):
@@ -320,7 +328,7 @@ def test_an_option_is_announced_once(talk):
     link = talk()
     with worker(link, options={"lr": "0.5"}) as session:
         assert [session.option("lr", 0.1), session.option("lr", 0.1), session.option("n", 3)] == [0.5, 0.5, 3]
-    assert link.sent == [Asked("lr"), Asked("n")]
+    assert link.sent == [OptionAsked("lr"), OptionAsked("n")]
 
 
 @pytest.mark.parametrize(("devices", "number", "wanted"), [(0, 1, "cpu"), (2, 0, "cuda:0"), (2, 3, "cuda:1")])

@@ -9,7 +9,7 @@ from clusters import Rows, mean_square, network
 from one_worker import Conversation, work, worker
 
 from paceline.core.errors import OptionError
-from paceline.transport.messages import Over, Push, State
+from paceline.transport.messages import Over, Push, SavedState
 from paceline.worker.state_codec import unpack
 
 ROWS = Rows()
@@ -75,7 +75,7 @@ def test_a_resumed_worker_goes_on_as_if_never_interrupted(talk, at, early):
         work(3, 5, save=save(3)), LAST,
     )  # fmt: skip
     whole = drawing(link, early)
-    (state,) = link.sent_of(State)
+    (state,) = link.sent_of(SavedState)
     assert state.number == 9
     before = [type(m) for m in link.sent[: link.sent.index(state)]]
     assert before.count(Push) == {"first": 0, "second": 1, "over": 2, "next phase": 2}[at]
@@ -94,7 +94,7 @@ def test_the_state_that_is_sent(talk):
         model = network()
         session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         list(session.batches(ROWS, batch_size=5))
-    (state,) = link.sent_of(State)
+    (state,) = link.sent_of(SavedState)
     plain = unpack(state.data)
     assert (plain["phase"], plain["over"], plain["kept"]) == (0, False, {"counter": {"count": 0}})
 
@@ -103,7 +103,7 @@ def test_the_state_that_is_sent(talk):
 def test_a_run_that_ends_in_mid_phase_is_resumed_in_it(talk, run_over):
     link = talk(work(1, 5), Over(0, None, 1.0, run_over=run_over, save=4), LAST)
     drawing(link)
-    (state,) = link.sent_of(State)
+    (state,) = link.sent_of(SavedState)
     plain = unpack(state.data)
     assert (plain["phase"], plain["over"]) == (0, not run_over)
 

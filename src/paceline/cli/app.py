@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from paceline._version import __version__
-from paceline.cli.replay import replay
-from paceline.cli.run import run
+from paceline.cli.check_strategy import check_strategy
+from paceline.cli.replay_command import replay
+from paceline.cli.run_command import run
 from paceline.cli.scenario_command import scenario
 from paceline.cli.strategies import strategies
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
@@ -34,6 +35,7 @@ app = typer.Typer(
 # What follows the script is the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(strategies)
+app.command()(check_strategy)
 app.command()(scenario)
 app.command()(replay)
 app.command()(tasks)
@@ -81,7 +83,7 @@ def _traceback(error: ScriptError) -> str:
 
 
 def _refuse(message: str, code: int = UserError.exit_code) -> int:
-    say(message)
+    say(" ".join(message.splitlines()))  # a file's name may hold line breaks, a refusal is one line
     return code
 
 

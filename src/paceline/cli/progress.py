@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.server.run_control import Progress
+    from paceline.server.plan import Progress
 
 Listener = Callable[["Progress"], None]
 

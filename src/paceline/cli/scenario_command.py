@@ -1,8 +1,10 @@
-"""`paceline scenario`: print, describe and check a cluster."""
+"""`paceline scenario`: a built-in file to start from, the cluster of a file in words, or a check."""
 
 from typing import Annotated
 
 import typer
+
+from paceline.core.scenario.file import builtin_names, builtin_text, describe, load
 
 
 def scenario(
@@ -10,6 +12,11 @@ def scenario(
     check: Annotated[bool, typer.Option("--check", help="Check the file only.")] = False,
 ) -> None:
     """Print a built-in scenario, or check a file and describe its cluster in words."""
-    from paceline.cli.scenario import show
-
-    print(show(target, check))
+    cluster = load(target)
+    if check:
+        print(f"{target}: valid, {cluster.count} workers, {len(cluster.events)} events")
+    elif target not in builtin_names():
+        print(describe(cluster))
+    else:  # its file with the description as comments, so that it can be saved and edited
+        comments = "\n".join(f"# {line}" for line in describe(cluster).splitlines())
+        print(f"{builtin_text(target).rstrip()}\n\n# In words:\n{comments}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def strategies(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One of them, in detail.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="One of them, or FILE.py:CLASS, in detail.", show_default=False)
     ] = None,
 ) -> None:
     """List the strategies, or show one with its options, units, defaults and citation."""
@@ -24,7 +24,7 @@ def strategies(
     if name is not None:
         _show_one(registry.describe(registry.machine_class(name)), console)
         return
-    known = [*registry.names(), *registry.peer_names()]
+    known = [*registry.names(), *registry.peer_names(), *registry.other_names()]
     _show_all([registry.describe(registry.machine_class(each)) for each in known], console)
 
 

@@ -19,26 +19,29 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.errors import CheckpointError, InternalError, OptionError
 
 Sampling = Literal["epoch", "shard", "replacement", "clocks"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
 MOST_SAMPLES = 1 << 53  # beyond that a float no longer counts single samples
-Indices = npt.NDArray[np.int64]
+Indices = np.ndarray[Any, np.dtype[np.int64]]  # spelled out: npt.NDArray is another object in each NumPy
+if TYPE_CHECKING:
+    IndicesOrNone = Any  # whoever has a ledger knows which
+else:
+    IndicesOrNone = Indices | None  # None from a Tally
 
 
-class Allotment(msgspec.Struct, frozen=True, gc=False):
+class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Samples handed to one worker, all of one epoch."""
 
     epoch: int
     samples: int
-    indices: Any  # Indices, or None from a Tally
+    indices: IndicesOrNone
 
 
 class Ledger(ABC):

@@ -18,7 +18,7 @@ PeerCause = Literal["done", "crash", "leave", "timeout"]  # a node that only wai
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, tag="started", tag_field="kind"):
-    """The machine's first event, and the first of each phase after that: it is alone until others have `Joined`.
+    """The machine's first event, and the first of each phase after that: it is alone until others have `PeerJoined`.
 
     Whatever a machine knew before is void, its chance aside.
     """
@@ -28,14 +28,14 @@ class Started(msgspec.Struct, frozen=True, gc=False, tag="started", tag_field="k
     sizes: tuple[int, ...]  # bytes of each tensor; elsewhere a tensor is named by its place here
 
 
-class Joined(msgspec.Struct, frozen=True, gc=False, tag="peer_joined", tag_field="kind"):
+class PeerJoined(msgspec.Struct, frozen=True, gc=False, tag="peer_joined", tag_field="kind"):
     """`peer` can be sent to from here on. For a peer that is present, or for oneself, it changes nothing."""
 
     at: float
     peer: int
 
 
-class Left(msgspec.Struct, frozen=True, gc=False, tag="peer_left", tag_field="kind"):
+class PeerLeft(msgspec.Struct, frozen=True, gc=False, tag="peer_left", tag_field="kind"):
     """`peer` can no longer be reached. A node that leaves of its own accord is told of itself, as its last event but
     for what still arrives, so that it can send on what the others must not lose."""
 
@@ -102,4 +102,4 @@ class Averaged(msgspec.Struct, frozen=True, gc=False, tag="averaged", tag_field=
     members: tuple[int, ...]
 
 
-PeerEvent = Started | Joined | Left | Stepped | Asked | Received | Sent | Averaged | TimerFired
+PeerEvent = Started | PeerJoined | PeerLeft | Stepped | Asked | Received | Sent | Averaged | TimerFired

@@ -1,31 +1,39 @@
-"""The settings of a run and where each comes from: the one place that ranks their sources.
+"""The settings of a run, declared once, and where each comes from: the one place that ranks their sources.
 
-First the command line, then `PACELINE_*` variables (this module alone knows them), then the scenario's `[run]` table,
-then the defaults below. A value that cannot be used is reported together with the source that gave it.
+A field of `RunConfig` is all there is to a setting: from its type, bounds, default and `About` come the option of
+`paceline run`, the `PACELINE_*` variable, the key of a scenario's `[run]` table, the parameter of `launch()` and its
+line in docs/reference/settings.md. First the command line, then the variables (this module alone knows them), then the
+`[run]` table, then the defaults. A value that cannot be used is reported together with the source that gave it.
 """
 
-import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from paceline.core.errors import OptionError
+from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
-ENGINES = ("local", "sim")
 DEFAULT_SCENARIO = "uneven8"  # the simulator's; real processes are as fast as they are
 USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices say how many
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
+NEAR_MISS = 0.15  # share of a variable's letters that may differ: other programs may share the prefix
 
+EngineName = Literal["local", "sim"]
+ENGINES: tuple[str, ...] = get_args(EngineName)
 Divergence = Literal["warn", "stop", "bsp"]
 NonFinite = Literal["skip", "stop"]
 Transport = Literal["shm", "zeromq"]
+Start = Literal["nursery", "fresh"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 Unit = Literal["v", "s", "e"]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 
 _FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
 _TARGET = re.compile(r"(?P<metric>[A-Za-z_][\w.\-/]*)\s*(?P<sign>>=|<=|=)\s*(?P<value>\S+)")
@@ -43,11 +51,14 @@ class Target(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Self:
         """Read `accuracy=0.93`, `accuracy>=0.9` or `loss<=0.5`."""
         found = _TARGET.fullmatch(text.strip())
-        value = _finite(found["value"]) if found else None
+        try:
+            value = read(found["value"], Annotated[float, Meta(ge=-FINITE, le=FINITE)], "") if found else None
+        except OptionError:
+            value = None
         if not found or value is None:
             raise OptionError(
-                f"a target is a metric and a finite number, such as accuracy=0.93, accuracy>=0.9 or loss<=0.5, "
-                f"not {text!r}"
+                "must be a metric and a finite number, such as accuracy=0.93, accuracy>=0.9 or loss<=0.5, "
+                f"not {shown(text)}"
             )
         metric, sign = found["metric"], found["sign"]
         return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(_FALLING)))
@@ -70,47 +81,177 @@ class Every(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Self:
         """Read `50v`, `10s` or `0.1e`."""
         found = _EVERY.fullmatch(text.strip())
-        if not found or float(found["amount"]) <= 0:
+        if not found or not 0 < float(found["amount"]) <= FINITE:
             raise OptionError(
-                f"an interval is a number > 0 and a unit, such as 50v (versions), 10s (seconds) or 0.1e (epochs), "
-                f"not {text!r}"
+                "must be a number > 0 and a unit, such as 50v (versions), 10s (seconds) or 0.1e (epochs), "
+                f"not {shown(text)}"
             )
         amount, unit = float(found["amount"]), found["unit"]
         if unit == "v" and not amount.is_integer():
-            raise OptionError(f"versions are whole: write {max(1, round(amount))}v instead of {text!r}")
+            raise OptionError(f"must be in whole versions: write {max(1, round(amount))}v instead of {shown(text)}")
         return cls(amount, unit)  # type: ignore[arg-type]  # the pattern admits these three only
 
     def __str__(self) -> str:
         return f"{self.amount:g}{self.unit}"
 
 
+class About(NamedTuple):
+    """What a person is told about a setting, and where it may stand."""
+
+    text: str
+    metavar: str = ""
+    default: str = ""  # in words, where the declared default does not say it
+    why: str = ""  # the reason for the default
+    written: str = ""  # its name on the command line, in variables and in `[run]`, where that is not the field's
+    off: str | None = None  # the word that stands for None
+    in_run_table: bool = True
+    of_processes: bool = False  # the simulator has no such thing
+    then: Callable[[Any], Any] | None = None  # a last check or change of the value
+
+
+def _whole_where_possible(epochs: float) -> float:
+    return int(epochs) if epochs.is_integer() else epochs
+
+
+def _without_epochs(every: Every) -> Every:
+    if every.unit == "e":
+        raise OptionError(f"must be in versions or seconds, such as 100v or 60s, not {str(every)!r}")
+    return every
+
+
+# fmt: off
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set about a run; what is None is left to the script or the scenario."""
 
-    engine: str = "local"
-    strategy: str = "bsp"
-    scenario: str | None = None  # a built-in's name or a file; None: `sim` has its default, `local` emulates nothing
-    workers: int | None = None  # None: as many as the scenario has, or as suit the machine
-    seed: int = 0  # of shuffles, the model's start and the strategy's chance; times have the scenario's own
-    batch_size: int | None = None  # samples per worker and push; None: what the script gives `batches`
-    epochs: float | int | None = None  # None: what the script gives `batches`
-    max_versions: int | None = None
-    max_seconds: float | None = None  # virtual in `sim`
-    target: Target | None = None
-    evaluate_every: Every | None = Every(0.1, "e")  # a share of the data, so many small versions mean no more tries
-    on_divergence: Divergence = "warn"
-    on_nonfinite: NonFinite = "skip"  # what a push with infinities or NaN does to the run; it is refused either way
-    options: dict[str, str] = {}  # what `session.option` finds
-    data_dir: Path | None = None
-    journal: Path | None = None  # None: in the run's folder
-    runs_dir: Path | None = None  # None: the run has no folder
-    threads: int | None = None  # of torch, per process; a seed fixes the journal for one thread count only
-    transport: Transport = "shm"
-    respawn: bool = False  # a worker that died comes back as a newcomer
-    checkpoint_every: Every | None = None  # in versions or seconds
-    checkpoint_keep: int = 3  # the newest ones; two could both be of a run that had already gone wrong
-    resume: Path | None = None  # the folder of a run, or of one of its checkpoints
+    engine: Annotated[EngineName, About(
+        "What runs the workers: local, processes of this machine, or sim, a virtual cluster.", "NAME")] = "local"
+    scenario: Annotated[str | None, About(
+        "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
+        default=f"none, in sim {DEFAULT_SCENARIO}", in_run_table=False)] = None
+    strategy: Annotated[str, About(
+        "Who waits for whom: a name (`paceline strategies`), or a class as FILE.py:CLASS or MODULE:CLASS.",
+        "NAME[:OPTION=VALUE,...]")] = "bsp"
+    workers: Annotated[Annotated[int, Meta(ge=1, le=10_000_000)] | None, About(
+        "How many workers; must agree with the scenario.", "N",
+        default="the scenario's, else one per CUDA device, else 2 to 4 by the cores")] = None
+    seed: Annotated[Annotated[int, Meta(ge=0)], About(
+        "Of shuffles, the model's start and the strategy's chance.", "K",
+        why="times and faults follow the scenario's own seed")] = 0
+    batch_size: Annotated[Count | None, About(
+        "Samples per worker and push, instead of what the script gives `batches`.", "B")] = None
+    epochs: Annotated[Positive | None, About(
+        "Passes over the data, instead of what the script gives `batches`.", "E", then=_whole_where_possible)] = None
+    max_versions: Annotated[Count | None, About("End after this many updates of the model.", "N")] = None
+    max_seconds: Annotated[Positive | None, About("End after this many seconds (virtual in sim).", "T")] = None
+    target: Annotated[Target | None, About(
+        "End when reached, such as accuracy=0.93 or 'loss<=0.5'.", "METRIC=VALUE")] = None
+    evaluate_every: Annotated[Every | None, About(
+        "In versions, seconds or epochs: 50v, 10s, 0.1e; off starts no evaluator.", "N{v|s|e}|off", off="off",
+        why="a share of the data, so that many small versions mean no more evaluations")] = Every(0.1, "e")
+    on_divergence: Annotated[Divergence, About(
+        "When the loss explodes: say so, end, or go on as bsp.", "warn|stop|bsp")] = "warn"
+    on_nonfinite: Annotated[NonFinite, About(
+        "When a push holds NaN or infinities: go on without it, or end.", "skip|stop")] = "skip"
+    options: Annotated[dict[str, str], About(
+        "For `session.option(NAME, ...)` of script or task; repeatable.", "NAME=VALUE", written="set")] = {}
+    data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER")] = None
+    threads: Annotated[Count | None, About(
+        "Of torch in each process; part of what a seed fixes.", "N", default="cores over workers, in sim 1",
+        why="processes that share cores would only fight over them")] = None
+    transport: Annotated[Transport, About(
+        "How workers and server talk: shared memory, or TCP on this machine.", "shm|zeromq",
+        of_processes=True)] = "shm"
+    start: Annotated[Start, About(
+        "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
+        why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
+    respawn: Annotated[bool, About(
+        "A worker whose process died comes back as a newcomer.", of_processes=True)] = False
+    checkpoint_every: Annotated[Every | None, About(
+        "Save all that is needed to go on, in versions or seconds: 100v, 60s.", "N{v|s}", default="never",
+        of_processes=True, then=_without_epochs)] = None
+    checkpoint_keep: Annotated[Count, About(
+        "How many checkpoints are kept, the newest.", "K", of_processes=True,
+        why="two could both be of a run that had already gone wrong")] = 3
+    resume: Annotated[Path | None, About(
+        "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True)] = None
+    journal: Annotated[Path | None, About(
+        "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder")] = None
+    runs_dir: Annotated[Path | None, About(
+        "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none")] = None
     given: tuple[str, ...] = ()  # the settings that somebody chose
+# fmt: on
+
+
+class Setting(NamedTuple):
+    """One declared setting."""
+
+    name: str
+    declared: Any
+    default: Any
+    about: About
+
+    @property
+    def written(self) -> str:
+        """Its name outside of Python."""
+        return self.about.written or self.name
+
+    @property
+    def flag(self) -> str:
+        """Its option of `paceline run`."""
+        return "--" + self.written.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.written.upper()
+
+    @property
+    def default_text(self) -> str:
+        """Its default in words; empty where there is none."""
+        if self.about.default or self.default is None or self.default is False or self.default == {}:
+            return self.about.default
+        return to_text(self.default)
+
+    def read(self, value: Any, origin: str) -> Any:
+        """The value that this stands for; `origin` says who gave it."""
+        about = self.about
+        found = read(value, self.declared, f"{origin}:", none=about.off)
+        try:
+            return about.then(found) if about.then is not None and found is not None else found
+        except OptionError as error:
+            raise OptionError(f"{origin}: {error}") from None
+
+
+def _declared() -> dict[str, Setting]:
+    hints = get_type_hints(RunConfig, include_extras=True)
+    nothing = RunConfig()
+    return {
+        name: Setting(name, hint, getattr(nothing, name), about)
+        for name, hint in hints.items()
+        for about in getattr(hint, "__metadata__", ())
+        if isinstance(about, About)
+    }
+
+
+SETTINGS = _declared()
+
+
+class Unset:
+    """Stands for a setting that was not given; looks like its default, which is what `help(launch)` then shows."""
+
+    def __init__(self, default: Any) -> None:
+        self.default = default
+
+    def __repr__(self) -> str:
+        return repr(self.default)
+
+
+class _AllUnset:
+    def __getattr__(self, name: str) -> Unset:
+        return Unset(SETTINGS[name].default)
+
+
+unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed` is a parameter that knows whether it was given
 
 
 def resolve(
@@ -118,65 +259,66 @@ def resolve(
     environment: Mapping[str, str],
     scenario_run: Mapping[str, Any],
     *,
-    spell: Callable[[str], str] = lambda name: "--" + name.replace("_", "-"),
+    spell: Callable[[Setting], str] = lambda setting: setting.flag,
 ) -> RunConfig:
     """The settings in force. `None` and empty variables count as not given.
 
-    `spell` says how the first source writes a setting's name: as a flag unless told otherwise.
+    `spell` says how the first source writes a setting: as a flag unless told otherwise.
     """
     _refuse_misspelt_variables(environment)
-    sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
-        (_known(command_line, "setting"), spell),
-        (_from_environment(environment), lambda name: PREFIX + name.upper()),
-        (_known(scenario_run, "key of the scenario's [run] table", without="scenario"), lambda name: f"[run] {name}"),
+    in_run = {setting.written for setting in SETTINGS.values() if setting.about.in_run_table}
+    of_variables = {setting.written: environment.get(setting.variable) or None for setting in SETTINGS.values()}
+    sources: list[tuple[dict[str, Any], Callable[[Setting], str]]] = [
+        (_known(scenario_run, "key of the scenario's [run] table", in_run), lambda setting: f"[run] {setting.written}"),
+        (_known(of_variables, "variable", of_variables), lambda setting: setting.variable),
+        (_known(command_line, "setting", [*of_variables, "options"]), spell),
     ]
     settings: dict[str, Any] = {}
-    for values, origin in reversed(sources):
+    for values, origin in sources:
         for name, value in values.items():
-            if name == "options":
-                merged = {**settings.get("options", {}), **_read(_options, value, origin("set"))}
-                settings["options"] = merged
-            else:
-                settings[name] = _read(_READERS[name], value, origin(name))
+            found = SETTINGS[name].read(value, origin(SETTINGS[name]))
+            settings[name] = {**settings.get(name, {}), **found} if isinstance(found, dict) else found
     return RunConfig(**settings, given=tuple(sorted(settings)))
 
 
 def chosen_scenario(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
     """The scenario that was asked for; it is needed before its own `[run]` table can be ranked."""
-    given = command_line.get("scenario") or environment.get(PREFIX + "SCENARIO") or None
-    return None if given is None else str(given)
-
-
-def chosen_workers(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """The number of workers that was asked for, if one was."""
-    given = command_line.get("workers") or environment.get(PREFIX + "WORKERS") or None
-    return None if given is None else str(given)
+    setting = SETTINGS["scenario"]
+    for given, origin in (
+        (command_line.get("scenario"), setting.flag),
+        (environment.get(setting.variable), setting.variable),
+    ):
+        if given:
+            return str(setting.read(given, origin))
+    return None
 
 
 def chosen_log_level(command_line: str | None, environment: Mapping[str, str]) -> str:
     """The level of the `paceline` logger: debug, info, warning (unless told otherwise) or error."""
     variable = PREFIX + "LOG_LEVEL"
     given = command_line or environment.get(variable) or "warning"
-    origin = "--log-level" if command_line else variable
-    return str(_read(_one_of("debug", "info", "warning", "error"), given.lower(), origin))
+    return str(read(given.lower(), LogLevel, "--log-level:" if command_line else f"{variable}:"))
 
 
-def require_possible(config: RunConfig) -> None:
-    """Refuse settings that are good each for itself and contradict each other."""
-    if config.engine not in ENGINES:
-        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, not {config.engine!r}")
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do."""
+
+    virtual_time: bool = False  # it needs a scenario, and nothing of the machine or the hour shows in its journal
+    own_processes: bool = False  # workers are processes that start, die and are brought back
+    restarts_server: bool = False  # a server that dies goes on from a checkpoint
+
+
+def require_possible(config: RunConfig, engine: Capabilities) -> None:
+    """Refuse settings that are good each for itself and contradict each other, or the engine."""
     if config.target is not None and config.evaluate_every is None:
         raise OptionError(f"the target {config.target} is never reached with --evaluate-every off; leave one out")
-    if config.engine == "local":
+    if engine.own_processes:
         return
-    given = {
-        "--checkpoint-every": config.checkpoint_every is not None,
-        "--resume": config.resume is not None,
-        "--respawn": config.respawn,
-        "--transport": config.transport != "shm",
-    }
-    for flag in (flag for flag, is_given in given.items() if is_given):
-        raise OptionError(f"{flag}: the engine {config.engine} has no such thing; leave it out, or use --engine local")
+    for setting in SETTINGS.values():
+        if setting.about.of_processes and getattr(config, setting.name) != setting.default:
+            raise OptionError(
+                f"{setting.flag} is not supported by the {config.engine} engine; remove it, or use --engine local"
+            )
 
 
 def cores() -> int:
@@ -189,11 +331,11 @@ def usual_workers(devices: int) -> int:
     return devices or max(2, min(cores(), USUAL_WORKERS))
 
 
-def usual_threads(config: RunConfig, workers: int) -> int:
+def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
     """Torch's threads in each process, where nobody said: a share of the cores, in the simulator always the same."""
     if config.threads is not None:
         return config.threads
-    return max(1, cores() // workers) if config.engine == "local" else 1
+    return max(1, cores() // workers) if engine.own_processes else 1
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:
@@ -207,162 +349,21 @@ def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default
     )
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """How an error goes on after an unknown name: the likeliest valid one, or all of them."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(names)}"
-
-
-def _known(values: Mapping[str, Any], kind: str, without: str = "") -> dict[str, Any]:
-    valid = {*_READERS, "set"} - {without}
+def _known(values: Mapping[str, Any], kind: str, valid: Iterable[str]) -> dict[str, Any]:
+    """What was given, by the name of its field."""
     known: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in valid and name != "options":
-            raise OptionError(f"unknown {kind} {name!r}; {nearest(name, valid)}")
+        if name not in valid:
+            raise OptionError(f"unknown {kind} {shown(name)}; {nearest(name, valid)}")
         if value is not None:
             known["options" if name == "set" else name] = value
     return known
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    given = {name: environment.get(PREFIX + name.upper(), "") for name in (*_READERS, "set")}
-    return {"options" if name == "set" else name: value for name, value in given.items() if value}
-
-
 def _refuse_misspelt_variables(environment: Mapping[str, str]) -> None:
-    valid = [PREFIX + name.upper() for name in (*_READERS, "set", "log_level")]
+    valid = [*(setting.variable for setting in SETTINGS.values()), PREFIX + "LOG_LEVEL"]
     for variable in environment:
-        # Only near misses: variables of other programs may share the prefix.
         if variable.startswith(PREFIX) and variable not in valid:
-            close = difflib.get_close_matches(variable, valid, 1, cutoff=0.85)
-            if close:
-                raise OptionError(f"unknown variable {variable}; did you mean {close[0]}?")
-
-
-def _read(reader: Callable[[Any], Any], value: Any, origin: str) -> Any:
-    try:
-        return reader(value)
-    except OptionError as error:
-        raise OptionError(f"{origin}: {error}") from None
-
-
-def _whole(least: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        try:
-            number = int(str(value)) if not isinstance(value, bool) else None
-        except ValueError:
-            number = None
-        if number is None or number < least:
-            raise OptionError(f"must be a whole number >= {least}, not {value!r}")
-        return number
-
-    return read
-
-
-def _positive(value: Any) -> float:
-    number = _finite(value)
-    if number is None or number <= 0:
-        raise OptionError(f"must be a finite number > 0, not {value!r}")
-    return number
-
-
-def _epochs(value: Any) -> float | int:
-    number = _positive(value)
-    return int(number) if number.is_integer() else number
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and not isinstance(value, bool) else None
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise OptionError(f"must be one of {', '.join(choices)}, not {value!r}")
-        return str(value)
-
-    return read
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise OptionError(f"must be a name, not {value!r}")
-    return str(value)
-
-
-def _path(value: Any) -> Path:
-    return Path(_text(value)).expanduser()
-
-
-def _target(value: Any) -> Target:
-    return value if isinstance(value, Target) else Target.parse(str(value))
-
-
-def _every(value: Any) -> Every:
-    return value if isinstance(value, Every) else Every.parse(str(value))
-
-
-def _every_or_off(value: Any) -> Every | None:
-    return None if value == "off" else _every(value)
-
-
-def _every_checkpoint(value: Any) -> Every:
-    every = _every(value)
-    if every.unit == "e":
-        raise OptionError(f"must be in versions or seconds, such as 100v or 60s, not {str(every)!r}")
-    return every
-
-
-def _flag(value: Any) -> bool:
-    flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if str(value).lower() not in flags:
-        raise OptionError(f"must be true or false, not {value!r}")
-    return flags[str(value).lower()]
-
-
-def _options(value: Any) -> dict[str, str]:
-    if isinstance(value, Mapping):
-        return {str(name): _spelled(given) for name, given in value.items()}
-    pairs = value.split(",") if isinstance(value, str) else list(value)
-    options = {}
-    for pair in pairs:
-        name, sign, given = str(pair).partition("=")
-        if not sign or not name.strip():
-            raise OptionError(f"must be name=value, such as lr=0.1, not {pair!r}")
-        options[name.strip()] = given.strip()
-    return options
-
-
-def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "engine": _one_of(*ENGINES),
-    "strategy": _text,
-    "scenario": _text,
-    "workers": _whole(1),
-    "seed": _whole(0),
-    "batch_size": _whole(1),
-    "epochs": _epochs,
-    "max_versions": _whole(1),
-    "max_seconds": _positive,
-    "target": _target,
-    "evaluate_every": _every_or_off,
-    "on_divergence": _one_of(*get_args(Divergence)),
-    "on_nonfinite": _one_of(*get_args(NonFinite)),
-    "data_dir": _path,
-    "journal": _path,
-    "runs_dir": _path,
-    "threads": _whole(1),
-    "transport": _one_of(*get_args(Transport)),
-    "respawn": _flag,
-    "checkpoint_every": _every_checkpoint,
-    "checkpoint_keep": _whole(1),
-    "resume": _path,
-}
+            close = closest(variable, valid, NEAR_MISS)
+            if close is not None:
+                raise OptionError(f"unknown variable {variable}; did you mean {close}?")

@@ -1,10 +1,14 @@
-"""Values of options between their text and their declared type, and the words that describe the type.
+"""Values between what a person wrote and the declared type: the one parser, and the one "did you mean".
 
-Known types: int, float, bool, str, Literal, a tuple of one type (written `5/10/20`) and any of them with None.
+Settings, options of strategies and what `--set` gives all pass through `read`. What is given is text, or already a
+value, as TOML and Python have them. Known types: int, float, bool, str, Literal, Path, classes with a `parse`, a tuple
+of one type (written `5/10/20`), a dict of strings (`a=1,b=2`) and any of them with None.
 """
 
-import math
 import operator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import inspect
@@ -17,24 +21,84 @@ BOUNDS = {
     "le": (operator.le, "<="),
     "lt": (operator.lt, "<"),
 }
+FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+FINITE = sys.float_info.max  # `Meta(le=FINITE)` declares a finite number; msgspec has no other way to say it
+INT64 = 2**63  # journals, messages and torch's generators hold no larger whole numbers
+SHOWN = 200  # characters of a refused value in a message of one line
+CHOICES = 40  # names that a message offers
 
 
-def from_text(text: str, declared: Any, what: str) -> Any:
-    """The value that `text` stands for; `what` names the option in errors."""
-    return _value(text, inspect.type_info(declared), what)
+def read(value: Any, declared: Any, what: str, *, none: str | None = "none") -> Any:
+    """The value of the declared type that this stands for; `what` names it in errors, `none` is the word for None."""
+    try:
+        return _value(value, inspect.type_info(declared), none)
+    except OptionError as error:
+        raise OptionError(f"{what} {error}") from None
 
 
 def to_text(value: Any) -> str:
-    """The text that `from_text` turns into the value."""
+    """The text that `read` turns into the value."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return "/".join(to_text(item) for item in value)
+        return "/".join(map(to_text, value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value)
+
+
+def shown(value: Any) -> str:
+    """The value in a message: on one line, short, and without failing on what cannot be printed."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or more digits than Python prints
+        text = f"a {type(value).__name__} too large to print"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """So much of it as a message of one line can hold."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """How an error goes on after an unknown name: the likeliest valid one, or all of them."""
+    names = list(valid)
+    close = closest(name, names)
+    if close is not None:
+        return f"did you mean {close!r}?"
+    more = f" and {len(names) - CHOICES} more" if len(names) > CHOICES else ""
+    return f"choose from {', '.join(names[:CHOICES])}{more}" if names else "there are none"
+
+
+def closest(name: str, valid: Iterable[str], share: float = 0.4) -> str | None:
+    """The valid name with the fewest slips of the pen from this one, if they are a small share of its letters."""
+    best: tuple[int, bool, bool, str] | None = None
+    for known in valid:
+        most = max(1, int(share * len(known)))
+        if name and known and abs(len(name) - len(known)) <= most:
+            slips = _slips(name.lower(), known.lower())
+            # Of equally many, swapped letters are the likelier slip, and people seldom miss the first one.
+            found = (slips, sorted(name) != sorted(known), name[0] != known[0], known)
+            if slips <= most and (best is None or found[:3] < best[:3]):
+                best = found
+    return None if best is None else best[3]
+
+
+def _slips(one: str, other: str) -> int:
+    """Letters to insert, drop, replace or swap with their neighbour (optimal string alignment)."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        last_but_one, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            slips = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                slips = min(slips, last_but_one[j - 2] + 1)
+            row.append(slips)
+    return row[-1]
 
 
 def type_text(info: inspect.Type) -> str:
@@ -43,102 +107,163 @@ def type_text(info: inspect.Type) -> str:
         case inspect.Metadata():
             return type_text(info.type)
         case inspect.UnionType():
-            return " or ".join(type_text(t) for t in info.types)
+            return " or ".join(map(type_text, info.types))
         case inspect.VarTupleType():
             return f"list of {type_text(info.item_type)}s such as 5/10/20"
         case inspect.LiteralType():
-            return " | ".join(str(value) for value in info.values)
+            return " | ".join(map(str, info.values))
         case inspect.IntType():
             return "whole number"
         case inspect.FloatType():
-            return "number"
+            return "finite number" if info.le == FINITE else "number"
         case inspect.BoolType():
             return "true or false"
         case inspect.NoneType():
             return "none"
+        case inspect.CustomType() if info.cls is Path:
+            return "path"
         case _:
             return "text"
 
 
 def bounds_text(info: inspect.Type) -> str:
     """The bounds as `>= 0, < 1`; empty if there are none."""
-    match info:
-        case inspect.Metadata():
-            return bounds_text(info.type)
-        case inspect.UnionType():
-            return ", ".join(filter(None, (bounds_text(t) for t in info.types)))
-        case inspect.VarTupleType():
-            return bounds_text(info.item_type)
-        case inspect.IntType() | inspect.FloatType():
-            return ", ".join(f"{sign} {to_text(bound)}" for _, sign, bound in _bounds(info))
-        case _:
-            return ""
+    found = [_bounds(part) for part in _parts(info) if isinstance(part, inspect.IntType | inspect.FloatType)]
+    return ", ".join(f"{sign} {to_text(bound)}" for bounds in found for _, sign, bound in bounds if bound != FINITE)
 
 
 def description_text(info: inspect.Type) -> str:
     """The description in the type's Meta, wherever in a union it stands."""
-    match info:
-        case inspect.Metadata():
-            return str((info.extra_json_schema or {}).get("description", "")) or description_text(info.type)
-        case inspect.UnionType():
-            return next(filter(None, (description_text(t) for t in info.types)), "")
-        case _:
-            return ""
+    extras = (part.extra_json_schema or {} for part in _parts(info) if isinstance(part, inspect.Metadata))
+    return next((str(extra["description"]) for extra in extras if "description" in extra), "")
+
+
+def _parts(info: inspect.Type) -> Iterator[inspect.Type]:
+    """The type and those it is made of."""
+    yield info
+    inner = getattr(info, "types", None) or [getattr(info, key) for key in ("type", "item_type") if hasattr(info, key)]
+    for part in inner:
+        yield from _parts(part)
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> list[tuple[Any, str, float]]:
     return [(*BOUNDS[key], getattr(info, key)) for key in BOUNDS if getattr(info, key) is not None]
 
 
-def _value(text: str, info: inspect.Type, what: str) -> Any:
+def _refusal(wanted: str, value: Any) -> OptionError:
+    return OptionError(f"must be {wanted}, not {shown(value)}")
+
+
+def _value(value: Any, info: inspect.Type, none: str | None) -> Any:
     match info:
         case inspect.Metadata():
-            return _value(text, info.type, what)
+            return _value(value, info.type, none)
         case inspect.UnionType():
-            return _one_of(text, info, what)
+            return _one_of(value, info, none)
         case inspect.VarTupleType():
-            return tuple(_value(item.strip(), info.item_type, what) for item in text.split("/"))
+            items = value.split("/") if isinstance(value, str) else value
+            if not isinstance(items, list | tuple):
+                raise _refusal(f"a {type_text(info)}", value)
+            return tuple(_value(item, info.item_type, none) for item in items)
         case inspect.LiteralType():
-            choices = {str(value): value for value in info.values}
+            choices = {to_text(choice): choice for choice in info.values}
+            text = (_as_text(value) or "").strip()
             if text not in choices:
-                raise OptionError(f"{what} must be one of {', '.join(sorted(choices))}, not {text!r}")
+                raise _refusal(f"one of {', '.join(choices)}", value)
             return choices[text]
         case inspect.BoolType():
-            if text.lower() not in ("true", "false"):
-                raise OptionError(f"{what} must be true or false, not {text!r}")
-            return text.lower() == "true"
+            text = (_as_text(value) or "").strip().lower()
+            if text not in FLAGS:
+                raise _refusal("true or false", value)
+            return FLAGS[text]
         case inspect.IntType() | inspect.FloatType():
-            return _number(text, info, what)
+            return _number(value, info)
+        case inspect.DictType():
+            return _pairs(value)
+        case inspect.CustomType() | inspect.StructType():
+            return _parsed(value, info.cls)
         case _:
-            return text
+            return _text(value, "a name")
 
 
-def _one_of(text: str, info: inspect.UnionType, what: str) -> Any:
-    if text.lower() == "none" and any(isinstance(t, inspect.NoneType) for t in info.types):
+def _one_of(value: Any, info: inspect.UnionType, none: str | None) -> Any:
+    if value is None or (none is not None and isinstance(value, str) and value.strip().lower() == none):
         return None
-    kinds = [t for t in info.types if not isinstance(t, inspect.NoneType)]
+    kinds = [kind for kind in info.types if not isinstance(kind, inspect.NoneType)]
     for kind in kinds[:-1]:
         try:
-            return _value(text, kind, what)
+            return _value(value, kind, none)
         except OptionError:
             continue
-    return _value(text, kinds[-1], what)
+    return _value(value, kinds[-1], none)
 
 
-def _number(text: str, info: inspect.IntType | inspect.FloatType, what: str) -> int | float:
+def _number(value: Any, info: inspect.IntType | inspect.FloatType) -> int | float:
     whole = isinstance(info, inspect.IntType)
+    wanted = f"a {type_text(info)} {bounds_text(info)}".rstrip()
     try:
-        value: int | float = int(text) if whole else float(text)
+        number: int | float = int(str(value)) if whole else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refusal(wanted, _stripped(value)) from None
+    # Only NaN differs from itself. A flag is an int to Python, and never meant as one.
+    if (
+        isinstance(value, bool)
+        or number != number
+        or not all(holds(number, bound) for holds, _, bound in _bounds(info))
+    ):
+        raise _refusal(wanted, _stripped(value))
+    if whole and not -INT64 <= number < INT64:
+        raise _refusal(f"{wanted} of at most 64 bits", _stripped(value))
+    return number
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _text(value: Any, wanted: str) -> str:
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise _refusal(wanted, value)
+    text = str(value)
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _refusal(f"{wanted} in UTF-8 without NUL", value)
+    return text
+
+
+def _parsed(value: Any, cls: Any) -> Any:
+    if isinstance(value, cls) and not isinstance(value, Path):
+        return value
+    if cls is not Path:
+        return cls.parse(_text(value, "text"))
+    try:
+        return Path(_text(value, "a path")).expanduser()
+    except RuntimeError:
+        raise _refusal("a path in a home folder that exists", value) from None
+
+
+def _pairs(value: Any) -> dict[str, str]:
+    wanted = "name=value, such as lr=0.1"
+    items: list[Any] = list(value.items()) if isinstance(value, Mapping) else []
+    if not isinstance(value, Mapping):
+        for pair in (
+            value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        ):
+            name, sign, given = str(pair).partition("=") if isinstance(pair, str) else ("", "", "")
+            if not sign or not name.strip():
+                raise _refusal(wanted, pair)
+            items.append((name, given.strip()))
+    pairs = {}
+    for name, given in items:
+        text = _as_text(given)
+        if text is None:
+            raise _refusal(f"{wanted}: text, a number, true or false", given)
+        pairs[_text(name, wanted).strip()] = text and _text(text, wanted)
+    return pairs
+
+
+def _as_text(value: Any) -> str | None:
+    """Text, a number or a flag as text; None for anything else, and for numbers that Python does not print."""
+    try:
+        return to_text(value) if isinstance(value, str | int | float) else None
     except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise OptionError(f"{what} must be a {type_text(info)}, not {text!r}; {_allowed(info)}")
-    for holds, sign, bound in _bounds(info):
-        if not holds(value, bound):
-            raise OptionError(f"{what} must be {sign} {to_text(bound)}, not {text}; {_allowed(info)}")
-    return value
-
-
-def _allowed(info: inspect.IntType | inspect.FloatType) -> str:
-    bounds = bounds_text(info)
-    return f"give a {type_text(info)}{' ' + bounds if bounds else ''}"
+        return None

@@ -1,8 +1,8 @@
 """`python train.py` without a launcher: one worker in its own process, on the wall's clock.
 
-The same coordinator and store as everywhere, driven from inside the worker's own calls: what the session sends is dealt
-with when it waits for the answer. Evaluation runs inline; warnings, and at level info
-evaluations, go to the logger `paceline`.
+The same run as everywhere, driven from inside the worker's own calls: what the session sends is dealt with when it is
+sent, and answers wait until they are asked for. Evaluation runs inline; warnings, and at level info evaluations, go to
+the logger `paceline`.
 """
 
 import time
@@ -10,174 +10,139 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from paceline.core.errors import InternalError
-from paceline.core.settings import RunConfig
-from paceline.model.regions import Region
-from paceline.model.store import ModelSpec
+from paceline.core.settings import Capabilities, RunConfig
+from paceline.gradients.server import GradientExchange
+from paceline.model.spec import ModelSpec, Parameters
+from paceline.model.store import Store
 from paceline.records.journal import Header
 from paceline.records.logs import Log
-from paceline.server.coordinator import Coordinator
-from paceline.server.phases import Phases
-from paceline.server.run_control import Conduct
-from paceline.server.workers import GrantOrder, PushArrival
+from paceline.server.emulation import Timing
+from paceline.server.engine import Call, Control
+from paceline.server.plan import Plan
+from paceline.server.run import ServerRun
 from paceline.strategies import build
-from paceline.tables.messages import Measures, TableToServer, TableToWorker, Tick
-from paceline.tables.traffic import Traffic
-from paceline.transport.messages import (
-    Done,
-    Extra,
-    Hello,
-    More,
-    Over,
-    Push,
-    Ready,
-    Remark,
-    Stop,
-    ToServer,
-    ToWorker,
-    Welcome,
-    Work,
-)
+from paceline.tables.server import TableExchange
+from paceline.transport.messages import Hello, ToServer, ToWorker, Work
 from paceline.worker.context import Shared, WorkerContext
 
 WORKER = 0
 
 
 class Alone:
-    """Server and link of the only worker."""
+    """Engine and link of the only worker."""
+
+    name = "alone"
+    capabilities = Capabilities()
 
     def __init__(self, config: RunConfig) -> None:
         self._began = time.monotonic()
-        self.phases = Phases()
-        self.phases.alive.add(WORKER)
-        self.answers: deque[ToWorker] = deque()
-        self._granted_at = 0.0
+        self._answers: deque[ToWorker] = deque()
+        header = Header(engine="alone", strategy="bsp", seed=0, workers=1)
+        plan = Plan(config=config, scenario=None, header=header, folder=None, journal=None)
         strategy = build("bsp", config.seed)
-        log = Log()
-        self.conduct = Conduct(config, strategy, log, Header(engine="alone", strategy="bsp", seed=0, workers=1))
-        self._coordinator = Coordinator(strategy, self, log)
-        self.conduct.take_charge(self._coordinator, _go_on)
-        self._coordinator.seat(WORKER, 0)
-        self._tables = AloneTables(self)
+        self.run = ServerRun(self, plan, strategy, Log(), [GradientExchange, TableExchange])
+        self.run.begin()
+        self.run.on_start(WORKER, 0)
 
     # -- the worker's end --------------------------------------------------------------------------------------------
 
-    def send(self, message: ToServer) -> None:
-        match message:
-            case Push():
-                self._push(message)
-            case Ready():
-                self._ready(message)
-            case Hello():
-                self.answers.append(Welcome(self.conduct.welcome(WORKER, message)))
-            case More():
-                work = self.phases.current.batch_size if self.phases.current is not None else 1
-                self.answers.append(Extra(self._coordinator.more(WORKER, 0, message.ticket, work)))
-            case Done() | Stop():
-                self._leave_phase(out_of_loop=isinstance(message, Done))
-            case Remark():
-                self.conduct.remark(message.text)
-            case _ if isinstance(message, TableToServer):
-                self._tables.hear(WORKER, message)
+    def send_up(self, message: ToServer) -> None:
+        """What the worker says is dealt with at once."""
+        self.run.on_message(WORKER, 0, message, self.now())
+        self.run.attend(self.now())
 
     def receive(self) -> ToWorker:
-        if not self.answers:
+        """The answer, which is there."""
+        if not self._answers:
             raise InternalError("the only worker waits for an answer that nobody can give")
-        return self.answers.popleft()
+        return self._answers.popleft()
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answers)
+
+    # -- the engine's end --------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def start_clock(self, at: float) -> None:
+        """It has run since the script began."""
+
+    def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
+        """The only worker waits for nobody; of what is to come at some moment only the end of others' waits matters."""
+        del at, call, argument, keeps_alive
+
+    def wake(self) -> None:
+        """The run is looked after whenever the worker has said something."""
+
+    def start(self, worker: int, incarnation: int) -> None:
+        """There is one, and it runs."""
+
+    def control(self, worker: int, what: Control) -> None:
+        """Nobody stops the only worker."""
+
+    def crash_server(self) -> None:
+        """There is no scenario."""
+
+    def send(self, worker: int, message: ToWorker) -> None:
+        del worker
+        self._answers.append(message)
+
+    def dispatch(self, worker: int, message: Any, timing: Timing | None) -> None:
+        del worker, timing
+        self._answers.append(message)
+
+    def recall(self, worker: int, ticket: int) -> None:
+        del worker
+        self._answers = deque(m for m in self._answers if not (isinstance(m, Work) and m.ticket == ticket))
+
+    def make_store(
+        self, hello: Hello, values: list[torch.Tensor], buffers: list[torch.Tensor], *, statistics: bool
+    ) -> Store:  # fmt: skip
+        return Store(hello.spec, values, buffers, statistics)
+
+    def region(self, worker: int) -> None:
+        """Tensors go by reference."""
+        del worker
+
+    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
+        del worker, waits, reads
+        return store.read()
+
+    def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
+        return call()
+
+    def effort(self) -> None:
+        """The script's process is the server's."""
+
+
+class AloneLink:
+    """The worker's end of itself."""
+
+    def __init__(self, alone: Alone) -> None:
+        self._alone = alone
+
+    def send(self, message: ToServer) -> None:
+        self._alone.send_up(message)
+
+    def receive(self) -> ToWorker:
+        return self._alone.receive()
 
     def poll(self, seconds: float = 0.0) -> bool:  # noqa: ARG002 - nobody else could answer meanwhile
-        return bool(self.answers)
+        return self._alone.has_answers
 
-    def adopt(self, spec: ModelSpec) -> Region | None:  # noqa: ARG002 - tensors are passed by reference
+    def adopt(self, spec: ModelSpec) -> None:  # noqa: ARG002 - tensors are passed by reference
         return None
 
     def reconnect(self) -> None:
         raise InternalError("the only worker lost itself")
 
-    # -- the engine's end --------------------------------------------------------------------------------------------
-
-    def order(self, order: GrantOrder) -> None:
-        if self._tables.in_use:
-            self._tables.order(order)
-            return
-        self._granted_at = self.now()
-        version = self.conduct.store.read() if order.fresh else None
-        self.answers.append(Work(order.ticket, order.allotment, version, order.position, phase=self.phases.number))
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        """Nobody cancels the only worker while it computes."""
-
-    def timer(self, name: str, at: float | None, generation: int) -> None:
-        """The only worker waits for nobody, so no timer matters."""
-
-    def now(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._began
-
-    def _ready(self, message: Ready) -> None:
-        self.phases.ready(WORKER, message)
-        ledger = self.phases.begin(self.conduct.config.seed, 1)
-        self._coordinator.now = self.now()
-        self.conduct.phase_begins(ledger, message.size, message.batch_size)
-        self._coordinator.join(WORKER, message.batch_size, self.now())
-        self._tables.settle()
-
-    def _push(self, message: Push) -> None:
-        now = self.now()
-        arrival = PushArrival(
-            WORKER, 0, message.ticket, message.samples, now - self._granted_at, 0.0,
-            gradient=message.gradient, kept=message.kept, nominal=message.nominal,
-        )  # fmt: skip
-        self._coordinator.arrive(now, arrival)
-        if self._coordinator.phase_over or self.conduct.phase_stopped:
-            self._leave_phase(out_of_loop=False)
-
-    def _leave_phase(self, *, out_of_loop: bool) -> None:
-        if out_of_loop:
-            self.answers.clear()
-        if not self.phases.running:
-            return
-        self._coordinator.close(self.now())
-        self.phases.end()
-        self.answers.clear()
-        if not out_of_loop:
-            final = self.conduct.store.read() if self.conduct.store_or_none is not None else None
-            self.answers.append(Over(self.phases.number, final, self._coordinator.position))
-
-
-class AloneTables(Traffic):
-    """Tables of the only worker: every message is there at once."""
-
-    def __init__(self, alone: Alone) -> None:
-        super().__init__(alone.conduct, alone.phases, None)
-        self._alone = alone
-
-    def now(self) -> float:
-        return self._alone.now()
-
-    def at(self, moment: float, call: Callable[[Any], None], argument: Any) -> None:
-        raise InternalError(f"nothing of a worker alone waits for a moment such as {moment}: {call} {argument}")
-
-    def incarnation(self, worker: int) -> int | None:
-        return 0 if worker == WORKER else None
-
-    def tell(self, worker: int, message: TableToWorker) -> None:  # noqa: ARG002 - there is one
-        self._alone.answers.append(message)
-
-    def on_tick(self, worker: int, incarnation: int, tick: Tick) -> None:
-        self.ship(worker, incarnation, 0, tick, self.now(), tick.compute_s)
-
-    def on_measures(self, worker: int, message: Measures) -> None:  # noqa: ARG002
-        evaluate = message.evaluate
-        if evaluate is not None and not self.conduct.can_evaluate:
-            self.conduct.evaluate_with(lambda _: self.host.measured(evaluate))
-
-
-def _go_on() -> None:
-    """There is no loop to stop: the worker's own calls drive everything."""
-
 
 def start() -> WorkerContext:
     """The context of a script that runs by itself."""
-    alone = Alone(RunConfig())
-    return WorkerContext(worker=WORKER, workers=1, endpoint=alone, shared=Shared(), evaluates=True, device="cpu")
+    link = AloneLink(Alone(RunConfig()))
+    return WorkerContext(worker=WORKER, workers=1, endpoint=link, shared=Shared(), evaluates=True, device="cpu")

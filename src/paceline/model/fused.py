@@ -14,7 +14,7 @@ import torch
 Gradients = Sequence[torch.Tensor | None]  # by position; None: this parameter is left alone
 
 
-class Members:
+class KernelGroup:
     """Parameters of one group and one dtype, which a kernel takes together."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, positions: list[int], parameters: list[torch.Tensor]) -> None:
@@ -41,7 +41,7 @@ class Members:
         return known
 
 
-class FusedSgd(Members):
+class FusedSgd(KernelGroup):
     """torch.optim.SGD."""
 
     def __call__(self, group: dict[str, Any], gradients: Gradients) -> None:
@@ -78,7 +78,7 @@ def _sgd(
     )  # fmt: skip
 
 
-class FusedAdam(Members):
+class FusedAdam(KernelGroup):
     """torch.optim.Adam and AdamW."""
 
     def __call__(self, group: dict[str, Any], gradients: Gradients) -> None:

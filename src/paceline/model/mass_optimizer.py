@@ -24,7 +24,8 @@ from paceline.model.fused import KERNELS, FusedAdam, FusedSgd, Gradients
 EXACT = ("SGD", "Adam", "AdamW")  # the mass rule in full
 SCALED = ("Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # element-wise: lr times m
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
-GroupOptions = dict[str, Any]
+Scalar = bool | int | float | str | None
+GroupOptions = dict[str, Scalar | tuple[Scalar, ...]]
 _SERVERS_OWN = ("fused", "foreach")  # how a step is carried out is not the script's to say
 
 

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from paceline.core.errors import UserError
 from paceline.model.flat import Layout
-from paceline.model.regions import RegionLayout, dtype_of
-from paceline.model.store import ModelSpec
+from paceline.model.regions import RegionLayout
+from paceline.model.spec import ModelSpec, dtype_of
 
 GIB = 1 << 30
 MASTER_BYTES = 4  # the server keeps half-precision parameters in single precision

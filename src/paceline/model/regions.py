@@ -12,20 +12,12 @@ from contextlib import suppress
 import torch
 
 from paceline.model.flat import Layout
-from paceline.model.store import ModelSpec
+from paceline.model.spec import ModelSpec, dtype_of
 
 SLOTS = 2  # a held push keeps one until it is applied; the worker goes on in the other
 PAGE = mmap.PAGESIZE
 
 Memory = mmap.mmap | bytearray | memoryview
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """`torch.float32` and the like, as a spec spells them."""
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} names no dtype")
-    return found
 
 
 class RegionLayout:

@@ -13,75 +13,27 @@ import msgspec
 import numpy as np
 import torch
 
-from paceline.core.errors import OptionError
+from paceline.core.errors import CheckpointError
+from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.model.flat import Layout
-from paceline.model.mass_optimizer import GroupOptions, MassOptimizer, OptimizerSpec, mean_options
+from paceline.model.mass_optimizer import MassOptimizer, mean_options
+from paceline.model.regions import Region
+from paceline.model.spec import (
+    Gradient,
+    ModelSpec,
+    Parameters,
+    dtype_of,
+    extend,
+    flat_norm,
+    gradient_norm,
+    out_of_slot,
+    state_of,
+)
 
 LARGE_BYTES = 1 << 24  # from which on a copy does not stay in the cache
+MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
-
-class ModelSpec(msgspec.Struct, frozen=True):
-    """What every worker must have alike: names, shapes and dtypes, and the optimizer."""
-
-    parameters: tuple[tuple[str, tuple[int, ...], str], ...]
-    buffers: tuple[tuple[str, tuple[int, ...], str], ...]
-    optimizer: OptimizerSpec
-    keys: tuple[tuple[str, int], ...]  # of the `state_dict`, and which parameter or (counted on) buffer each means
-
-    def require_same(self, other: "ModelSpec", worker: int) -> None:
-        """Workers that train different models cannot be merged."""
-        difference = self.difference(other, "worker 0", f"worker {worker}")
-        if difference is not None:
-            raise OptionError(difference)
-
-    def difference(self, other: "ModelSpec", mine: str, theirs: str) -> str | None:
-        """In what the other's model differs from this one, in words; None if it does not."""
-        for here, there in zip(self.parameters + self.buffers, other.parameters + other.buffers, strict=False):
-            if here != there:
-                return f"{theirs} has {_spell(there)} where {mine} has {_spell(here)}"
-        if len(self.parameters) != len(other.parameters) or len(self.buffers) != len(other.buffers):
-            return (
-                f"{theirs}'s model has {len(other.parameters)} parameters and {len(other.buffers)} buffers, "
-                f"{mine}'s has {len(self.parameters)} and {len(self.buffers)}"
-            )
-        if (self.optimizer.name, self.optimizer.members) != (other.optimizer.name, other.optimizer.members):
-            return f"{theirs}'s optimizer ({other.optimizer.name}) differs from {mine}'s ({self.optimizer.name})"
-        return None
-
-
-def _spell(entry: tuple[str, tuple[int, ...], str]) -> str:
-    return f"{entry[0]} {list(entry[1])} {entry[2]}"
-
-
-class Gradient(msgspec.Struct):
-    """What one push brings: flat gradients, which parameters had none, and the module buffers it ended with."""
-
-    flat: list[torch.Tensor]
-    missing: frozenset[int]
-    options: Sequence[GroupOptions]
-    buffer_change: list[torch.Tensor | None] = []  # since the read, None if there is none; of counters, their value
-    loss: float | None = None
-    norm: float | None = None  # where the worker has measured it
-    slot: int | None = None  # of the worker's region, where the tensors lie in one
-    views: list[torch.Tensor] | None = None  # each parameter's part of `flat`, where somebody has them at hand
-
-
-class Parameters(msgspec.Struct, frozen=True):
-    """One whole version, to be read by any number of workers and written by none."""
-
-    version: int
-    flat: list[torch.Tensor]
-    buffers: list[torch.Tensor]
-
-
-class Merged(msgspec.Struct, frozen=True):
-    """Statistics of one applied gradient."""
-
-    norm: float | None
-    inner_product: float | None
-
-
-UNMEASURED = Merged(None, None)
+MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
 
 
 class Store:
@@ -103,6 +55,7 @@ class Store:
         self._buffers = [b.detach().clone() for b in buffers]
         self.optimizer = MassOptimizer(spec.optimizer, self._parameters)
         self._read: Parameters | None = None
+        self._pushes: dict[int, Gradient] = {}  # what pushes brought that are not yet applied, by ticket
         self.before_apply: Callable[[], None] | None = None  # somebody may still be reading where it lies
 
     @property
@@ -151,12 +104,53 @@ class Store:
         """The parameters lie in memory of the store's own again."""
         self.move_to([torch.empty_like(flat) for flat in self._flat])
 
-    def apply(
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    def hold(self, ticket: int, gradient: Gradient) -> float:
+        """Keep what a push brings, where it lies, until it is applied or discarded; its norm."""
+        self._pushes[ticket] = gradient
+        return gradient_norm(gradient)
+
+    def extend(self, held: PushRef, piece: PushRef) -> PushRef:
+        """A held push with a further piece computed on the same version; it lies where the piece does."""
+        before, gradient = self._pushes.pop(held.ticket, None), self._pushes.pop(piece.ticket)
+        if before is not None:
+            gradient = extend(before, held.samples, gradient, piece.samples)
+        self._pushes[piece.ticket] = gradient
+        samples, allotments = held.samples + piece.samples, held.allotments + piece.allotments
+        return PushRef(
+            held.worker, piece.ticket, samples, held.read_version, allotments, piece.norm, gradient.loss
+        )  # fmt: skip
+
+    def discard(self, push: PushRef) -> None:
+        """Forget what a push brought."""
+        self._pushes.pop(push.ticket, None)
+
+    def free_slot(self, region: Region, last: int) -> int:
+        """Where the next push of this region's worker is to lie: not where a held one does, or after that has been
+        copied to another place. A push in the memory of a process before it takes no room here."""
+        taken: dict[int, int] = {}
+        for ticket, gradient in self._pushes.items():
+            if gradient.slot is not None and gradient.views is region.slots[gradient.slot].views:
+                taken[gradient.slot] = ticket
+        free: int | None = next((slot for slot in (last, *range(len(region.slots))) if slot not in taken), None)
+        if free is not None:
+            return free
+        oldest, ticket = next(iter(taken.items()))  # pushes are held in the order of their coming
+        self._pushes[ticket] = out_of_slot(self._pushes[ticket])
+        return oldest
+
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
+        """One version out of these pushes; the weights add up to its mass, which must be positive."""
+        gradients = [self._pushes.pop(push.ticket) for push in pushes]
+        return self.merge(gradients, weights, [push.samples for push in pushes], stock=stock)
+
+    def merge(
         self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
     ) -> Merged:
-        """One version out of these pushes; the weights add up to its mass, which must be positive.
+        """One version out of these gradients.
 
-        No push is written to. A single one is applied from where it lies, unless its dtype or the mass rule for
+        None of them is written to. A single one is applied from where it lies, unless its dtype or the mass rule for
         momentum asks for another form of it.
         """
         if self.before_apply is not None:
@@ -237,6 +231,13 @@ class Store:
         buffers = {name: b for (name, _, _), b in zip(self.spec.buffers, self._buffers, strict=True)}
         return StoreSnapshot(self.version, parameters, buffers, tensors, optimizer, previous)
 
+    def contents(self) -> Contents:
+        """A checkpoint's files and what its head says of them. Nothing is copied but half-precision parameters."""
+        taken = self.snapshot()
+        model, beside = _sorted_out(self.spec, taken)
+        files = {MODEL: model, OPTIMIZER: taken.optimizer_tensors, **({SERVER: beside} if beside else {})}
+        return Contents(files, {"spec": msgspec.to_builtins(self.spec), "optimizer": taken.optimizer})
+
     def restore(self, snapshot: "StoreSnapshot") -> None:
         """Go on from a snapshot of a store of the same spec; optimizer tensors become this store's own."""
         for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
@@ -260,6 +261,58 @@ class StoreSnapshot(msgspec.Struct, frozen=True):
     previous: dict[str, torch.Tensor]  # the gradient applied last, for stores that compare it with the next
 
 
+def store_of(contents: Contents, version: int, statistics: bool, make: MakeStore = Store) -> Store:
+    """The store that a checkpoint of a model was made of."""
+    spec = spec_of_contents(contents)
+    if spec is None:
+        raise CheckpointError("a checkpoint of tables holds no model")
+    model, optimizer, beside = (contents.files.get(name, {}) for name in (MODEL, OPTIMIZER, SERVER))
+    keys = {place: key for key, place in reversed(spec.keys)}
+    values: list[torch.Tensor] = []
+    for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
+        values.append(model[keys[place]] if place in keys else beside[f"model.{name}"])
+    count = len(spec.parameters)
+    store = make(spec, values[:count], values[count:], statistics)
+    masters = zip(spec.parameters, values, strict=False)
+    store.restore(
+        StoreSnapshot(
+            version,
+            {name: beside.get(f"master.{name}", value) for (name, _, _), value in masters},
+            {name: value for (name, _, _), value in zip(spec.buffers, values[count:], strict=True)},
+            optimizer,
+            contents.head["optimizer"],
+            {key.partition(".")[2]: value for key, value in beside.items() if key.startswith("gradient.")},
+        )
+    )
+    return store
+
+
+def spec_of_contents(contents: Contents) -> ModelSpec | None:
+    """Of the model in a checkpoint; None if it is of something else."""
+    data = contents.head.get("spec")
+    if data is None:
+        return None
+    spec = msgspec.convert(data, ModelSpec, strict=False)
+    return msgspec.structs.replace(spec, optimizer=spec.optimizer.with_tuples())
+
+
+def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors under the keys of the `state_dict`, and what the server has beside them."""
+    tensors: list[torch.Tensor] = []
+    beside = {f"gradient.{key}": value for key, value in taken.previous.items()}
+    for name, _, dtype in spec.parameters:
+        master = taken.parameters[name]
+        if str(master.dtype) != dtype:
+            beside[f"master.{name}"] = master
+        tensors.append(master.to(dtype_of(dtype)))
+    tensors += [taken.buffers[name] for name, _, _ in spec.buffers]
+    named = {place for _, place in spec.keys}
+    for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
+        if place not in named:
+            beside[f"model.{name}"] = tensors[place]
+    return {key: tensors[place] for key, place in spec.keys}, beside
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Of large memory, and with one thread, NumPy's is the faster copy: it writes past the cache."""
     if source.nbytes < LARGE_BYTES or target.dtype != source.dtype or torch.get_num_threads() > 1:
@@ -276,67 +329,6 @@ def _master(flat: torch.Tensor) -> torch.Tensor:
     return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
 
 
-def flat_norm(flat: Sequence[torch.Tensor]) -> float:
-    """The Euclidean norm over all buffers; not finite exactly if one of the values is not (or is beyond reason)."""
-    if len(flat) == 1:
-        return float(torch.linalg.vector_norm(flat[0]))
-    return math.sqrt(math.fsum(float(torch.linalg.vector_norm(part)) ** 2 for part in flat))
-
-
-def gradient_norm(gradient: Gradient) -> float:
-    """The gradient's norm; not finite if the push would bring anything into the model that is not."""
-    if gradient.norm is not None:
-        return gradient.norm
-    moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
-    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
-        return math.nan
-    return flat_norm(gradient.flat)
-
-
-def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
-    """A held push with a further piece computed on the same version: means weighted by samples.
-
-    A piece that lies in a slot is summed there, so that the held push's slot is free from then on.
-    """
-    total = samples + piece_samples
-    if not piece_samples:
-        return held
-    if not samples:
-        return piece
-    pairs = zip(held.flat, piece.flat, strict=True)
-    if piece.slot is None:
-        flat = [torch.add(old * (samples / total), new, alpha=piece_samples / total) for old, new in pairs]
-    else:
-        flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
-    loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
-    missing = held.missing & piece.missing
-    return Gradient(
-        flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
-        views=None if piece.slot is None else piece.views,
-    )  # fmt: skip
-
-
-def out_of_slot(gradient: Gradient) -> Gradient:
-    """The same push in memory of its own, for a worker that needs the slot for the next one."""
-    change = [None if c is None else c.clone() for c in gradient.buffer_change]
-    flat = [part.clone() for part in gradient.flat]
-    return msgspec.structs.replace(gradient, flat=flat, buffer_change=change, slot=None, views=None)
-
-
-def _mean_loss(first: float | None, samples: int, second: float | None, more: int) -> float | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return (first * samples + second * more) / (samples + more)
-
-
 def model_state(store: Store) -> dict[str, torch.Tensor]:
     """The trained model under its ordinary `state_dict` keys."""
     return state_of(store.spec, *store.state())
-
-
-def state_of(
-    spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """A model of that spec under its ordinary `state_dict` keys."""
-    tensors = [*values, *buffers]
-    return {key: tensors[place] for key, place in spec.keys}

@@ -9,7 +9,8 @@ import msgspec
 
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerCause, PeerEvent
-from paceline.transport.messages import Work
+from paceline.transport.mail import Box as Box
+from paceline.transport.messages import RawBytes, ToServer, ToWorker, Work, registered
 
 # -- from a node -------------------------------------------------------------------------------------------------------
 
@@ -40,21 +41,23 @@ class Wanted(msgspec.Struct, frozen=True):
     peer: int
 
 
-class Elastic(msgspec.Struct, frozen=True):
+@registered(23)
+class CentreExchange(ToServer, frozen=True):
     """An exchange with the centre; the answer is Pulled, with the same ticket. Virtual nodes need none."""
 
     alpha: float
     tensors: tuple[int, ...] | None
-    values: list[Any]
+    values: list[RawBytes]
     ticket: int = 0  # of the grant whose step it follows
 
 
-class Averaging(msgspec.Struct, frozen=True):
+@registered(24)
+class Averaging(ToServer, frozen=True):
     """This node's model for that round's average; the answer is Averages. Between processes the values stay where they
     are: the answer is Group, and the members average among themselves."""
 
     round: int
-    values: list[Any]
+    values: list[RawBytes]
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -64,20 +67,23 @@ class Decided(msgspec.Struct, frozen=True):
     actions: list[PeerAction]
 
 
-class Decisions(msgspec.Struct, frozen=True):
+@registered(22)
+class Decisions(ToServer, frozen=True):
     """Several of them, in their order."""
 
     decided: list[Decided]
 
 
-class Mailbox(msgspec.Struct, frozen=True):
+@registered(21)
+class Mailbox(ToServer, frozen=True):
     """Where this node's peers reach it; whoever has the key may."""
 
     address: str
     key: str
 
 
-class Exchanged(msgspec.Struct, frozen=True):
+@registered(25)
+class Exchanged(ToServer, frozen=True):
     """The average of that round was taken, for which this node has sent so many bytes."""
 
     round: int
@@ -85,26 +91,28 @@ class Exchanged(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Leaving(msgspec.Struct, frozen=True):
+@registered(26)
+class Leaving(ToServer, frozen=True):
     """This node hands its weight on and is sent nothing more from here on; it goes when that is taken."""
 
     cause: PeerCause
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+@registered(27)
+class Snapshot(ToServer, frozen=True):
     """This node's model between two steps, for whoever measures or keeps it; `number` is that of Collect, 0 unasked."""
 
     number: int
-    values: list[Any]
-    counters: list[Any]
+    values: list[RawBytes]
+    counters: list[RawBytes]
 
     @property
     def nbytes(self) -> int:
         return sum(value.nbytes for value in [*self.values, *self.counters])
 
 
-PeerToServer = Model | Outgoing | Wanted | Elastic | Averaging | Decided
-NodeToServer = Mailbox | Decisions | Elastic | Averaging | Exchanged | Leaving | Snapshot
+PeerToServer = Model | Outgoing | Wanted | CentreExchange | Averaging | Decided
+NodeToServer = Mailbox | Decisions | CentreExchange | Averaging | Exchanged | Leaving | Snapshot
 
 # -- to a node ---------------------------------------------------------------------------------------------------------
 
@@ -133,10 +141,11 @@ class Step(Work, frozen=True, kw_only=True):
     border: Border
 
 
-class Pulled(msgspec.Struct, frozen=True):
+@registered(82)
+class Pulled(ToWorker, frozen=True):
     """By how much the exchange with the centre pulls each tensor towards it."""
 
-    values: list[Any]
+    values: list[RawBytes]
     ticket: int = 0
 
 
@@ -147,31 +156,23 @@ class Averages(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
 
 
-class Box(msgspec.Struct, frozen=True):
-    """A peer and where it is reached."""
-
-    node: int
-    life: int
-    address: str
-    key: str
-    latency_s: float = 0.0  # emulation: of its own link, one way
-
-
-class Peering(msgspec.Struct, frozen=True):
+@registered(81)
+class Peering(ToWorker, frozen=True):
     """Who came and who went, since the last time that this was said."""
 
     joined: list[Box] = []
     left: list[tuple[int, PeerCause]] = []
     fresh: bool = False  # the machine starts: those who joined are all that are there
     source: int | None = None  # a newcomer takes this peer's model
-    zero: float = 0.0  # the run's clock stood at zero then, by the host's monotonic clock
+    elapsed_s: float = 0.0  # of the run, when this was sent
     latency_s: float = 0.0  # emulation: of this node's own link
     seconds_per_byte: float = 0.0  # likewise
     phase: int = 0  # which it is that the machine starts in
     leaving: bool = False  # those who left still read what is in their mailboxes, and hand on what they have
 
 
-class Group(msgspec.Struct, frozen=True):
+@registered(83)
+class Group(ToWorker, frozen=True):
     """Who averages in that round; a later attempt is one without a member that went away in the middle of it."""
 
     round: int
@@ -180,7 +181,8 @@ class Group(msgspec.Struct, frozen=True):
     seconds: float = 0.0  # emulation: the average takes so long
 
 
-class Collect(msgspec.Struct, frozen=True):
+@registered(84)
+class Collect(ToWorker, frozen=True):
     """Send your model. `last`: the phase is over, take in first what has arrived. Number 0: leave, you are not needed
     any more."""
 

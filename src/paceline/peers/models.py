@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.model.store import ModelSpec, Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Store
 
 Tensors = Sequence[torch.Tensor]
 

@@ -13,14 +13,24 @@ import torch
 
 from paceline.core.errors import InternalError
 from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
-from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerCause, PeerEvent, Received, Started, Stepped
+from paceline.core.peer_events import (
+    Asked,
+    Averaged,
+    PeerCause,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    Received,
+    Started,
+    Stepped,
+)
 from paceline.peers.messages import (
     Arrived,
     Averages,
     Averaging,
     Border,
+    CentreExchange,
     Decided,
-    Elastic,
     Outgoing,
     Pulled,
     Wanted,
@@ -75,7 +85,7 @@ class Node:
     def leave(self, at: float, cause: PeerCause) -> None:
         """This node takes no more part, of its own accord: let it hand on what the others must not lose."""
         self._at = at
-        self._decide(Left(at, self.number, cause))
+        self._decide(PeerLeft(at, self.number, cause))
 
     def _start(self, others: tuple[int, ...]) -> None:
         tensors = self._tensors()
@@ -83,7 +93,7 @@ class Node:
             self._last = [tensor.detach().clone() for tensor in tensors]
         self._decide(Started(self._at, self.number, tuple(tensor.nbytes for tensor in tensors)))
         for peer in others:
-            self._decide(Joined(self._at, peer))
+            self._decide(PeerJoined(self._at, peer))
 
     def _take_in(self, arrived: Arrived) -> None:
         event = arrived.event
@@ -114,7 +124,9 @@ class Node:
                 self._mix(action, tensors)
             case Exchange():
                 chosen = [tensors[place] for place in self._places(action.tensors)]
-                answer = self._ask(Elastic(action.alpha, action.tensors, self.on_wire(chosen, copy=self._copies)))
+                answer = self._ask(
+                    CentreExchange(action.alpha, action.tensors, self.on_wire(chosen, copy=self._copies))
+                )
                 if isinstance(answer, Pulled):
                     with torch.no_grad():
                         for tensor, pull in zip(chosen, answer.values, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.core.errors import OptionError
-from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.model.spec import Gradient, ModelSpec, Parameters
 from paceline.peers.messages import Averages, Border, Model, Pulled, Step
 from paceline.peers.node import Node
 from paceline.strategies.peers.base import Peer
@@ -93,7 +93,7 @@ class NodeReplica(Replica):
         if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
             self._make_step(gradients)
             self._samples_stepped = samples
-        return Gradient([], frozenset(), (), [], loss, norm=norm)
+        return Gradient.of([], frozenset(), (), [], loss, norm=norm)
 
     def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
         border, self._border = self._border, None

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from paceline.core.peer_events import Asked, Joined, Left, Received
-from paceline.model.store import ModelSpec
+from paceline.core.peer_events import Asked, PeerJoined, PeerLeft, Received
+from paceline.model.spec import ModelSpec
 from paceline.peers.group_average import GroupAverage
 from paceline.peers.messages import Arrived, Decided, Peering
 from paceline.peers.node import Node
@@ -48,7 +48,8 @@ class PeerMailbox(NodeReplica):
         self._others: tuple[int, ...] | None = None
         self._source: int | None = None
         self._zero = 0.0
-        self._step_number = self._ticket = self._phase = 0
+        self._phase = 0
+        self._grant = (0, 0)  # step and ticket of the one under way
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
@@ -70,7 +71,8 @@ class PeerMailbox(NodeReplica):
             self._known.clear()
             self.closed = False
             self._others = tuple(sorted(box.node for box in peering.joined))
-            self._source, self._zero, self._phase = peering.source, peering.zero, peering.phase
+            self._source, self._phase = peering.source, peering.phase
+            self._zero = time.perf_counter() - peering.elapsed_s
             self._departures.over(peering.latency_s, peering.seconds_per_byte)
         for box in peering.joined:
             if box.node in self._known:
@@ -79,10 +81,10 @@ class PeerMailbox(NodeReplica):
             self._known.add(box.node)
             self._departures.latencies[box.node] = box.latency_s
             if not peering.fresh:
-                self._news.append(Arrived(Joined(0.0, box.node)))
+                self._news.append(Arrived(PeerJoined(0.0, box.node)))
         for node, cause in peering.left:
             if node in self._known:
-                self._news.append(Arrived(Left(0.0, node, cause)))
+                self._news.append(Arrived(PeerLeft(0.0, node, cause)))
             if peering.leaving:
                 self._known.discard(node)
             else:

@@ -15,17 +15,17 @@ import torch
 from paceline.core.errors import PeerError
 from paceline.core.peer_events import PeerCause, Received
 from paceline.core.peer_events import Sent as SentEvent
-from paceline.model.store import Gradient
+from paceline.model.spec import Gradient
 from paceline.peers.group_average import GroupAverage
 from paceline.peers.messages import (
     Arrived,
     Averages,
     Averaging,
     Border,
+    CentreExchange,
     Collect,
     Decided,
     Decisions,
-    Elastic,
     Exchanged,
     Group,
     Leaving,
@@ -77,7 +77,7 @@ class ProcessReplica(PeerMailbox):
 
     def meet(self, work: object) -> float:
         if isinstance(work, Work):
-            self._step_number, self._ticket = work.step, work.ticket
+            self._grant = work.step, work.ticket
         began = time.perf_counter()
         if self._source is not None:
             source, self._source = self._source, None
@@ -103,7 +103,7 @@ class ProcessReplica(PeerMailbox):
         others, self._others, self._has_started = self._others, None, True
         arrived = self._arrivals()
         at = time.perf_counter() - self._zero
-        border = Border(at, self._step_number, compute_s, self._wait_s, arrived, others)
+        border = Border(at, self._grant[0], compute_s, self._wait_s, arrived, others)
         self.node.border(border, samples, loss)
         self._mail.release()
         self._lend()
@@ -135,10 +135,10 @@ class ProcessReplica(PeerMailbox):
 
     def _ask(self, message: object) -> object:
         match message:
-            case Elastic():
+            case CentreExchange():
                 self._flush()
                 values = [as_bytes(value).numpy() for value in message.values]
-                self._endpoint.send(Elastic(message.alpha, message.tensors, values, self._ticket))
+                self._endpoint.send(CentreExchange(message.alpha, message.tensors, values, self._grant[1]))
                 answer = self._await(lambda heard: heard if self._answers(heard) else None)
                 if answer is None:
                     return None
@@ -150,7 +150,7 @@ class ProcessReplica(PeerMailbox):
         raise PeerError(f"a node does not ask {message}")
 
     def _answers(self, heard: object) -> bool:
-        return isinstance(heard, Pulled) and heard.ticket == self._ticket
+        return isinstance(heard, Pulled) and heard.ticket == self._grant[1]
 
     def _average(self, message: Averaging) -> Averages | None:
         self._flush()

@@ -22,12 +22,14 @@ from paceline.core.errors import JournalError
 from paceline.core.events import Applied, Event, Pushed
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
+from paceline.core.values import shortened, shown
 
 FORMAT = 1
 BEGINNING = b'{"type":"header"'
 GZIP_MAGIC = b"\x1f\x8b"
 FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
 FLUSH_BYTES = 65536
+MAX_LINE = 256 << 20  # bytes; a device such as /dev/zero has lines without end
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -294,8 +296,9 @@ def read(path: Path) -> Iterator[Line]:
     """The lines of a journal; a last line cut short is left out."""
     try:
         raw = path.open("rb")
-    except OSError as error:
-        raise JournalError(f"cannot open journal {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JournalError(f"cannot open journal {shown(str(path))}: {reason}") from error
     with raw, gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw as file:
         for number, text in enumerate(_whole_lines(file, path), 1):
             yield _parse(text, number, path)
@@ -304,11 +307,13 @@ def read(path: Path) -> Iterator[Line]:
 def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
     while True:
         try:
-            text = file.readline()
+            text = file.readline(MAX_LINE)
         except EOFError:  # a compressed journal whose run was killed
             return
         except (OSError, zlib.error) as error:
             raise JournalError(f"{path} cannot be read as a journal: {error}") from error
+        if len(text) == MAX_LINE:
+            raise JournalError(f"{path} has a line of more than {MAX_LINE:,} bytes; is it a journal?")
         if not text.endswith(b"\n"):
             return
         yield text
@@ -317,9 +322,9 @@ def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]
 def _parse(text: bytes, number: int, path: Path) -> Line:
     try:
         line: Line = _decode(text)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own errors and text that is no UTF-8 are ValueErrors
         _refuse_newer(text, path)
-        raise JournalError(f"{path}, line {number} is not a line of a journal: {error}") from error
+        raise JournalError(f"{path}, line {number} is not a line of a journal: {shortened(str(error))}") from error
     if isinstance(line, Header):
         _refuse_newer(text, path)
     return line
@@ -333,7 +338,7 @@ def _refuse_newer(text: bytes, path: Path) -> None:
     """Looks at the format alone, since the rest of a newer header may be beyond this version."""
     try:
         found = msgspec.json.decode(text, type=_Format).format
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return
     if found > FORMAT:
         raise JournalError(

@@ -12,7 +12,7 @@ import msgspec
 
 from paceline import strategies
 from paceline.core.actions import Action
-from paceline.core.errors import JournalError
+from paceline.core.errors import JournalError, OptionError
 from paceline.core.events import Event
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
@@ -49,15 +49,19 @@ class Replay(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
-def replay(path: Path) -> Replay:
-    """Compare every decision of the journal with what a fresh strategy decides."""
+def replay(path: Path, strategy_now: str | None = None) -> Replay:
+    """Compare every decision of the journal with what a fresh strategy decides.
+
+    `strategy_now` says where the strategy is, if it is no longer where the journal's header has it.
+    """
     strategy: Strategy | None = None
     header: Header | None = None
     nodes: dict[tuple[int, int], Peer] = {}
     decisions = 0
     for number, line in enumerate(journal.read(path), 1):
         if isinstance(line, Header):
-            strategy, header, nodes = started(line), line, {}
+            header = msgspec.structs.replace(line, strategy=strategy_now or line.strategy)
+            strategy, nodes = _found(header, path), {}
         elif isinstance(line, Decision):
             if strategy is None:
                 raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
@@ -80,10 +84,27 @@ def replay(path: Path) -> Replay:
     return Replay(decisions, None)
 
 
+def _found(header: Header, path: Path) -> Strategy:
+    try:
+        return started(header)
+    except OptionError as error:
+        if header.strategy.partition(":")[0] in (*strategies.names(), *strategies.peer_names()):
+            raise
+        raise JournalError(
+            f"the strategy of {path} cannot be built here: {error} (if it has moved, give --strategy "
+            "FILE.py:CLASS[:OPTION=VALUE,...])"
+        ) from error
+
+
 def started(header: Header) -> Strategy:
     """The central machine of a run; one without a server has a machine that knows the members."""
     strategy = strategies.build_central(header.strategy, header.seed)
-    return strategy if header.snapshot is None else strategy.restore(header.snapshot)
+    if header.snapshot is None:
+        return strategy
+    try:
+        return strategy.restore(header.snapshot)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:  # what a state of other shape makes it raise
+        raise JournalError(f"the header's snapshot is no state of {header.strategy}: {error}") from error
 
 
 def _difference(number: int, line: Decision | PeerDecision, strategy: Any) -> Difference | None:

@@ -4,6 +4,8 @@
 What has no meaning for a run is None. The fields stand in the order in which they are printed.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from paceline.records.journal import spelled_out
@@ -101,3 +103,9 @@ def to_json(report: Report) -> str:
     """The report as one JSON object, indented; infinities and NaN, which JSON cannot write, as strings."""
     data = spelled_out(msgspec.to_builtins(report))
     return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+
+
+def save_report(report: Report, folder: Path | None) -> None:
+    """Write it into the run's folder, if there is one."""
+    if folder is not None:
+        (folder / "report.json").write_text(to_json(report) + "\n")

@@ -1,10 +1,11 @@
-"""A scenario on real processes: how long each computation and each transfer is to take.
+"""A scenario's durations: how long each computation and each transfer takes, drawn by the same keys in every engine.
 
-The times are those of the simulator, drawn by the same keys, so that both engines see the same cluster. A worker sleeps
-what its computation lacks; the model's way down is slept before it computes, and the push's way up is waited for by the
-server before the push counts as arrived. All of these times count from moments, on the clock that the host's processes
-have in common, and not from when a message was read: what messages really take is part of the modelled times.
+In virtual time they pass on the kernel's clock. On real processes a worker sleeps what its computation lacks; the
+model's way down is slept before it computes, and the push's way up is waited for by the server before the push counts
+as arrived. What messages really take is then part of the modelled times, not added to them.
 """
+
+import msgspec
 
 from paceline.core.scenario.costs import Times
 from paceline.core.scenario.file import Scenario
@@ -14,19 +15,35 @@ from paceline.core.scenario.network import Direction, Ways
 OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario
 
 
+class Timing(msgspec.Struct, frozen=True, gc=False):
+    """When a grant's model is there and how long its computation takes, by the scenario."""
+
+    attempt: int
+    granted_at: float
+    begin: float
+    compute_s: float
+    after_others: bool = False  # of whatever happens at its end, the worker's part comes last
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.compute_s
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds that the model is under way."""
+        return self.begin - self.granted_at
+
+
 class Emulation:
     """The scenario's durations, asked for in the order in which things set out."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.times = Times(scenario)
+        self.times = times = Times(scenario)
+        self.ways = Ways(Direction(times, upward=True), Direction(times, upward=False), MessageFaults(scenario))
         self.overruns = 0
         self.computations = 0
-        self.ways = Ways(
-            Direction(self.times, upward=True), Direction(self.times, upward=False), MessageFaults(scenario)
-        )
         self._attempts: dict[int, int] = {}
-        self._begins: dict[int, float] = {}  # when each worker's latest computation began, by the scenario
 
     def attempt(self, worker: int) -> int:
         """The number of the worker's next computation, counted over all its processes."""
@@ -34,23 +51,21 @@ class Emulation:
         self._attempts[worker] = count + 1
         return count
 
-    def order(self, worker: int, attempt: int, samples: int, bytes_down: int, now: float) -> tuple[float, float]:
-        """Seconds that the model is under way, and seconds that the computation then takes."""
-        begin = self._begins[worker] = self.ways.down.arrival(worker, attempt, bytes_down, now)
-        return begin - now, self.times.compute_s(worker, attempt, samples, begin)
+    def grant(self, worker: int, samples: int, bytes_down: int, at: float) -> Timing:
+        """The model travels down, then the worker computes."""
+        attempt = self.attempt(worker)
+        begin = self.ways.down.arrival(worker, attempt, bytes_down, at)
+        return Timing(attempt, at, begin, self.times.compute_s(worker, attempt, samples, begin))
 
-    def more(self, worker: int, samples: int, now: float) -> float:
-        """Seconds of further samples on the same grant."""
-        return self.times.compute_s(worker, self.attempt(worker), samples, now)
+    def compute(self, worker: int, samples: int, at: float, *, after_others: bool = False) -> Timing:
+        """The worker computes at once, on what it has."""
+        attempt = self.attempt(worker)
+        return Timing(attempt, at, at, self.times.compute_s(worker, attempt, samples, at), after_others)
 
-    def arrivals(self, worker: int, attempt: int, bytes_up: int, now: float, compute_s: float) -> list[float]:
-        """When a push that was read at `now` arrives: once, unless a mishap strikes it.
-
-        It set out when its computation was over. What its message really took is part of the modelled way, not added.
-        """
-        sent_at = min(now, self._begins.get(worker, now) + compute_s)
+    def arrivals(self, worker: int, attempt: int, bytes_up: int, sent_at: float) -> list[float]:
+        """When a push that set out then arrives: once, unless a message fault strikes it."""
         at = self.ways.up.arrival(worker, attempt, bytes_up, sent_at)
-        return self.ways.mishaps.deliveries(worker, attempt, sent_at, at)
+        return self.ways.faults.deliveries(worker, attempt, sent_at, at)
 
     def computed(self, overrun_s: float) -> None:
         """Count a computation, and whether it took longer than the scenario has it."""

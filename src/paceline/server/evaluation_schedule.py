@@ -7,16 +7,21 @@ a run. Evaluations come at even distances of the run's own measure, whatever num
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import msgspec
 
-from paceline.core.errors import OptionError, ScriptError
+from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Every, Target
-from paceline.model.store import Store
+from paceline.server.engine import EVALUATOR
+
+if TYPE_CHECKING:
+    from paceline.server.run import ServerRun
 
 IN_A_ROW = 3
-Evaluate = Callable[[Any], Mapping[str, float]]
+ROUNDS_OF_AN_EPOCH = 10  # where there is no data: `0.1e`, the default, is then a round
+
+Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Evaluations.measured`
 
 
 class TargetWatch:
@@ -75,34 +80,179 @@ class Schedule:
         return True
 
 
-class Evaluator:
-    """The user's evaluate function on a module of its own."""
+class _Pending(msgspec.Struct, frozen=True):
+    """An evaluation whose numbers are still to come."""
 
-    def __init__(self, module: torch.nn.Module, evaluate: Evaluate) -> None:
-        self._module = module
-        self._evaluate = evaluate
-        self._parameters = [p.data for _, p in module.named_parameters()]
-        self._buffers = [b for _, b in module.named_buffers()]
-
-    def __call__(self, store: Store) -> dict[str, float]:
-        """Numbers of the store's current version."""
-        version = store.read()
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters, store.layout.views(version.flat), strict=True):
-                parameter.copy_(value)
-            for buffer, value in zip(self._buffers, version.buffers, strict=True):
-                buffer.copy_(value)
-        return measure(self._evaluate, self._module)
+    number: int
+    at: float
+    version: int
+    samples_used: int
+    epoch: float
 
 
-def measure(evaluate: Evaluate, module: torch.nn.Module) -> dict[str, float]:
-    """What the user's function makes of the module in eval mode, as numbers by name."""
-    module.eval()
-    try:
-        with torch.no_grad():
-            measured = evaluate(module)
-        if not isinstance(measured, Mapping):
-            raise TypeError(f'it must return numbers by name, such as {{"accuracy": 0.9}}, not {measured!r}')
-        return {name: float(value) for name, value in measured.items()}
-    except (Exception, SystemExit) as error:
-        raise ScriptError(f"evaluate() raised {type(error).__name__}: {error}") from error
+class Evaluations:
+    """Has versions measured, between two events and one at a time, by whoever can: inline, or a process of its own."""
+
+    def __init__(self, run: "ServerRun", *, awaited: bool) -> None:
+        config = run.plan.config
+        self._run = run
+        self.awaited = awaited  # the first phase does not begin before the evaluator's process is ready
+        self.metrics: dict[str, float] = {}
+        self.watch = TargetWatch(config.target)
+        self._schedule = Schedule(config.evaluate_every)
+        self._measure: Measure | None = None
+        self._pending: _Pending | None = None
+        self._due_again = False  # another evaluation fell due meanwhile
+        self._count = 0
+        self._measured = self._measured_before = -1  # versions
+        self._size = 0  # of the phase's data
+        self._epochs_before = 0.0
+
+    # -- who measures ------------------------------------------------------------------------------------------------
+
+    @property
+    def possible(self) -> bool:
+        return self._measure is not None
+
+    def inline(self, measure: Callable[[], dict[str, float]]) -> None:
+        """Measure inside this process."""
+        engine, run = self._run.engine, self._run
+
+        def measured(_: int) -> dict[str, float]:
+            run.exchange.refresh(_nothing)
+            return engine.measure(measure)
+
+        self._measure = measured
+
+    def by_process(self) -> None:
+        """The evaluator's process is ready to measure."""
+        self.awaited = False
+        self._measure = self._ask_process
+
+    def _ask_process(self, number: int) -> None:
+        run = self._run
+
+        def ask() -> None:
+            if self._measure is None:  # the process went while the models came together; that was said when it went
+                self.give_up()
+            else:
+                run.engine.send(EVALUATOR, run.exchange.evaluation(number))
+
+        run.exchange.refresh(ask)
+
+    def process_gone(self, code: int, how: str, at: float) -> None:
+        """The evaluator's process is no more."""
+        run = self._run
+        if code != 0 and (run.active or self.measuring):
+            text = f"the evaluator's process {how}: the model is not evaluated any more"
+            if self.watch.target is not None and run.active:
+                raise PeerError(f"{text}, and the target {self.watch.target} cannot be seen")
+            run.remark(text, at)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody measures versions any more, or ever did."""
+        self._measure = self._pending = None
+        self.awaited = False
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def phase_begins(self, size: int, at: float) -> None:
+        """There is data of this size from here on."""
+        self._size = size
+        if self.watch.target is not None and self._measure is None:
+            raise OptionError(f"the target {self.watch.target} needs prepare(..., evaluate=...) in the script")
+        if self._measured < 0:
+            self.evaluate(at)
+
+    def phase_ends(self) -> None:
+        """All of the phase's data is settled, or the scripts had enough."""
+        self._epochs_before = self.epochs
+        self._size = 0
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far, each phase's over its own."""
+        c = self._run.coordinator
+        if self._run.exchange.counts_rounds:
+            return c.totals.rounds_done / ROUNDS_OF_AN_EPOCH
+        return self._epochs_before + (c.ledger.used / self._size if c.ledger is not None and self._size else 0.0)
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def on_version(self, version: int, at: float) -> None:
+        """A version was made."""
+        if self._schedule.due(version, self.epochs):
+            self.evaluate(at)
+
+    def evaluate(self, at: float) -> None:
+        """Have the current version measured."""
+        run = self._run
+        if self._measure is None or self._measured == run.coordinator.version or not run.active:
+            return
+        if self._pending is not None:
+            self._due_again = True
+            return
+        self._ask(self._measure, at)
+
+    def _ask(self, measure: Measure, at: float) -> None:
+        c = self._run.coordinator
+        self._measured_before, self._measured = self._measured, c.version
+        self._count += 1
+        self._pending = _Pending(self._count, at, c.version, c.used, self.epochs)
+        metrics = measure(self._count)
+        if metrics is not None:
+            self.measured(self._count, metrics, at)
+
+    def measured(self, number: int, metrics: dict[str, float], at: float) -> None:
+        """The numbers of an evaluation; they are those of the time when its snapshot was taken."""
+        taken = self._pending
+        if taken is None or taken.number != number:
+            return  # an evaluation that a restored run knows nothing of
+        self._pending = None
+        self.metrics = metrics
+        data = {
+            "version": taken.version, "samples_used": taken.samples_used, "epoch": taken.epoch, "metrics": metrics
+        }  # fmt: skip
+        run = self._run
+        run.coordinator.observe(taken.at, "evaluation", data)
+        if self.watch.record(taken.at, metrics) and run.active:
+            run.end("target")
+        elif self._due_again:
+            self._due_again = False
+            self.evaluate(at)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether an evaluation's numbers are still to come."""
+        return self._pending is not None
+
+    def measure_last(self, at: float) -> bool:
+        """Have the final version measured, unless that was done or nothing can do it; whether all is measured."""
+        c = self._run.coordinator
+        lacking = self._run.exchange.measurable and self._measured != c.version
+        if lacking and self._measure is not None and self._pending is None:
+            self._ask(self._measure, at)
+        return self._pending is None
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a resumed run must know of the evaluations before it."""
+        measured = self._measured if self._pending is None else self._measured_before
+        return {
+            "evaluated": measured, "evaluations": self._count, "metrics": self.metrics,
+            "epochs_before": self._epochs_before, "epochs": self.epochs, "target": self.watch.snapshot(),
+        }  # fmt: skip
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on after those."""
+        self._measured, self._count = data["evaluated"], data["evaluations"]
+        self.metrics = {name: float(value) for name, value in data["metrics"].items()}
+        self._epochs_before = data["epochs_before"]
+        self._schedule.catch_up(self._run.coordinator.version, data["epochs"])
+        self.watch.restore(data["target"])
+
+
+def _nothing() -> None:
+    """Inline, what is refreshed is there at once."""

@@ -8,14 +8,28 @@ is never called diverging.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from paceline.core.errors import OptionError
+from paceline.core.updates import PushRef
+from paceline.strategies.base import Strategy
+
+NO_LOSS = "the script reports no loss: the guard watches gradients alone (add `session.report(loss=loss)`)"
 
 WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
 PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
 AVERAGED_ROUNDS = 10.0  # several batches, and few beside the patience
 SETTLED = 0.5  # of its full weight; a younger average is no better a yardstick than a single loss
 HARMLESS = 0.01  # of the first loss
+
+
+class Listener(Protocol):
+    """Who is told of divergence."""
+
+    def on_divergence(self, text: str) -> None: ...
+
+    def on_nonfinite(self) -> None: ...
 
 
 class Guard:
@@ -94,3 +108,70 @@ class Guard:
             return None
         self._silent = False
         return f"diverging: {what} is {value}; applied last: worker {worker}, staleness {staleness}, mass {mass:.3g}"
+
+
+class Watch:
+    """The loss of the version applied last, and what the guard says of it; whoever is told decides what follows."""
+
+    def __init__(self, warn: Callable[[str], None], listener: Listener) -> None:
+        self.loss: float | None = None
+        self._warn = warn
+        self._listener = listener
+        self._guard = Guard()
+        self._told_of_losses = False
+        self._seen_loss = False
+
+    def expect_no_losses(self) -> None:
+        """Not every iteration has a loss, and nobody need say so."""
+        self._told_of_losses = True
+
+    def snapshot(self) -> dict[str, Any]:
+        """What it has seen, as plain data."""
+        told, seen = self._told_of_losses, self._seen_loss
+        return {"loss": self.loss, "told_of_losses": told, "seen_loss": seen, "guard": self._guard.snapshot()}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self.loss = None if data["loss"] is None else float(data["loss"])
+        self._told_of_losses, self._seen_loss = data["told_of_losses"], data["seen_loss"]
+        self._guard.restore(data["guard"])
+
+    def applied(self, held: list[PushRef], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
+        """These pushes were applied to `version`: note their mean loss and ask the guard."""
+        stalest = held[0]
+        if len(held) == 1:
+            self.loss = stalest.loss if stalest.samples else None
+        else:
+            self.loss = _mean_loss(held)
+            stalest = min(held, key=lambda push: push.read_version)
+        if self.loss is None:
+            self._miss_loss(strategy)
+        self._seen_loss = self._seen_loss or self.loss is not None
+        staleness = version - stalest.read_version
+        self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
+
+    def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
+        """A push was not finite and went no further."""
+        self._take_note(self._guard.refused(worker, step, norm, staleness))
+        self._listener.on_nonfinite()
+
+    def _miss_loss(self, strategy: Strategy) -> None:
+        if not self._told_of_losses and not self._seen_loss:
+            self._told_of_losses = True
+            self._warn(NO_LOSS)
+        if strategy.needs_losses and not self._seen_loss:
+            raise OptionError(
+                f"{strategy.name} decides by the loss, and the script reports none: add "
+                "`session.report(loss=loss)` before `optimizer.step()`"
+            )
+
+    def _take_note(self, text: str | None) -> None:
+        if text is not None:
+            self._warn(text)
+            self._listener.on_divergence(text)
+
+
+def _mean_loss(held: list[PushRef]) -> float | None:
+    known = [(push.loss, push.samples) for push in held if push.loss is not None]
+    total = sum(samples for _, samples in known)
+    return sum(loss * samples for loss, samples in known) / total if total else None

@@ -6,21 +6,21 @@ import msgspec
 
 from paceline.core.errors import OptionError
 from paceline.core.ledger import Ledger, make_ledger
+from paceline.server.workers import Workers
 from paceline.transport.messages import Ready
 
 Answer = Literal["wait", "join", "over"]
 
 
 class Phases:
-    """Who takes part in which phase."""
+    """Which phase runs; who takes part in it is in the table of workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self.number = -1  # of the phase begun last
+        self.begun = 0  # by this run, the one it was restored from counted in
         self.running = False
         self.current: Ready | None = None
-        self.alive: set[int] = set()  # workers whose scripts run
-        self.waiting: dict[int, Ready] = {}
-        self.members: set[int] = set()  # workers inside the running phase's loop
 
     def ready(self, worker: int, message: Ready) -> Answer:
         """A worker called `batches`: what becomes of it."""
@@ -28,40 +28,37 @@ class Phases:
             return "over"
         if message.phase == self.number:
             self._require_same(worker, message)
-            self.members.add(worker)
+            self._workers.in_phase.add(worker)
             return "join"
-        self.waiting[worker] = message
+        self._workers.waiting[worker] = message
         return "wait"
-
-    def gone(self, worker: int) -> None:
-        """The worker's script ended, or its process did."""
-        self.alive.discard(worker)
-        self.waiting.pop(worker, None)
-        self.members.discard(worker)
 
     @property
     def can_begin(self) -> bool:
         """Every worker whose script runs has called `batches`."""
-        return not self.running and bool(self.waiting) and self.alive <= self.waiting.keys()
+        waiting = self._workers.waiting
+        return not self.running and bool(waiting) and self._workers.alive <= waiting.keys()
 
-    def begin(self, seed: int, workers: int) -> Ledger:
+    def begin(self, seed: int, workers: int) -> tuple[Ready, Ledger]:
         """Start the phase that everybody waits for."""
-        first = min(self.waiting)
-        self.current = self.waiting[first]
-        for worker, message in self.waiting.items():
+        waiting = self._workers.waiting
+        self.current = current = waiting[min(waiting)]
+        for worker, message in waiting.items():
             self._require_same(worker, message)
-        self.number = self.current.phase
+        self.number = current.phase
+        self.begun += 1
         self.running = True
-        self.members = set(self.waiting)
-        self.waiting = {}
-        c = self.current
-        return make_ledger(c.sampling, c.size, c.epochs, seed, workers, self.number, c.least)
+        self._workers.in_phase = set(waiting)
+        self._workers.waiting = {}
+        return current, make_ledger(
+            current.sampling, current.size, current.epochs, seed, workers, self.number, current.least
+        )  # fmt: skip
 
-    def end(self) -> set[int]:
+    def end(self) -> list[int]:
         """The phase is over; who was inside its loop."""
-        members, self.members = self.members, set()
+        inside, self._workers.in_phase = sorted(self._workers.in_phase), set()
         self.running = False
-        return members
+        return inside
 
     def _require_same(self, worker: int, message: Ready) -> None:
         if self.current is None:
@@ -76,6 +73,6 @@ class Phases:
 
 def as_data(ready: Ready, rounds: int) -> dict[str, object]:
     """A phase for the journal."""
-    data: dict[str, object] = msgspec.to_builtins(ready)
+    data: dict[str, object] = msgspec.structs.asdict(ready)
     data.pop("least")
     return {**data, "rounds": rounds}

@@ -1,12 +1,18 @@
-"""What `launch` makes of its arguments: all that an engine needs to know of a run before it begins."""
+"""What `launch` makes of its arguments before a run begins, and the words in which a run's course and end are told."""
 
+import signal
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from paceline.core.errors import InternalError, PacelineError, ScriptError, UserError
 from paceline.core.scenario.file import Scenario
 from paceline.core.settings import RunConfig
 from paceline.records.journal import Header
+from paceline.transport.messages import Failed
+
+Cause = Literal["done", "target", "limit", "stopped", "interrupted", "error", "divergence"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,3 +29,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def workers(self) -> int:
         """How many the run starts with."""
         return self.header.workers
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run has come."""
+
+    seconds: float
+    versions: int
+    samples_used: int
+    total_samples: int | None
+    metrics: dict[str, float]
+    loss: float | None
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def as_error(message: Failed) -> Exception:
+    """What a worker said of its script, as what ends the run."""
+    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
+    error = kinds[message.blame](message.text)
+    error.add_note(message.traceback)
+    return error

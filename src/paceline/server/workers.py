@@ -1,4 +1,4 @@
-"""Workers as the coordinator knows them, and what travels between it and an engine."""
+"""Workers as the server knows them: the one table of who is there, and what travels between coordinator and engine."""
 
 from typing import Protocol
 
@@ -6,7 +6,8 @@ import msgspec
 
 from paceline.core.events import Cause
 from paceline.core.ledger import Allotment, Indices
-from paceline.model.store import Gradient, extend
+from paceline.server.emulation import Timing
+from paceline.transport.messages import Hello, Ready
 
 
 class GrantOrder(msgspec.Struct, frozen=True, gc=False):
@@ -17,12 +18,12 @@ class GrantOrder(msgspec.Struct, frozen=True, gc=False):
     ticket: int
     allotment: Allotment
     fresh: bool  # False: go on from the version of the push that is extended
-    position: float  # of the run, in nominal rounds
+    rounds_done: float  # by the run, in nominal rounds
     at: float
 
 
 class PushArrival(msgspec.Struct, gc=False):
-    """A push as it comes in."""
+    """A push as it comes in; its tensors are with whoever holds the weights."""
 
     worker: int
     incarnation: int
@@ -32,32 +33,73 @@ class PushArrival(msgspec.Struct, gc=False):
     transfer_s: float
     bytes_up: int = 0
     bytes_down: int = 0
-    gradient: Gradient | None = None
+    norm: float | None = None  # None: it brings no update
+    loss: float | None = None
     kept: list[Indices] | None = None  # per allotment, if the script skipped any of its samples
     nominal: int | None = None  # samples per push of a script that accumulates gradients
 
 
 class Effects(Protocol):
-    """What an engine carries out."""
+    """What the coordinator's decisions lead to; a run or a cost-only simulation carries them out."""
 
-    def order(self, order: GrantOrder) -> None: ...
+    def grant(self, order: GrantOrder) -> None: ...
 
     def cancel(self, worker: int, ticket: int) -> None: ...
 
-    def timer(self, name: str, at: float | None, generation: int) -> None: ...
+    def set_timer(self, name: str, at: float | None, generation: int) -> None: ...
+
+    def on_version(self, version: int, at: float) -> None:
+        """A version was made."""
+
+    def on_work_used_up(self) -> None:
+        """The phase's data or the run's versions are used up."""
+
+    def on_divergence(self, text: str) -> None:
+        """The guard has seen the loss or the norm run away."""
+
+    def on_nonfinite(self) -> None:
+        """A push was not finite and was refused."""
+
+
+class ScriptState:
+    """What a worker's process does; cost-only workers have none."""
+
+    __slots__ = (
+        "asked_for_state", "bytes_down", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
+        "pushed", "timing",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.hello: Hello | None = None  # received, and not yet answered
+        self.ended = False  # the script came to its end
+        self.gone = False  # the process is no more, or was told to leave
+        self.left = False  # without a crash
+        self.order: GrantOrder | None = None  # the grant it computes
+        self.timing: Timing | None = None  # of that grant, where a scenario is in force
+        self.bytes_down = 0
+        self.pushed = False
+        self.computing = False  # it was told to and has not pushed since: it may look at messages late
+        self.asked_for_state: int | None = None
+        self.meant_to_die = False  # its scenario has it so: nobody brings it back but the scenario
+
+    @property
+    def at_its_end(self) -> bool:
+        """Whether the script ended by itself, or its worker was told to leave."""
+        return self.ended or self.left
 
 
 class WorkerRecord:
-    """What is known of one worker."""
+    """What is known of one worker: its process, its place in the strategy's eyes, and its grant."""
 
     __slots__ = (
         "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
-        "through", "ticket", "work", "worker",
+        "script", "through", "ticket", "work", "worker",
     )  # fmt: skip
 
-    def __init__(self, worker: int, incarnation: int) -> None:
+    def __init__(self, worker: int, incarnation: int, script: ScriptState | None = None) -> None:
         self.worker = worker
         self.incarnation = incarnation
+        self.script = script or NO_SCRIPT
         self.present = False
         self.idle = False
         self.work = 0
@@ -71,62 +113,93 @@ class WorkerRecord:
         self.allotments: tuple[Allotment, ...] = ()
 
 
-def why_unexpected(message: PushArrival, seat: WorkerRecord | None) -> str:
-    """In what the message differs from what its worker's seat is waiting for."""
-    known = "no such worker" if seat is None else f"incarnation {seat.incarnation}, ticket {seat.ticket or 'none'}"
+NO_SCRIPT = ScriptState()  # of cost-only workers: shared, and never written to
+
+
+def why_unexpected(message: PushArrival, record: WorkerRecord | None) -> str:
+    """In what the message differs from what its worker's record is waiting for."""
+    known = (
+        "no such worker" if record is None else f"incarnation {record.incarnation}, ticket {record.ticket or 'none'}"
+    )
     return f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
 
 
 class Workers:
-    """Who is present, who is idle, and the nominal round they make up."""
+    """Who is there: whose script runs, who waits for a phase or is inside it, who is present, idle or computing."""
 
     def __init__(self) -> None:
-        self.seats: dict[int, WorkerRecord] = {}
+        self.records: dict[int, WorkerRecord] = {}
         self.idle: set[int] = set()
-        self.round_samples = 0
+        self.alive: set[int] = set()  # whose scripts run, or are expected to
+        self.waiting: dict[int, Ready] = {}  # who has called `batches` for a phase that has not begun
+        self.in_phase: set[int] = set()  # inside the running phase's loop
+        self.starting: dict[int, int] = {}  # incarnations asked for whose scripts have not said a word
+        self.incarnations: dict[int, int] = {}  # the latest of each
+        self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
 
-    def occupy(self, seat: WorkerRecord, work: int, at: float) -> None:
+    def admit(self, worker: int, incarnation: int, script: ScriptState | None = None) -> WorkerRecord:
+        """A process is there for this worker; it takes work once it has joined."""
+        record = self.records[worker] = WorkerRecord(worker, incarnation, script)
+        if script is not None:
+            self.incarnations[worker] = incarnation
+        return record
+
+    def next_incarnation(self, worker: int) -> int:
+        """The number of the worker's next process."""
+        number = self.incarnations[worker] = self.incarnations.get(worker, -1) + 1
+        return number
+
+    def died(self, record: WorkerRecord) -> int:
+        """A process was killed; how many of its worker's died in a row without a push."""
+        vain = self._in_vain[record.worker] = 0 if record.script.pushed else self._in_vain.get(record.worker, 0) + 1
+        return vain
+
+    def get(self, worker: int, incarnation: int | None) -> WorkerRecord | None:
+        """The record of that very process, as long as it is there."""
+        record = self.records.get(worker)
+        if record is None or record.incarnation != incarnation or record.script.gone:
+            return None
+        return record
+
+    def incarnation(self, worker: int) -> int | None:
+        """Of the worker's process; None if there is none."""
+        record = self.records.get(worker)
+        return None if record is None or record.script.gone else record.incarnation
+
+    def has_started(self, record: WorkerRecord) -> None:
+        """Its script has said something, or never will."""
+        if self.starting.get(record.worker) == record.incarnation:
+            del self.starting[record.worker]
+
+    def script_gone(self, worker: int) -> None:
+        """The worker's script ended, or its process did."""
+        self.alive.discard(worker)
+        self.waiting.pop(worker, None)
+        self.in_phase.discard(worker)
+
+    def occupy(self, record: WorkerRecord, work: int, at: float) -> None:
         """The worker is ready for work; one that was present is so with another nominal work."""
-        if seat.present or seat.idle:
-            self.round_samples -= seat.work
-        self.idle.discard(seat.worker)
-        if not seat.present:
-            seat.free_at = at
-        seat.present, seat.idle, seat.work = True, False, work
-        self.round_samples += work
+        self.idle.discard(record.worker)
+        if not record.present:
+            record.free_at = at
+        record.present, record.idle, record.work = True, False, work
 
-    def vacate(self, seat: WorkerRecord, cause: Cause) -> None:
-        """The worker takes no more work; an idle one still counts in the nominal round."""
-        seat.present, seat.idle = False, cause == "idle"
-        if seat.idle:
-            self.idle.add(seat.worker)
+    def vacate(self, record: WorkerRecord, cause: Cause) -> None:
+        """The worker takes no more work."""
+        record.present, record.idle = False, cause == "idle"
+        if record.idle:
+            self.idle.add(record.worker)
         else:
-            self.idle.discard(seat.worker)
-            self.round_samples -= seat.work
+            self.idle.discard(record.worker)
 
     def present(self) -> list[WorkerRecord]:
         """In worker order."""
-        return [seat for _, seat in sorted(self.seats.items()) if seat.present]
+        return [record for _, record in sorted(self.records.items()) if record.present]
 
     def computing(self) -> list[WorkerRecord]:
         """Whoever has a grant, in worker order."""
-        return [seat for _, seat in sorted(self.seats.items()) if seat.ticket]
+        return [record for _, record in sorted(self.records.items()) if record.ticket]
 
-
-class Held(msgspec.Struct, gc=False):
-    """A delivered push that is neither applied nor discarded."""
-
-    worker: int
-    samples: int
-    read_version: int
-    allotments: tuple[Allotment, ...]
-    gradient: Gradient | None
-
-    def extend(self, samples: int, allotments: tuple[Allotment, ...], gradient: Gradient | None) -> int:
-        """Add a piece; the push's total of samples."""
-        if gradient is not None:
-            known = self.gradient
-            self.gradient = gradient if known is None else extend(known, self.samples, gradient, samples)
-        self.samples += samples
-        self.allotments += allotments
-        return self.samples
+    def running(self) -> list[WorkerRecord]:
+        """Whose processes are there, in worker order."""
+        return [record for _, record in sorted(self.records.items()) if not record.script.gone]

@@ -25,7 +25,7 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFire
 from paceline.strategies.base import Options, Strategy, require_k_within
 from paceline.strategies.error_bound import Constants, error_after, mean_response, seconds_until_switch
 from paceline.strategies.rounds import Rounds
-from paceline.strategies.stationarity import Progress
+from paceline.strategies.stationarity import SinceChange
 
 CONSTANTS = ("eta", "L", "c", "sigma2", "s", "error")
 
@@ -82,7 +82,7 @@ class AdaptiveKState(Rounds):
     """A round, the k it waits for, and what the tests have seen of it."""
 
     k: int = 0  # 0: the run has not begun
-    progress: Progress = msgspec.field(default_factory=Progress)
+    progress: SinceChange = msgspec.field(default_factory=SinceChange)
     responses: int = 0
     computed_s: float = 0.0  # by all workers, cancelled work included
     round_began: float = 0.0
@@ -172,7 +172,7 @@ class AdaptiveK(Strategy):
         if larger == state.k:
             return []
         reason = f"k grows from {state.k} to {larger}: {cause}"
-        state.k, state.progress, state.changed_at = larger, Progress(), at
+        state.k, state.progress, state.changed_at = larger, SinceChange(), at
         return [Track("k", larger, reason)]
 
     def _follow_bound(self, at: float) -> list[Action]:

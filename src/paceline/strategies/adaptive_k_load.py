@@ -24,7 +24,7 @@ from paceline.strategies.adaptive_k import GrowthOptions
 from paceline.strategies.base import Strategy, require_k_within
 from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds
 from paceline.strategies.rounds import Rounds
-from paceline.strategies.stationarity import Progress
+from paceline.strategies.stationarity import SinceChange
 
 MEASURED_ROUNDS = 8
 FRACTIONS = (8, 4, 2, 1)  # of nominal work, as divisors
@@ -55,7 +55,7 @@ class AdaptiveKLoadState(Rounds):
     computation: dict[int, list[float]] = {}  # per sample
     points: list[Point] = []  # empty while measuring
     position: int = 0
-    progress: Progress = msgspec.field(default_factory=Progress)
+    progress: SinceChange = msgspec.field(default_factory=SinceChange)
 
 
 class AdaptiveKLoad(Strategy):
@@ -148,7 +148,7 @@ class AdaptiveKLoad(Strategy):
 
     def _move_to(self, position: int, cause: str) -> list[Action]:
         state = self.state
-        state.position, state.progress = position, Progress()
+        state.position, state.progress = position, SinceChange()
         point = state.points[position]
         state.load = point.load
         reason = f"k={point.k} and load {point.load}, {point.seconds:.3g} s a step expected: {cause}"

@@ -34,15 +34,22 @@ class Machine(ABC):
     """What strategies of both kinds have in common: words, options, chance, and a state that can be written down."""
 
     kind: ClassVar[Kind]
-    name: ClassVar[str]
-    rule: ClassVar[str]  # one sentence
-    citation: ClassVar[str]
+    name: ClassVar[str]  # the class's own unless given
+    rule: ClassVar[str]  # one sentence; the docstring's first line unless given
+    citation: ClassVar[str] = "unpublished"
     Options: ClassVar[type[Options]] = Options
     State: ClassVar[type[State]] = State
 
-    def __init__(self, options: Any, rng: random.Random) -> None:
-        self.options: Any = options
-        self.rng = rng
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        own = vars(cls)
+        cls.name = own.get("name", cls.__name__)
+        cls.rule = own.get("rule", (cls.__doc__ or "").strip().partition("\n")[0])
+
+    def __init__(self, options: Any = None, rng: random.Random | None = None, **given: Any) -> None:
+        """An engine gives options and chance; `launch(strategy=Mine(staleness=2))` gives options by name."""
+        self.options: Any = self.Options(**given) if options is None else options
+        self.rng = rng or random.Random(0)
         self.state: Any = self.State()
 
     def snapshot(self) -> dict[str, Any]:

@@ -2,42 +2,22 @@
 
 There are two kinds: central ones, which a server runs, and peers, of which every node of a run without a server has its
 own. Both are written and described alike; `build` and `build_peer` each refuse the other kind.
-Classes are imported when first asked for, so that naming one strategy does not load the others.
+Classes are imported when first asked for, so that naming one strategy does not load the others. What may stand in the
+place of the name is in `sources`.
 """
 
-import difflib
-import importlib
 import random
 from typing import Any
 
 import msgspec
 
 from paceline.core.errors import OptionError
-from paceline.core.values import bounds_text, description_text, from_text, to_text, type_text
+from paceline.core.values import bounds_text, description_text, nearest, read, shown, to_text, type_text
+from paceline.strategies import sources
 from paceline.strategies.base import Machine, Options, Strategy
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.members import Members
 
-CENTRAL = {
-    "bsp": "bsp:Bsp",
-    "asp": "asp:Asp",
-    "ssp": "ssp:Ssp",
-    "dssp": "dssp:Dssp",
-    "adaptive_sync": "adaptive_sync:AdaptiveSync",
-    "dasp": "dasp:Dasp",
-    "fastest_k": "fastest_k:FastestK",
-    "k_async": "k_async:KAsync",
-    "adaptive_k": "adaptive_k:AdaptiveK",
-    "adaptive_k_load": "adaptive_k_load:AdaptiveKLoad",
-    "balanced": "balanced:Balanced",
-}
-PEERS = {
-    "gossip": "peers.gossip:Gossip",
-    "elastic": "peers.elastic:Elastic",
-    "local_sgd": "peers.local_sgd:LocalSgd",
-    "adaptive_gossip": "peers.adaptive_gossip:AdaptiveGossip",
-    "adaptive_elastic": "peers.adaptive_elastic:AdaptiveElastic",
-}
 EXAMPLES = {"k": "4"}  # values for the message that asks for a required option
 
 
@@ -62,22 +42,22 @@ class Description(msgspec.Struct, frozen=True):
 
 def names() -> list[str]:
     """Every central strategy, baselines first."""
-    return list(CENTRAL)
+    return list(sources.CENTRAL)
 
 
 def peer_names() -> list[str]:
     """Every strategy that needs no server, baselines first."""
-    return list(PEERS)
+    return list(sources.PEERS)
 
 
-def machine_class(name: str) -> type[Machine]:
-    """The class of that name, whose `kind` says which of the two it is."""
-    place = CENTRAL.get(name) or PEERS.get(name)
-    if place is None:
-        raise OptionError(f"unknown strategy {name!r}{_nearest(name, [*CENTRAL, *PEERS])}")
-    module, _, cls = place.partition(":")
-    found: type[Machine] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
-    return found
+def other_names() -> list[str]:
+    """The strategies of other packages that are installed."""
+    return list(sources.installed())
+
+
+def machine_class(spec: str) -> type[Machine]:
+    """The class that is meant, whose `kind` says which of the two it is; options behind it do not matter."""
+    return sources.find(sources.split(spec)[0])
 
 
 def strategy_class(name: str) -> type[Strategy]:
@@ -95,21 +75,24 @@ def parse(spec: str) -> tuple[type[Machine], Options]:
 
     What an Options class says in its `__post_init__` gets the strategy's name in front.
     """
-    name, colon, text = spec.strip().partition(":")
-    cls = machine_class(name.strip())
+    name, text = sources.split(spec)
+    cls = sources.find(name)
     fields = _fields(cls)
     values: dict[str, Any] = {}
-    if colon and not text.strip():
-        raise OptionError(f"{name}: nothing follows the colon in {spec!r}; write {name} alone or {name}:option=value")
-    for item in text.split(",") if colon else ():
+    if text is not None and not text.strip():
+        raise OptionError(
+            f"{name}: nothing follows the colon in {shown(spec)}; write {name} alone or {name}:option=value"
+        )
+    for item in text.split(",") if text is not None else ():
         option, equals, value = (part.strip() for part in item.partition("="))
         if option not in fields:
-            raise OptionError(f"{name} has no option {option!r}{_nearest(option, list(fields))}")
+            advice = nearest(option, fields) if fields else "it has no options"
+            raise OptionError(f"{name} has no option {shown(option)}; {advice}")
         if not equals:
             raise OptionError(f"{name}: {option} has no value; write {name}:{option}=value")
         if option in values:
-            raise OptionError(f"{name}: {option} is given twice in {spec!r}; give it once")
-        values[option] = from_text(value, fields[option].type, f"{name}: {option}")
+            raise OptionError(f"{name}: {option} is given twice in {shown(spec)}; give it once")
+        values[option] = read(value, fields[option].type, f"{name}: {option}")
     for option, field in fields.items():
         if field.required and option not in values:
             raise OptionError(f"{name} needs {option}, for example {name}:{option}={EXAMPLES.get(option, '1')}")
@@ -133,7 +116,7 @@ def build_peer(spec: str, seed: int, node: int) -> Peer:
 
 def is_peer(spec: str) -> bool:
     """Whether that trains without a server."""
-    return machine_class(spec.split(":")[0].strip()).kind == "peer"
+    return machine_class(spec).kind == "peer"
 
 
 def build_central(spec: str, seed: int) -> Strategy:
@@ -157,7 +140,20 @@ def canonical(strategy: Machine) -> str:
         value = getattr(strategy.options, option)
         if field.required or value != field.default:
             given.append(f"{option}={to_text(value)}")
-    return f"{strategy.name}:{','.join(given)}" if given else strategy.name
+    name = sources.origin(type(strategy))
+    return f"{name}:{','.join(given)}" if given else name
+
+
+def written(strategy: str | Machine | type[Machine]) -> str:
+    """What `launch` was given, in the form that `parse` reads."""
+    if isinstance(strategy, Machine):
+        return canonical(strategy)
+    return sources.origin(strategy) if isinstance(strategy, type) else strategy
+
+
+def require_findable(spec: str) -> None:
+    """Refuse a strategy whose class no process but this one finds."""
+    sources.require_findable(sources.split(spec)[0])
 
 
 def describe(cls: type[Machine]) -> Description:
@@ -194,10 +190,3 @@ def _peer(cls: type[Machine]) -> type[Peer]:
 
 def _fields(cls: type[Machine]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(cls.Options)}
-
-
-def _nearest(word: str, valid: list[str]) -> str:
-    if not valid:
-        return "; it has no options"
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; choose from {', '.join(valid)}"

@@ -15,7 +15,7 @@ import msgspec
 from paceline.core.events import Applied
 
 
-class Progress(msgspec.Struct):
+class SinceChange(msgspec.Struct):
     """What was seen since the last change."""
 
     iterations: int = 0

@@ -5,22 +5,44 @@ Reads within the bound are answered from the caches, without a word to the serve
 """
 
 from collections.abc import Callable, Mapping
-from time import monotonic, perf_counter, sleep
-from typing import Any
+from time import perf_counter, sleep
+from typing import Any, NoReturn
 
 import numpy as np
 
 from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.tables import messages as t
-from paceline.tables.spec import Rows, TableSpec
 from paceline.tables.table import Table
+from paceline.tables.table_spec import Rows, TableSpec
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.messages import Over, Ready, State
+from paceline.transport.messages import Evaluated, Over, Ready, SavedState
 from paceline.worker.state import WorkerState
 
 Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
 CLOCK = "clock()"
 MOST_AHEAD = 256  # own clocks that a worker may have sent before it hears that the first of them was taken in
+
+
+class Answers:
+    """What the server has said and the worker has not yet acted on."""
+
+    def __init__(self) -> None:
+        self.clocked: t.Clocked | None = None
+        self.opened: t.Opened | None = None
+        self.save: int | None = None  # the number under which the worker's state is wanted
+        self.over: Over | None = None
+
+
+class Stopwatch:
+    """The time of the current clock, less what was spent waiting for the server."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter()
+        self.blocked_s = 0.0
+
+    @property
+    def computing_s(self) -> float:
+        return perf_counter() - self.began - self.blocked_s
 
 
 class Client:
@@ -32,7 +54,7 @@ class Client:
         self._worker = worker
         self._ready = ready
         self._state = state
-        self._save: int | None = None  # the number under which the state is wanted
+        self._answers = Answers()
         self._losses_of_server = 0
         self._takes_part = False
         self._included = 0  # own clocks that the server has taken in, as far as it has said so
@@ -41,17 +63,13 @@ class Client:
         self._by_number: dict[int, Table] = {}
         self.clock = 0  # clocks completed
         self._entered: t.Entered | None = None
-        self._rosters: list[t.Roster] = []
+        self._rosters: list[t.ClockRoster] = []
         self._shipped: list[t.Tick] = []  # whose increments may not yet be in what the server sends
         self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of fetches under way, by table and clock
         self._barriers = 0
         self._passed = 0
-        self._clocked: t.Clocked | None = None
-        self._opened: t.Opened | None = None
         self._loss: list[tuple[float, int]] = []
-        self._over: Over | None = None
-        self._began = perf_counter()
-        self._blocked_s = 0.0  # of the current clock, spent waiting for the server
+        self._watch = Stopwatch()
 
     # -- what the session calls --------------------------------------------------------------------------------------
 
@@ -78,11 +96,11 @@ class Client:
 
     def _number_of(self, spec: TableSpec, values: Callable[[], Any], wait: Callable[..., None]) -> int | None:
         """Of a table that is opened hereby, once everybody has done so; None if the server was lost meanwhile."""
-        server, self._opened = self._losses_of_server, None
+        server, self._answers.opened = self._losses_of_server, None
         self._endpoint.send(t.OpenTable(spec))
         while True:
-            wait(lambda: self._opened is not None or self._losses_of_server != server)
-            opened, self._opened = self._opened, None
+            wait(lambda: self._answers.opened is not None or self._losses_of_server != server)
+            opened, self._answers.opened = self._answers.opened, None
             if opened is None:
                 return None
             if not opened.wanted:
@@ -94,7 +112,7 @@ class Client:
         self.require_going(CLOCK)
         if isinstance(work, bool) or not isinstance(work, int | np.integer) or work < 1:
             raise OptionError(f"clock(work=...) must be a whole number >= 1, not {work!r}")
-        compute_s = perf_counter() - self._began - self._blocked_s
+        compute_s = self._watch.computing_s
         logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
         reads = [(table.number, *ages) for table in self._tables.values() if (ages := table.take_ages()) is not None]
         tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._era)
@@ -103,18 +121,24 @@ class Client:
             self._shipped.append(tick)
         self.clock += 1
         if self._entered is not None and self._entered.paced:
-            self._clocked, server = None, self._losses_of_server
-            self._wait(lambda: self._clocked is not None or self._over is not None or self._losses_of_server != server)
+            self._answers.clocked, server = None, self._losses_of_server
+            self._wait(
+                lambda: (
+                    self._answers.clocked is not None
+                    or self._answers.over is not None
+                    or self._losses_of_server != server
+                )
+            )
             self._sleep_until_its_end()
-        while self._over is None and self._endpoint.poll():
+        while self._answers.over is None and self._endpoint.poll():
             self._wait_once()
         # Whoever only writes must not run away from a server that takes it in slowly.
-        self._wait(lambda: self.clock - self._included <= MOST_AHEAD or self._over is not None)
-        if self._save is not None:
-            self._endpoint.send(State(self._save, self._state.capture(self._phase, over=False)))
-            self._save = None
-        self._began, self._blocked_s = perf_counter(), 0.0
-        return self._over is None
+        self._wait(lambda: self.clock - self._included <= MOST_AHEAD or self._answers.over is not None)
+        if self._answers.save is not None:
+            self._endpoint.send(SavedState(self._answers.save, self._state.capture(self._phase, over=False)))
+            self._answers.save = None
+        self._watch = Stopwatch()
+        return self._answers.over is None
 
     @property
     def _phase(self) -> int:
@@ -149,7 +173,7 @@ class Client:
 
     def require_going(self, what: str) -> None:
         """Nothing can be done with tables once the run is over; before that, take part."""
-        if self._over is not None:
+        if self._answers.over is not None:
             if what != CLOCK:
                 raise Closed
             raise UserError(f"{what} after the run ended: leave the loop when session.clock() returns False")
@@ -161,7 +185,7 @@ class Client:
             self._takes_part = True
             self._endpoint.send(self._ready)
             self._wait(lambda: self._entered is not None)
-            self._began, self._blocked_s = perf_counter(), 0.0
+            self._watch = Stopwatch()
 
     # -- what tables call --------------------------------------------------------------------------------------------
 
@@ -199,10 +223,10 @@ class Client:
     def _wait(self, done: Callable[[], bool]) -> None:
         began = perf_counter()
         while not done():
-            if self._over is not None:
+            if self._answers.over is not None:
                 raise Closed  # what is waited for will not come, and there is nothing to go on with
             self._wait_once()
-        self._blocked_s += perf_counter() - began
+        self._watch.blocked_s += perf_counter() - began
 
     def _wait_once(self) -> None:
         """Take one message in; a server that is gone is waited for, and met anew."""
@@ -216,14 +240,14 @@ class Client:
         match message:
             case t.Rows():
                 self._on_rows(message)
-            case t.Roster():
+            case t.ClockRoster():
                 self._rosters.append(message)
             case t.Included():
                 self._are_included(message.clocks)
             case t.Clocked():
-                self._clocked = message
+                self._answers.clocked = message
             case t.Opened():
-                self._opened = message
+                self._answers.opened = message
             case t.Passed():
                 self._passed, self.clock, self._shipped = message.number, message.clock, []
                 self._included, self._era = message.clock, self._era + 1
@@ -233,11 +257,11 @@ class Client:
                 self._state.welcome(message.state)
                 self._state.reach(self._phase, over=False)
             case t.Save():
-                self._save = message.number
+                self._answers.save = message.number
             case Over():
-                self._over = message
+                self._answers.over = message
                 if message.save is not None:
-                    self._endpoint.send(State(message.save, self._state.capture(self._phase, over=False)))
+                    self._endpoint.send(SavedState(message.save, self._state.capture(self._phase, over=False)))
             case _:
                 raise InternalError(f"{type(message).__name__} has no meaning to a worker on tables")
 
@@ -272,7 +296,7 @@ class Client:
 
     def _wait_for_this_server(self, done: Callable[[], bool]) -> None:
         while not done():
-            if self._over is not None:
+            if self._answers.over is not None:
                 raise Closed
             self._take_in()
 
@@ -298,12 +322,24 @@ class Client:
 
     def _sleep_until_its_end(self) -> None:
         """Where a scenario is emulated, a clock takes as long as its scenario says."""
-        clocked = self._clocked
-        if clocked is not None and clocked.since is not None:
-            remaining = clocked.since + clocked.seconds - monotonic()
-            if remaining > 0:
-                sleep(remaining)
+        if self._answers.clocked is not None and self._answers.clocked.seconds > 0:
+            sleep(self._answers.clocked.seconds)
 
     def _mean_loss(self) -> float | None:
         losses, self._loss = self._loss, []
         return sum(loss for loss, _ in losses) / len(losses) if losses else None
+
+
+def serve_evaluations(endpoint: Endpoint, evaluate: Evaluate) -> NoReturn:
+    """The evaluator's side: measure the tables whenever the server asks, until the link closes."""
+    endpoint.send(t.Measures())
+    while True:
+        try:
+            message = endpoint.receive()
+        except Lost:
+            endpoint.reconnect()
+            endpoint.send(t.Measures())
+            continue
+        if isinstance(message, t.EvaluateTables):
+            metrics = evaluate(dict(zip(message.names, message.values, strict=True)))
+            endpoint.send(Evaluated(message.number, {name: float(value) for name, value in metrics.items()}))

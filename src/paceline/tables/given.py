@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from paceline.core.errors import OptionError
-from paceline.tables.spec import Array
+from paceline.tables.table_spec import Array
 
 
 def as_array(given: Any, what: str) -> Array:

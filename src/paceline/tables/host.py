@@ -12,18 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+import msgspec
 import numpy as np
+import torch
 
 from paceline.core.errors import InternalError
-from paceline.model.store import UNMEASURED, Merged
+from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.server.coordinator import Coordinator
 from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies.clocks import Clocks, may_read, park, released
 from paceline.tables import messages as t
 from paceline.tables.reader import OpLogs, Reader
 from paceline.tables.server_table import LazyRows, ServerTable
-from paceline.tables.spec import Array, TableSpec
+from paceline.tables.table_spec import Array, TableSpec
 
+TABLES = "tables.safetensors"  # a checkpoint's file
 UNTOLD = 16  # own clocks applied before a worker that reads nothing is told so
 
 
@@ -36,16 +39,17 @@ class Host:
         self._coordinator = coordinator
         self._deliver = deliver
         self._paced = paced
-        self.shelves: list[ServerTable] = []
+        self.tables: list[ServerTable] = []
         self.clocks = Clocks()  # of whoever takes part, by what was applied
         self.readers: dict[int, Reader] = {}
+        self._pushes: dict[int, OpLogs] = {}  # what delivered clocks bring, by ticket
         self._numbers: dict[str, int] = {}
         self._openers: dict[int, set[int]] = {}  # who waits for a table that has no values yet
         self._asked: dict[int, int] = {}  # who was asked for them
         self._waiting: dict[int, set[int]] = {}  # readers by the clock of the slowest that lets them go
         self._slowest = 0  # when it was looked at last
         self._due: set[int] = set()  # readers to be looked at
-        self._rosters: list[t.Roster] = []
+        self._rosters: list[t.ClockRoster] = []
         self.states: dict[int, bytes] = {}  # of workers whose run goes on from a checkpoint
 
     # -- tables ------------------------------------------------------------------------------------------------------
@@ -55,10 +59,10 @@ class Host:
         spec = message.spec
         number = self._numbers.get(spec.name)
         if number is None:
-            number = self._numbers[spec.name] = len(self.shelves)
-            self.shelves.append(ServerTable(spec))
+            number = self._numbers[spec.name] = len(self.tables)
+            self.tables.append(ServerTable(spec))
             self._openers[number] = set()
-        self.shelves[number].spec.require_same(spec, f"worker {worker}")
+        self.tables[number].spec.require_same(spec, f"worker {worker}")
         if number not in self._openers:
             self._deliver(worker, t.Opened(number, wanted=False))
             return
@@ -81,31 +85,36 @@ class Host:
         """The values that a table starts with."""
         if self._asked.get(message.table) != worker or message.table not in self._openers:
             raise InternalError(f"worker {worker} sent values of table {message.table}, and was not asked for them")
-        self.shelves[message.table].fill(message.values)
+        self.tables[message.table].fill(message.values)
         for opener in sorted(self._openers.pop(message.table)):
             self._deliver(opener, t.Opened(message.table, wanted=False))
 
     @property
     def specs(self) -> list[TableSpec]:
         """Of the tables that have values."""
-        return [shelf.spec for number, shelf in enumerate(self.shelves) if number not in self._openers]
+        return [table.spec for number, table in enumerate(self.tables) if number not in self._openers]
 
-    def restore(self, specs: Sequence[TableSpec], shards: Mapping[str, Sequence[Array]]) -> None:
-        """Go on with these tables; they are opened again under the same names."""
-        for spec in specs:
-            self._numbers[spec.name] = len(self.shelves)
-            shelf = ServerTable(spec)
-            for home, values in zip(shelf.shards, shards[spec.name], strict=True):
-                home[:] = values
-            self.shelves.append(shelf)
-
-    def shards(self) -> dict[str, list[Array]]:
+    def contents(self) -> Contents:
         """Every table's values and what its rule remembers, as they lie."""
-        return {spec.name: self.shelves[self._numbers[spec.name]].shards for spec in self.specs}
+        shards = {
+            f"{spec.name}.{number}": torch.from_numpy(shard)
+            for spec in self.specs
+            for number, shard in enumerate(self.tables[self._numbers[spec.name]].shards)
+        }
+        return Contents({TABLES: shards}, {"tables": msgspec.to_builtins(self.specs)})
+
+    def restore(self, contents: Contents) -> None:
+        """Go on with these tables; they are opened again under the same names."""
+        for spec in msgspec.convert(contents.head["tables"], list[TableSpec], strict=False):
+            self._numbers[spec.name] = len(self.tables)
+            table = ServerTable(spec)
+            for number, home in enumerate(table.shards):
+                home[:] = contents.files[TABLES][f"{spec.name}.{number}"].numpy()
+            self.tables.append(table)
 
     def snapshot(self) -> dict[str, Array]:
         """Every table as it is, for whoever measures them."""
-        return {shelf.spec.name: shelf.read(None)[:, : shelf.spec.width] for shelf in self.shelves}
+        return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self.tables}
 
     def measured(self, evaluate: Callable[[dict[str, Any]], Mapping[str, float]]) -> dict[str, float]:
         """What a script's own function says of the tables."""
@@ -115,7 +124,7 @@ class Host:
 
     def order(self, order: GrantOrder) -> None:
         """The strategy lets a worker go through its next clock."""
-        worker, through = order.worker, self._coordinator.seats[order.worker].through
+        worker, through = order.worker, self._coordinator.records[order.worker].through
         reader = self.readers.get(worker)
         if reader is None or reader.incarnation != order.incarnation:
             reader = self.readers[worker] = Reader(order.incarnation)
@@ -131,31 +140,31 @@ class Host:
         reader.order, reader.granted = order, through + reader.offset
         self._due.add(worker)
 
-    def tick(self, worker: int, message: t.Tick, arrival: PushArrival) -> None:
+    def tick(self, worker: int, message: t.Tick, arrival: PushArrival, at: float) -> None:
         """A clock is completed; `arrival` lacks what the grant and the message say."""
         reader = self.readers.get(worker)
         known = reader is not None and reader.incarnation == arrival.incarnation and reader.era == message.era
         if reader is None or not known or message.through <= reader.received:
-            self._refuse(worker, message, reader)
+            self._refuse(worker, message, reader, at)
             return
         reader.overtaking.setdefault(message.through, (message, arrival))
         while (following := reader.overtaking.pop(reader.received + 1, None)) is not None:
             reader.received += 1
             for table, first, ages in following[0].reads:
                 data = {
-                    "table": self.shelves[table].spec.name,
+                    "table": self.tables[table].spec.name,
                     "clock": reader.received - 1,
                     "first": first,
                     "ages": ages,
                 }
-                self._coordinator.observe("reads", data, worker)
+                self._coordinator.observe(at, "reads", data, worker)
             reader.early.append(following)
             self._due.add(worker)
 
-    def _refuse(self, worker: int, message: t.Tick, reader: Reader | None) -> None:
+    def _refuse(self, worker: int, message: t.Tick, reader: Reader | None, at: float) -> None:
         known = "it takes no part" if reader is None else f"{reader.received} are known"
         reason = f"clock {message.through} of worker {worker} is not expected ({known})"
-        self._coordinator.observe("refused", {"reason": reason, "samples": 0, "push": None}, worker)
+        self._coordinator.observe(at, "refused", {"reason": reason, "samples": 0, "push": None}, worker)
 
     def _pass_on(self, worker: int, reader: Reader, at: float) -> None:
         """Hand a completed clock to the strategy, as soon as it has granted it."""
@@ -165,22 +174,22 @@ class Host:
         message, arrival = reader.early.popleft()
         reader.order = None
         arrival.ticket, arrival.samples = order.ticket, message.work
-        arrival.gradient = OpLogs(worker, reader.incarnation, message.through, message.logs, message.loss)  # type: ignore[assignment]
-        seat = self._coordinator.seats[worker]
-        if seat.work != message.work and message.through == reader.first:
+        self._pushes[order.ticket] = OpLogs(worker, reader.incarnation, message.through, message.logs)
+        arrival.norm, arrival.loss = 0.0, message.loss  # increments were found finite when they were made
+        record = self._coordinator.records[worker]
+        if record.work != message.work and message.through == reader.first:
             arrival.nominal = message.work
         # A worker that runs ahead computes while its last push is still on the way: only the rest is this clock's.
-        present = at - seat.granted_at
+        present = at - record.granted_at
         arrival.compute_s = min(arrival.compute_s, present)
         arrival.transfer_s = present - arrival.compute_s
         self._coordinator.arrive(at, arrival)
 
-    def apply(
-        self, gradients: Sequence[Any], weights: Sequence[float], samples: Sequence[int], *, stock: bool
-    ) -> Merged:
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
         """The strategy's Apply: these clocks' increments are in the tables from here on, as the script wrote them."""
-        del weights, samples, stock  # of gradients
-        for pushed in gradients:
+        del weights, stock  # of gradients
+        for push in pushes:
+            pushed = self._pushes.pop(push.ticket)
             self._write(pushed.logs)
             reader = self.readers.get(pushed.worker)
             if reader is not None and reader.incarnation == pushed.incarnation:
@@ -191,16 +200,24 @@ class Host:
                     self.clocks.advance(pushed.worker, pushed.through)
         return UNMEASURED
 
+    def extend(self, held: PushRef, piece: PushRef) -> PushRef:
+        """A clock comes whole."""
+        raise InternalError(f"clock {held} of a table was extended by {piece}")
+
+    def discard(self, push: PushRef) -> None:
+        """Forget a clock's increments."""
+        self._pushes.pop(push.ticket, None)
+
     def _write(self, logs: Sequence[t.TableLog]) -> None:
         for log in logs:
-            self.shelves[log.table].apply(log.rows, log.sums)
+            self.tables[log.table].apply(log.rows, log.sums)
 
     def has_taken(self, worker: int) -> bool:
         """Whether the strategy has been told of every clock that the worker delivered."""
         reader = self.readers.get(worker)
         return reader is None or not (reader.early or reader.overtaking)
 
-    def left(self, worker: int) -> None:
+    def left(self, worker: int, at: float) -> None:
         """The worker takes no more part: nobody waits for its clock. What it had delivered stays."""
         reader = self.readers.pop(worker, None)
         if reader is not None and worker in self.clocks.of:
@@ -208,10 +225,10 @@ class Host:
         if reader is not None and reader.early:
             for message, _ in reader.early:  # delivered clocks stay, although the strategy had not yet let them count
                 self._write(message.logs)
-            self._coordinator.observe("kept", {"clocks": len(reader.early)}, worker)
-        seat = self._coordinator.seats.get(worker)
-        if reader is not None and seat is not None:
-            self._coordinator.round_samples -= max(0, seat.work - 1)  # as it was before its first clock
+            self._coordinator.observe(at, "kept", {"clocks": len(reader.early)}, worker)
+        record = self._coordinator.records.get(worker)
+        if reader is not None and record is not None:
+            self._coordinator.totals.round_samples -= max(0, record.work - 1)  # as it was before its first clock
         for openers in self._openers.values():
             openers.discard(worker)
 
@@ -263,7 +280,7 @@ class Host:
         remaining = []
         for read in reader.parked:
             granted = reader.granted > read.clock
-            own, free = self.shelves[read.table].spec.staleness, self._coordinator.strategy.free_lead
+            own, free = self.tables[read.table].spec.staleness, self._coordinator.strategy.free_lead
             # Within the free lead nobody is made to wait: the grant is certain, although it may not be made yet.
             bound = min(inf if own is None else own, inf if granted else free)
             if may_read(self.clocks.min, read.clock, bound):
@@ -277,8 +294,8 @@ class Host:
         if reader.parked_since is not None and self._coordinator.strategy.waits_for_fast:
             self._step_aside(worker, reader, at)
         if reader.parked_since is not None and not any(reader.waits_for(read) for read in remaining):
-            seat = self._coordinator.seats[worker]
-            seat.granted_at += at - max(reader.parked_since, seat.granted_at)  # that was no time to compute in
+            record = self._coordinator.records[worker]
+            record.granted_at += at - max(reader.parked_since, record.granted_at)  # that was no time to compute in
             reader.parked_since = None
 
     def _step_aside(self, worker: int, reader: Reader, at: float) -> None:
@@ -292,16 +309,16 @@ class Host:
         for read in reader.parked:
             if not reader.waits_for(read):
                 continue
-            staleness = self.shelves[read.table].spec.staleness
+            staleness = self.tables[read.table].spec.staleness
             if staleness is not None and not may_read(self.clocks.min, read.clock, staleness):
                 park(self._waiting, worker, read.clock - staleness)
                 return False
         reader.aside, reader.returns = False, True
-        self._coordinator.join(worker, self._coordinator.seats[worker].work, at)
+        self._coordinator.join(worker, self._coordinator.records[worker].work, at)
         return True
 
     def _send(self, worker: int, reader: Reader, read: t.Fetch) -> None:
-        shelf = self.shelves[read.table]
+        shelf = self.tables[read.table]
         if shelf.changed is not None:
             kept = reader.kept.get(read.table)
             mask = np.zeros(shelf.spec.rows, dtype=np.bool_) if kept is None else kept[0]
@@ -324,7 +341,7 @@ class Host:
         """The slowest worker moved on: whoever keeps rows of an eager table gets what has changed in them."""
         for worker, reader in sorted(self.readers.items()):
             for table, (mask, since) in reader.kept.items():
-                shelf = self.shelves[table]
+                shelf = self.tables[table]
                 if shelf.changed is None:
                     continue
                 rows = np.flatnonzero(mask & (shelf.changed > since))
@@ -362,7 +379,7 @@ class Host:
         )  # who only writes is not held back
         if lead != inf:
             ahead = max(ahead - 1, self.clocks.min + int(lead))
-        roster = t.Roster(0 if not self._rosters else ahead + 2, present)
+        roster = t.ClockRoster(0 if not self._rosters else ahead + 2, present)
         self._rosters = [*[r for r in self._rosters if r.from_clock < roster.from_clock][-8:], roster]
         for worker, reader in self.readers.items():
             if reader.entered:
@@ -390,11 +407,10 @@ class Host:
         if any(reader.applied < reader.received for _, reader in resting):
             return False
         for worker, reader in resting:
-            self._coordinator.now = at
-            self._coordinator.observe("barrier", {"seconds": at - reader.rests_since}, worker)
+            self._coordinator.observe(at, "barrier", {"seconds": at - reader.rests_since}, worker)
             reader.passing, reader.barrier = reader.barrier, None
             reader.era += 1
             reader.overtaking.clear()
         for worker, _ in resting:
-            self._coordinator.join(worker, self._coordinator.seats[worker].work, at)
+            self._coordinator.join(worker, self._coordinator.records[worker].work, at)
         return True

@@ -7,7 +7,7 @@ lies, and the next clock gets another block. A write costs two look-ups and one 
 import numpy as np
 
 from paceline.tables.rowwise import add_rows
-from paceline.tables.spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec
 
 FIRST = 1024  # places before the block has to grow
 

@@ -6,7 +6,7 @@ import msgspec
 
 from paceline.server.workers import GrantOrder, PushArrival
 from paceline.tables import messages as t
-from paceline.tables.spec import Array
+from paceline.tables.table_spec import Array
 
 
 class OpLogs(msgspec.Struct):
@@ -16,8 +16,6 @@ class OpLogs(msgspec.Struct):
     incarnation: int
     through: int
     logs: list[t.TableLog]
-    loss: float | None = None
-    norm: float = 0.0  # they were found finite when they were made
 
 
 class Reader:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.errors import OptionError
 from paceline.tables.rowwise import RowDedup, put_rows
-from paceline.tables.spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec
 
 NEVER = -(1 << 30)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.tables.rowwise import add_rows, put_rows
 from paceline.tables.rules import parse_rule
-from paceline.tables.spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec
 
 SHARD_BYTES = 1 << 28  # of a range: a checkpoint writes one at a time
 

@@ -15,7 +15,7 @@ from paceline.tables.oplog import OpLog
 from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, put_rows
 from paceline.tables.rules import parse_rule
-from paceline.tables.spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec
 
 if TYPE_CHECKING:
     from paceline.tables.client import Client

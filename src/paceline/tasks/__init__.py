@@ -3,11 +3,11 @@
 A task's module is imported when it is asked for, so listing the tasks loads neither torch nor scikit-learn.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable
 
 from paceline.core.errors import OptionError
+from paceline.core.values import nearest, shown
 from paceline.tasks.tuned import learning_rate, learning_rates
 
 __all__ = ["describe", "get", "learning_rate", "learning_rates", "names"]
@@ -44,8 +44,5 @@ def get(name: str) -> Callable[[], None]:
 
 
 def _require_known(name: str) -> None:
-    if name in _SUMMARIES:
-        return
-    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else "choose one of them"
-    raise OptionError(f"there is no task {name!r}; the tasks are {', '.join(names())}: {advice}")
+    if name not in _SUMMARIES:
+        raise OptionError(f"there is no task {shown(name)}; {nearest(name, names())}")

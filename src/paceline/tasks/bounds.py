@@ -1,10 +1,10 @@
 """Checks of task options, so that an impossible value is named before training starts."""
 
-import difflib
 from collections.abc import Sequence
 from typing import TypeVar
 
 from paceline.core.errors import OptionError
+from paceline.core.values import closest, shown
 
 Number = TypeVar("Number", int, float)
 
@@ -22,5 +22,5 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     """`value` if it is one of the choices."""
     if value in choices:
         return value
-    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.0)[0]
-    raise OptionError(f"{name} must be one of {', '.join(choices)}, not {value!r}; give --set {name}={near}")
+    near = closest(value, choices) or choices[0]
+    raise OptionError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}; give --set {name}={near}")

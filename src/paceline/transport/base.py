@@ -7,7 +7,7 @@ views of it into the messages it hands out, and names the slot where a message i
 from typing import Protocol
 
 from paceline.model.regions import Region
-from paceline.model.store import ModelSpec
+from paceline.model.spec import ModelSpec
 from paceline.transport.messages import ToServer, ToWorker
 
 

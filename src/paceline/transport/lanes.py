@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from paceline.model.memory_budget import ShortOfMemoryError
-from paceline.transport.table_wire import Form, dtype_and_shape
+from paceline.transport.codec import MakeArray, Shape
 
 PAGE = mmap.PAGESIZE
-LEAST_BYTES = 1 << 14  # below that a ring gains nothing
+LEAST_BYTES = 1 << 14  # below that a ring gains nothing over the socket
 FIRST_BYTES = 1 << 22
 ROOM = 4  # messages of the largest size so far that a ring is made for
 MOST_BYTES = 1 << 26  # of a message; a ring takes four times as much, on either side
@@ -97,7 +97,7 @@ class LaneIn:
             os.close(descriptor)
         self._read = np.frombuffer(self._memory, dtype=np.int64, count=1)
 
-    def arrays(self, offset: int, total: int, end: int) -> Callable[[Form], Any]:
+    def arrays(self, offset: int, total: int, end: int) -> MakeArray:
         """What hands out a message's arrays one after the other, as they lie. To be followed by `give_back`."""
         memory = self._memory
         if memory is None or offset % ALIGNED or PAGE + offset + total > len(memory):
@@ -105,9 +105,8 @@ class LaneIn:
         self._unread = end
         at = offset
 
-        def next_array(form: Form) -> Any:
+        def next_array(dtype: "np.dtype[Any]", shape: Shape) -> Any:
             nonlocal at
-            dtype, shape = dtype_and_shape(form)
             place, at = at, at + _aligned(prod(shape) * dtype.itemsize)
             if at > offset + total:
                 raise ValueError(f"an array of {dtype} {shape} does not fit into {total} bytes")
@@ -121,7 +120,7 @@ class LaneIn:
             self._read[0], self._unread = self._unread, None
 
 
-def _view(memory: Any, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _view(memory: Any, offset: int, dtype: Any, shape: Shape) -> Any:
     return np.frombuffer(memory, dtype=dtype, count=prod(shape), offset=PAGE + offset).reshape(shape)
 
 

@@ -11,10 +11,18 @@ from typing import Any, Literal, Protocol
 import msgspec
 import torch
 
-from paceline.peers.messages import Box
-
 UNREAD = 2  # letters to one peer that it has not read; a further one would only be older when it is
 Kind = Literal["model", "asked", "lend", "lent", "part", "mean"]
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A peer and where it is reached."""
+
+    node: int
+    life: int
+    address: str
+    key: str
+    latency_s: float = 0.0  # emulation: of its own link, one way
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):

@@ -22,8 +22,7 @@ import torch
 
 from paceline.core.errors import PeerError
 from paceline.model.memory_budget import ShortOfMemoryError
-from paceline.peers.messages import Box
-from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, Letter, decode, encode
 from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE

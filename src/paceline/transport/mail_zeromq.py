@@ -16,8 +16,7 @@ import msgspec
 import torch
 import zmq
 
-from paceline.peers.messages import Box
-from paceline.transport.mail import UNREAD, Delivered, Departed, Letter, as_bytes, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, Letter, as_bytes, decode, encode
 from paceline.transport.zeromq import end_context
 
 LEAVING_MS = 5_000  # for letters that are still on their way

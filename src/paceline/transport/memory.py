@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from paceline.model.regions import Region
-from paceline.model.store import ModelSpec
+from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed
 from paceline.transport.messages import ToServer, ToWorker
 

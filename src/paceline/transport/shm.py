@@ -13,7 +13,6 @@ import struct
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
@@ -21,15 +20,12 @@ from torch import Tensor
 from paceline.core.errors import InternalError, PeerError
 from paceline.model.memory_budget import available_bytes, region_shortage, require_region
 from paceline.model.regions import Region, RegionLayout, parameters_in
-from paceline.model.store import ModelSpec
-from paceline.tables.messages import Rows
-from paceline.transport.array_wire import arrays_of
+from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
+from paceline.transport.codec import Codec, MakeArray, bytes_of
 from paceline.transport.frames import Channel, Frame
 from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
-from paceline.transport.table_wire import Form
-from paceline.transport.wire import Codec, Message, bytes_of, tensors_of
 
 _LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
 _LANE = 129  # likewise, but the tensors lie in the sender's lane
@@ -71,11 +67,10 @@ class ShmEndpoint:
         data, tensors, place = _split(frame)
         self._in.give_back()
         make = None if place is None else _placed(place, self._in, frame)
+        message: ToWorker
         message, loose = self._codec.at_worker(data, make)
         if place is None and (loose or tensors is not None):
-            _fill(message, tensors)
-        if make is not None and not isinstance(message, Rows):
-            message = deepcopy(message)  # whoever gets it may keep it
+            _fill(loose, tensors)
         if frame.descriptors:
             self._borrow(frame.descriptors)
         if isinstance(message, Bye):
@@ -122,7 +117,7 @@ class ShmEndpoint:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._codec.region = self._codec.lent = None
+        self._codec.forget()
         self._closed = True
 
 
@@ -188,17 +183,16 @@ class ShmServerEnd:
             self._shared = frame.descriptors[0]
         try:
             make = None if place is None else _placed(place, self._in, frame)
-            if make is not None:  # increments are held, and a read may be parked: their arrays are copied
-                message, _ = self._codec.at_server(data, lambda form: make(form).copy())
-                self._in.give_back()
-                return message
-            message, loose = self._codec.at_server(data)
+            message: ToServer
+            message, loose = self._codec.at_server(data, make)
         finally:
             for descriptor in frame.descriptors:
                 os.close(descriptor)
             self._shared = None
-        if loose or tensors is not None:
-            _fill(message, tensors)
+        if make is not None:
+            self._in.give_back()
+        elif loose or tensors is not None:
+            _fill(loose, tensors)
         return message
 
     def close(self) -> None:
@@ -218,12 +212,14 @@ class ShmServerEnd:
         return Region(layout, mmap.mmap(self._shared, size))
 
 
-def _send(channel: Channel, codec: Codec, message: Message, descriptors: tuple[int, ...], lane: LaneOut) -> None:
+def _send(
+    channel: Channel, codec: Codec, message: ToServer | ToWorker, descriptors: tuple[int, ...], lane: LaneOut
+) -> None:
     data, loose = codec.encode(message)
     if not loose:
         channel.send(data, descriptors)
         return
-    placed = lane.place([array for array in arrays_of(message) if array is not None])
+    placed = None if any(isinstance(one, Tensor) for one in loose) else lane.place(loose)
     if placed is not None:
         where = _PLACE.pack(placed.offset, placed.total, placed.end)
         try:
@@ -235,8 +231,7 @@ def _send(channel: Channel, codec: Codec, message: Message, descriptors: tuple[i
             if placed.descriptor is not None:
                 os.close(placed.descriptor)
         return
-    tensors = [bytes_of(tensor) for tensor in tensors_of(message)]
-    channel.send([bytes([_LOOSE]), _LENGTH.pack(len(data)), data, *tensors], descriptors)
+    channel.send([bytes([_LOOSE]), _LENGTH.pack(len(data)), data, *map(bytes_of, loose)], descriptors)
 
 
 def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None, memoryview | None]:
@@ -253,7 +248,7 @@ def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None, mem
     return (message, None, rest) if data[0] == _LANE else (message, rest, None)
 
 
-def _placed(place: memoryview, lane: LaneIn, frame: Frame) -> Callable[[Form], Any]:
+def _placed(place: memoryview, lane: LaneIn, frame: Frame) -> MakeArray:
     """What hands out the arrays of a message that lie in a lane."""
     if frame.descriptors:
         lane.adopt(frame.descriptors.pop(0))
@@ -263,9 +258,9 @@ def _placed(place: memoryview, lane: LaneIn, frame: Frame) -> Callable[[Form], A
         raise PeerError(f"a message names a place that there is not: {error}") from error
 
 
-def _fill(message: Message, data: memoryview | None) -> None:
+def _fill(loose: list[Any], data: memoryview | None) -> None:
     """Put bytes into the tensors that the message announced."""
-    targets = [bytes_of(tensor) for tensor in tensors_of(message)]
+    targets = [bytes_of(one) for one in loose]
     announced = sum(len(target) for target in targets)
     arrived = 0 if data is None else len(data)
     if data is None or announced != arrived:

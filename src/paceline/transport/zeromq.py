@@ -6,28 +6,37 @@ must not change before it is out. That holds by the order of a run: a worker wri
 has granted it, which follows the push; a server writes a worker's parameters again when its push has come, or when the
 grant they went with is void.
 
+A message is followed by the bytes of its tensors in chunks, each a ZeroMQ message of its own, so that receiving
+overlaps with sending. Both sides cut by the same rule.
+
 A worker's token is its routing id. It greets and waits to be let in, so it may be there before the server expects it.
 ZeroMQ would reconnect in silence to whoever is there; the socket's monitor tells a worker that its server is gone.
 """
 
 import logging
+import os
+import select
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
-from paceline.model.store import ModelSpec
+from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
-from paceline.transport.bell import Bell
+from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
-from paceline.transport.wire import Codec
-from paceline.transport.zeromq_parts import GREETING, PARTING, Intake, post, send_part
 
+CHUNK = 1 << 20  # bytes; larger ones overlap less, smaller ones cost more calls
+GATHERED = 1 << 14  # bytes; tensors below it share a chunk, which costs a copy but saves a message for each
+GREETING = b"\x00"  # of a worker, and the server's answer; no kind of message
+PARTING = b"\xff"
 TICK_S = 0.001  # the finest wait that ZeroMQ's poller knows
 TURN = 256  # messages per pump, so that one worker's push does not keep the server from everything else
 STREAM_S = 0.005  # in which a pump waits for the next chunk: going round the loop for each costs more than the chunk
@@ -58,6 +67,91 @@ def end_context(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         zero_copy_frames.stop()
 
 
+def chunks_of(views: list[memoryview]) -> list[list[memoryview]]:
+    """How tensors are cut: large ones into chunks, neighbours among the small ones together."""
+    chunks: list[list[memoryview]] = []
+    small: list[memoryview] = []
+    for view in views:
+        if len(view) >= GATHERED or sum(map(len, small)) >= CHUNK:
+            if small:
+                chunks.append(small)
+            small = []
+        if len(view) >= GATHERED:
+            chunks += [[view[begin : begin + CHUNK]] for begin in range(0, len(view), CHUNK)]
+        elif len(view):
+            small.append(view)
+    return [*chunks, small] if small else chunks
+
+
+class Intake:
+    """Puts messages together as their parts come in."""
+
+    def __init__(self, codec: Codec, decode: Callable[[memoryview], tuple[Any, list[Any]]]) -> None:
+        self.whole: deque[Any] = deque()
+        self._codec, self._decode = codec, decode
+        self._message: Any = None
+        self._targets: deque[list[memoryview]] = deque()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the next part belongs to a message that has begun."""
+        return bool(self._targets)
+
+    def take(self, socket: "zmq.Socket[bytes]", flags: int) -> bytes | None:
+        """Take in the next part, or raise `zmq.Again` if it does not come; words at the door are the caller's."""
+        if self._targets:
+            self._take_chunk(socket, flags)
+        else:
+            data = socket.recv(flags)
+            if data in (GREETING, PARTING):
+                return data
+            self._message, loose = self._decode(memoryview(data))
+            for tensors in (loose, _mirrored(self._codec)):
+                self._targets.extend(chunks_of([bytes_of(tensor) for tensor in tensors]))
+        if not self._targets:
+            self.whole.append(self._message)
+            self._message = None
+        return None
+
+    def _take_chunk(self, socket: "zmq.Socket[bytes]", flags: int) -> None:
+        target = self._targets[0]
+        if len(target) == 1:
+            expected = len(target[0])
+            size = socket.recv_into(target[0], flags=flags)
+        else:
+            expected = sum(map(len, target))
+            data = memoryview(socket.recv(flags))
+            size = len(data)
+            place = 0
+            for part in target if size == expected else ():
+                part[:] = data[place : place + len(part)]
+                place += len(part)
+        if size != expected:
+            raise PeerError(f"a chunk of {size} bytes arrived where {expected} were announced")
+        self._targets.popleft()
+
+
+def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
+    """A message and the bytes of its tensors. What lies in no region is its owner's again when this returns."""
+    data, loose = codec.encode(message)
+    send_part(socket, data, address)
+    for tensors, copy in ((loose, True), (_mirrored(codec), False)):
+        for chunk in chunks_of([bytes_of(tensor) for tensor in tensors]):
+            send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy)
+
+
+def _mirrored(codec: Codec) -> list[Any]:
+    """Tensors of the last message that lie in the region, and in the other side's."""
+    return [tensor for holder in codec.shared for tensor in holder.all()]
+
+
+def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
+    """One message, to the worker at this address where the socket has several."""
+    if address is not None:
+        socket.send(address, zmq.SNDMORE)
+    socket.send(data, 0, copy)
+
+
 class ZeromqEndpoint:
     """A worker's end. `relink` waits for the address and token of a server that took the place of a lost one."""
 
@@ -69,7 +163,7 @@ class ZeromqEndpoint:
         self._connect(address, token)
 
     def _connect(self, address: str, token: str) -> None:
-        self._intake = Intake(self._codec.at_worker)
+        self._intake = Intake(self._codec, self._codec.at_worker)
         self._let_in = False
         self._lost = False
         self._socket = _make(self._context, zmq.DEALER)
@@ -164,7 +258,7 @@ class ZeromqEndpoint:
             self._socket.send(PARTING)
         self._hang_up(0 if lost else LEAVING_MS)
         self._closed = True
-        self._codec.region = None
+        self._codec.forget()
         end_context(self._context)
 
     def _hang_up(self, linger_ms: int) -> None:
@@ -182,7 +276,7 @@ class ZeromqServerEnd:
         self._hub = hub
         self._address = address
         self._codec = Codec(_mirror)
-        self._intake = Intake(self._codec.at_server)
+        self._intake = Intake(self._codec, self._codec.at_server)
         self._early: list[ToWorker] = []
         self.linked = False  # the worker has greeted
         self.parted = False  # it has said its last word
@@ -260,6 +354,46 @@ class ZeromqServerEnd:
 def _mirror(spec: ModelSpec) -> Region:
     require_region(spec)
     return private_region(spec)
+
+
+class Bell:
+    """A descriptor for event loops, readable when the watched one is, or after `ring`.
+
+    A ZeroMQ socket's own descriptor signals changes only, and only once, and whoever sends on the socket may swallow
+    the signal that something arrived meanwhile. The bell is rung then, and both are watched as one.
+    """
+
+    def __init__(self, watched: int) -> None:
+        self._rung, self._ringer = os.pipe()
+        os.set_blocking(self._rung, False)
+        os.set_blocking(self._ringer, False)
+        if hasattr(select, "epoll"):
+            self._both: select.epoll = select.epoll()
+            self._both.register(watched, select.EPOLLIN)
+            self._both.register(self._rung, select.EPOLLIN)
+        else:
+            raise OSError("the zeromq transport needs Linux's epoll: use --transport shm")
+        self._ringing = False
+
+    def fileno(self) -> int:
+        return self._both.fileno()
+
+    def ring(self) -> None:
+        """Make the descriptor readable until `hush`."""
+        if not self._ringing:
+            self._ringing = True
+            os.write(self._ringer, b"\x00")
+
+    def hush(self) -> None:
+        if self._ringing:
+            self._ringing = False
+            with suppress(BlockingIOError):
+                os.read(self._rung, 1)
+
+    def close(self) -> None:
+        self._both.close()
+        os.close(self._rung)
+        os.close(self._ringer)
 
 
 class ZeromqHub:

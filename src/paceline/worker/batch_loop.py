@@ -21,7 +21,19 @@ import numpy as np
 from paceline.core.errors import InternalError
 from paceline.core.ledger import Allotment, Indices
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.messages import Cancelled, Done, Extra, More, Over, Push, Ready, Remark, State, ToWorker, Work
+from paceline.transport.messages import (
+    Cancelled,
+    Done,
+    Extra,
+    More,
+    Over,
+    Push,
+    Ready,
+    Remark,
+    SavedState,
+    ToWorker,
+    Work,
+)
 from paceline.worker.fetching import Fetcher, pieces_of
 from paceline.worker.handshake import Handshake
 from paceline.worker.replica import News, Replica
@@ -30,6 +42,21 @@ from paceline.worker.state import WorkerState
 Piece = tuple[int, Indices]  # of which allotment of the grant
 EDITS_WATCHED = 3  # pushes of a phase whose parameters are compared with the version read; it costs a pass over them
 OVER = object()  # what follows the last batch; None may be a batch
+
+
+class GrantPieces:
+    """What a worker computes for one push: the pieces it was given, and what became of each."""
+
+    def __init__(self, ticket: int = 0) -> None:
+        self.ticket = ticket
+        self.allotments: list[Allotment] = []
+        self.queue: deque[Piece] = deque()
+        self.batches: Iterator[Any] = iter(())
+        self.current: Piece | None = None
+        self.thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
+        self.computed: list[Piece] = []  # backward ran, not yet stepped
+        self.taken: list[Piece] = []  # part of the push
+        self.losses: list[tuple[float, int]] = []
 
 
 class BatchLoop:
@@ -54,15 +81,7 @@ class BatchLoop:
         self._greeting = greeting
         self._state = state
         self._on_work = on_work  # told the position of every grant, which falls when a server goes back
-        self._ticket = 0
-        self._allotments: list[Allotment] = []
-        self._queue: deque[Piece] = deque()
-        self._batches: Iterator[Any] = iter(())
-        self._current: Piece | None = None
-        self._thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
-        self._computed: list[Piece] = []  # backward ran, not yet stepped
-        self._taken: list[Piece] = []  # part of the push
-        self._losses: list[tuple[float, int]] = []
+        self._grant = GrantPieces()
         self._steps = 0
         self._accumulates = False
         self._nominal: int | None = None
@@ -83,45 +102,45 @@ class BatchLoop:
 
     def next_batch(self) -> Any:
         """The next piece as a batch; OVER at the end of the phase."""
-        if self._current is not None and not self._interrupted():
+        if self._grant.current is not None and not self._interrupted():
             self._look()
         while self.over is None:
-            if self._queue:
-                self._current = self._queue.popleft()
+            if self._grant.queue:
+                self._grant.current = self._grant.queue.popleft()
                 self.replica.mark_batch()
-                return next(self._batches)
-            if self._computed and not self._thrown_away:
+                return next(self._grant.batches)
+            if self._grant.computed and not self._grant.thrown_away:
                 self._ask_for_more()
             else:
-                self._computed = []
+                self._grant.computed = []
                 self._push()
         return OVER
 
     def on_zero_grad(self) -> None:
         """Whatever was computed and not stepped is gone."""
-        if self._computed or (self.replica.touched and self._current is not None):
-            self._thrown_away = True
-            self._computed.clear()
+        if self._grant.computed or (self.replica.touched and self._grant.current is not None):
+            self._grant.thrown_away = True
+            self._grant.computed.clear()
         self.replica.mark()
 
     def on_loss(self, loss: float) -> None:
         """The loss of the current piece."""
-        samples = len(self._current[1]) if self._current is not None else 0
-        self._losses.append((loss, samples))
+        samples = len(self._grant.current[1]) if self._grant.current is not None else 0
+        self._grant.losses.append((loss, samples))
 
     def on_step(self) -> None:
         """Add what was computed to the push; on the last piece, push."""
         if self._interrupted():
             return
-        if self._current is not None:
+        if self._grant.current is not None:
             self._look()
         elif self.replica.news(by_hand=False):
             self._remark("optimizer.step() was called again for one batch: only the first step of a batch is pushed")
         self._steps += 1
         if self._steps == 1 and self._accumulates:
-            self._nominal = self._ready.batch_size * len(self._computed)
+            self._nominal = self._ready.batch_size * len(self._grant.computed)
         self._add_computed()
-        if not self._queue and self.over is None:
+        if not self._grant.queue and self.over is None:
             self._push()
 
     def abandon(self) -> None:
@@ -139,19 +158,19 @@ class BatchLoop:
     def _look(self) -> None:
         """Whether the current piece left a gradient."""
         news = self.replica.news()
-        if news and self._current is not None:
-            if news is News.FRESH and self._computed:  # zeroed behind the optimizer's back
-                self._thrown_away = True
-                self._computed.clear()
-            self._computed.append(self._current)
+        if news and self._grant.current is not None:
+            if news is News.FRESH and self._grant.computed:  # zeroed behind the optimizer's back
+                self._grant.thrown_away = True
+                self._grant.computed.clear()
+            self._grant.computed.append(self._grant.current)
 
     def _add_computed(self) -> None:
-        samples = sum([len(indices) for _, indices in self._computed])
+        samples = sum([len(indices) for _, indices in self._grant.computed])
         if samples:
-            self.replica.add(samples, last=not self._queue)
-            self._taken += self._computed
-            self._computed = []
-        self._current = None
+            self.replica.add(samples, last=not self._grant.queue)
+            self._grant.taken += self._grant.computed
+            self._grant.computed = []
+        self._grant.current = None
         if self.replica.densified is not None:
             name, self.replica.densified = self.replica.densified, None
             self._remark(f"the sparse gradient of parameter {name} is sent whole: with sparse=False it is made so")
@@ -164,14 +183,14 @@ class BatchLoop:
     def _push(self) -> None:
         edited = self._pushed < EDITS_WATCHED and self.replica.edited()
         self._pushed += 1
-        samples = sum([len(indices) for _, indices in self._taken])
+        samples = sum([len(indices) for _, indices in self._grant.taken])
         loss = None
-        if self._losses:
-            known = sum([count for _, count in self._losses])
-            loss = sum([value * count for value, count in self._losses]) / known if known else None
+        if self._grant.losses:
+            known = sum([count for _, count in self._grant.losses])
+            loss = sum([value * count for value, count in self._grant.losses]) / known if known else None
         kept = None
-        if samples < sum([allotment.samples for allotment in self._allotments]):
-            kept = [self._kept_of(number) for number in range(len(self._allotments))]
+        if samples < sum([allotment.samples for allotment in self._grant.allotments]):
+            kept = [self._kept_of(number) for number in range(len(self._grant.allotments))]
         gradient = self.replica.take(loss)
         if self.replica.closed:
             self._await_work()
@@ -187,7 +206,7 @@ class BatchLoop:
         self.replica.cross(compute_s, loss)
         if self._was_told_meanwhile():
             return
-        self._endpoint.send(Push(self._ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
+        self._endpoint.send(Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         answer = self._hear()
         # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
@@ -212,7 +231,7 @@ class BatchLoop:
         return self._find_server() if isinstance(message, Lost) else message
 
     def _kept_of(self, number: int) -> Indices:
-        parts = [indices for owner, indices in self._taken if owner == number]
+        parts = [indices for owner, indices in self._grant.taken if owner == number]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     # -- grants ------------------------------------------------------------------------------------------------------
@@ -228,7 +247,7 @@ class BatchLoop:
     def _find_server(self) -> ToWorker:
         self._greeting.again()
         self._endpoint.send(self._ready)
-        return Cancelled(self._ticket)
+        return Cancelled(self._grant.ticket)
 
     def _interruption(self, until: float = 0.0) -> ToWorker | None:
         """What ends the grant before its time, if anything comes until then."""
@@ -237,7 +256,7 @@ class BatchLoop:
             if self._endpoint.poll(max(0.0, remaining)):
                 message = self._hear()
                 self.replica.hear(message)
-                if isinstance(message, Work | Over) or message == Cancelled(self._ticket):
+                if isinstance(message, Work | Over) or message == Cancelled(self._grant.ticket):
                     return message
             elif remaining <= 0.0:
                 return None
@@ -277,7 +296,7 @@ class BatchLoop:
 
     def _ask_for_more(self) -> None:
         self._accumulates = True
-        self._endpoint.send(More(self._ticket))
+        self._endpoint.send(More(self._grant.ticket))
         answer = self._hear()
         while self.replica.hear(answer):
             answer = self._hear()
@@ -293,7 +312,7 @@ class BatchLoop:
 
     def _take_up(self, work: Work) -> None:
         now = perf_counter()
-        self._began = (now if work.sent_at is None else work.sent_at) + work.delay_s
+        self._began = now + work.delay_s
         self._read_at = max(now, self._began)
         self._target_s = work.compute_s
         self._drop_grant()
@@ -301,8 +320,8 @@ class BatchLoop:
         waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
-            self._endpoint.send(State(work.save, self._state.capture(self._ready.phase, over=False)))
-        self._ticket = work.ticket
+            self._endpoint.send(SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
+        self._grant.ticket = work.ticket
         self.position = work.position
         if self._on_work is not None:
             self._on_work(work.position)
@@ -315,26 +334,23 @@ class BatchLoop:
 
     def _drop_grant(self) -> None:
         self.replica.forget()
-        self._allotments, self._taken, self._computed, self._losses = [], [], [], []
-        self._queue.clear()
-        self._current = None
-        self._thrown_away = False
+        self._grant = GrantPieces(self._grant.ticket)
 
     def _enqueue(self, allotment: Allotment) -> None:
-        number = len(self._allotments)
-        self._allotments.append(allotment)
+        number = len(self._grant.allotments)
+        self._grant.allotments.append(allotment)
         pieces = pieces_of(allotment.indices, self._ready.batch_size, self._ready.least)
-        self._queue.extend([(number, piece) for piece in pieces])
-        self._batches = self._fetcher.batches(pieces)
+        self._grant.queue.extend([(number, piece) for piece in pieces])
+        self._grant.batches = self._fetcher.batches(pieces)
 
     def _finish(self, over: Over) -> None:
         self.over = over
         self.position = over.position
-        self._queue.clear()
+        self._grant.queue.clear()
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)
         if over.save is not None:
             # A run that ended in mid-phase is resumed in that phase.
-            self._endpoint.send(State(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
+            self._endpoint.send(SavedState(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
         if over.parameters is not None:
             self.replica.load(over.parameters)

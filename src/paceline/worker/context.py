@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.errors import OptionError, UserError
+from paceline.core.values import read
 from paceline.transport.base import Endpoint
 
 
@@ -88,17 +89,8 @@ def current() -> WorkerContext | None:
 def convert_option(name: str, text: str, default: Any) -> Any:
     """What `--set name=text` means for a script whose default is of a certain type."""
     kind = type(default)
-    if kind is bool:
-        flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if text.lower() not in flags:
-            raise OptionError(f"--set {name} takes true or false, not {text!r}")
-        return flags[text.lower()]
     if default is None or kind is str:
         return text
-    if kind not in (int, float):
+    if kind not in (bool, int, float):
         raise OptionError(f"--set {name}={text}: the script's default is a {kind.__name__}, which has no text form")
-    try:
-        return kind(text)
-    except ValueError:
-        words = {int: "a whole number", float: "a number"}
-        raise OptionError(f"--set {name} takes {words[kind]} such as {default}, not {text!r}") from None
+    return read(text, kind, f"--set {name}")

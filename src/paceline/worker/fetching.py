@@ -1,6 +1,5 @@
 """From sample numbers to batches: the user's data set and `DataLoader` settings, with the ledger as the sampler."""
 
-import difflib
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from paceline.core.errors import OptionError
 from paceline.core.ledger import Indices
+from paceline.core.values import nearest
 
 OWNED = {
     "batch_sampler": "the ledger decides which samples are whose",
@@ -19,7 +19,7 @@ OWNED = {
 }
 
 
-KNOWN = set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"} - set(OWNED)
+KNOWN = sorted(set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size", *OWNED})
 
 
 class _Pieces:
@@ -44,9 +44,7 @@ class Fetcher:
             if name in OWNED:
                 raise OptionError(f"batches() takes no {name}: {OWNED[name]}")
             if name not in KNOWN:
-                near = difflib.get_close_matches(name, KNOWN, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else "see torch.utils.data.DataLoader"
-                raise OptionError(f"batches() takes no {name}, nor does torch's DataLoader; {advice}")
+                raise OptionError(f"batches() takes no {name}, nor does torch's DataLoader; {nearest(name, KNOWN)}")
         self._dataset = dataset
         self._collate = loader_options.get("collate_fn") or default_collate
         self._whole = type(dataset) is TensorDataset and self._collate is default_collate

@@ -16,7 +16,7 @@ from paceline.core.errors import InternalError, OptionError
 from paceline.model.buffers import difference
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import GroupOptions, describe, group_options
-from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.model.spec import Gradient, ModelSpec, Parameters
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
 
@@ -73,8 +73,8 @@ class Replica:
         self._flat: list[torch.Tensor] | None = None  # the sum of the pieces so far
         self._missing: frozenset[int] = frozenset()
         self._samples = 0
-        self._options: Sequence[GroupOptions] = ()
-        self._options_of: list[GroupOptions] | None = None  # the groups as they were; None: look every time
+        # The options sent last, and the groups as they were then; None: look every time.
+        self._options: tuple[Sequence[GroupOptions], list[GroupOptions] | None] = ((), None)
 
     @property
     def buffers(self) -> list[torch.Tensor]:
@@ -225,18 +225,18 @@ class Replica:
         if flat is None:
             return None
         change = [_change(buffer, read) for buffer, read in zip(self.buffers, self._read_buffers, strict=True)]
-        return Gradient(flat, missing, self.options(), change, loss)
+        return Gradient.of(flat, missing, self.options(), change, loss)
 
     def options(self) -> Sequence[GroupOptions]:
         """The options of each group; the same object for as long as they are the same."""
-        groups, known = self.optimizer.param_groups, self._options_of
+        groups, (options, known) = self.optimizer.param_groups, self._options
         if known is None or len(known) != len(groups) or not all(map(_same_group, groups, known)):
-            self._options = group_options(self.optimizer)
+            options = group_options(self.optimizer)
             values = [value for group in groups for key, value in group.items() if key != "params"]
             # A tensor may be changed in place, which no comparison with itself would show.
             changeable = any(isinstance(value, torch.Tensor) for value in values)
-            self._options_of = None if changeable else [dict(group) for group in groups]
-        return self._options
+            self._options = options, None if changeable else [dict(group) for group in groups]
+        return options
 
 
 def _same_group(group: GroupOptions, known: GroupOptions) -> bool:

@@ -20,7 +20,7 @@ from paceline.core.errors import OptionError
 Options = list[dict[str, Any]]  # of each of the optimizer's groups, without its parameters
 
 
-class Start(NamedTuple):
+class SchedulerStart(NamedTuple):
     """Where a scheduler stood before the run moved it."""
 
     made: int
@@ -45,7 +45,7 @@ class RunScheduler:
         self._load = getattr(scheduler, "load_state_dict", None)
         self._made = max(0, getattr(scheduler, "last_epoch", 0))
         self._position = position
-        self._start: Start | None = None  # known from the first step on
+        self._start: SchedulerStart | None = None  # known from the first step on
         self._changed: set[str] = set()  # options that steps were seen to change
         self._granted = False
         _put_in_place(self, scheduler)
@@ -75,7 +75,7 @@ class RunScheduler:
         while self._made < target:
             before = _options(self._optimizer)
             if self._start is None:
-                self._start = Start(self._made, _state(self._scheduler), before)
+                self._start = SchedulerStart(self._made, _state(self._scheduler), before)
             self._made += 1
             self._advance()
             for old, new in zip(before, _options(self._optimizer), strict=False):

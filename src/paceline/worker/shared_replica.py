@@ -26,7 +26,7 @@ import torch
 from paceline.core.errors import OptionError
 from paceline.model.buffers import Changes, write_changes
 from paceline.model.regions import SLOTS, Region, Slot
-from paceline.model.store import Gradient, ModelSpec, Parameters
+from paceline.model.spec import Gradient, ModelSpec, Parameters
 from paceline.worker.replica import News, Replica
 
 HOOKED = 1 << 15  # elements from which on a copy while the gradient is in the cache saves more than the hook costs
@@ -317,7 +317,7 @@ class SlotReplica(Replica):
             change, finite = write_changes(self._stage.read_buffers(self.buffers), self.region.buffers, slot.changes)
         norm = _norm(self._gathered.flat) if finite else math.nan
         self._stage.deliver(self._slot, missing, extends=self._extends)
-        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
+        return Gradient.of(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
 
 
 def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from paceline.core.scenario.jitter import COMPUTE, DOWN, UP, Draw, draw_of, work
 BYTES_PER_S_OF_MBPS = 1e6 / 8
 
 
-class Pace(msgspec.Struct, frozen=True):
+class RateCourse(msgspec.Struct, frozen=True):
     """A worker's rate of progress over time, in steps: `rates[i]` holds until `edges[i]`, and 1 after the last."""
 
     edges: tuple[float, ...]
@@ -37,7 +37,7 @@ class Pace(msgspec.Struct, frozen=True):
         return at - start + left
 
 
-def pace_of(events: Iterable[ScenarioEvent]) -> Pace:
+def pace_of(events: Iterable[ScenarioEvent]) -> RateCourse:
     """The pace under these slow-downs and pauses; where several hold at once, their factors multiply."""
     spans = [(event.at, event.until, event.factor) for event in events]
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
@@ -45,7 +45,7 @@ def pace_of(events: Iterable[ScenarioEvent]) -> Pace:
     for edge in edges[:-1]:
         # A pause has no factor: nothing is done while it lasts.
         rates.append(math.prod(1 / factor if factor else 0.0 for begin, end, factor in spans if begin <= edge < end))
-    return Pace(tuple(edges), tuple(rates))
+    return RateCourse(tuple(edges), tuple(rates))
 
 
 class _Price(msgspec.Struct, frozen=True):

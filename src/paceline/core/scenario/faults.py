@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from paceline.core.scenario.toml_fields import Fields, nearest
+from paceline.core.scenario.toml_fields import Fields
+from paceline.core.values import nearest, shown
 
 Kind = Literal["slow", "pause", "crash", "rejoin", "join", "leave", "partition", "server_crash", "duplicate", "reorder"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -95,7 +96,7 @@ def _read_event(top: Fields, number: int, entry: Any, speeds: Mapping[str, float
     kind: Any = Fields(entry, top.source, where, known).text("kind", f"choose from {', '.join(KINDS)}")
     if kind not in SHAPES:
         fix = nearest(kind, KINDS)
-        raise Fields({}, top.source, where, ()).refusal(f"kind must be a known event, not {kind!r}", fix)
+        raise Fields({}, top.source, where, ()).refusal(f"kind must be a known event, not {shown(kind)}", fix)
     shape = SHAPES[kind]
     targets = () if shape.targets == "none" else _TARGETS
     fields = Fields(entry, top.source, f"{where} ({kind})", ("kind", "at", *shape.needs, *shape.may_have, *targets))
@@ -133,7 +134,7 @@ def _read_targets(fields: Fields, shape: _Shape) -> tuple[int | None, tuple[int,
     ids = fields.tables("workers")
     workers = tuple(fields.whole_value("workers", each, fix, at_least=0, at_most=MAX_WORKERS) for each in ids)
     if not workers or len(set(workers)) < len(workers):
-        raise fields.refusal(f"workers must be distinct ids, at least one, not {ids!r}", fix)
+        raise fields.refusal(f"workers must be distinct ids, at least one, not {shown(ids)}", fix)
     return None, workers
 
 
@@ -147,6 +148,8 @@ class _Story:
     def tell(self, event: ScenarioEvent, fields: Fields) -> ScenarioEvent:
         """Check an event against all that came before it; newcomers get their ids."""
         if event.kind == "join":
+            if self.known + event.count > MAX_WORKERS:
+                raise fields.refusal(f"count is {event.count}", f"a scenario holds 1 to {MAX_WORKERS} workers")
             newcomers = tuple(range(self.known, self.known + event.count))
             self.known += event.count
             return msgspec.structs.replace(event, workers=newcomers)

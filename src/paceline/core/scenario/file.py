@@ -17,9 +17,10 @@ import msgspec
 from paceline.core.errors import ScenarioError
 from paceline.core.scenario.faults import MAX_WORKERS, ScenarioEvent, read_events, read_speed
 from paceline.core.scenario.jitter import Jitter, read_jitter
-from paceline.core.scenario.toml_fields import Fields, nearest
-from paceline.core.scenario.traces import table_cell
+from paceline.core.scenario.toml_fields import Fields
+from paceline.core.scenario.traces import read_text, table_cell
 from paceline.core.scenario.words import describe
+from paceline.core.values import nearest, shortened, shown
 
 __all__ = [
     "Compute",
@@ -38,6 +39,7 @@ __all__ = [
 
 _TOP = ("seed", "compute", "network", "workers", "events", "run")
 _NO_JITTER = Jitter()
+MAX_PARTS = 1000  # dots on one side of an equals sign; a scenario needs one
 
 
 class Compute(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def builtin_names() -> list[str]:
 def builtin_text(name: str) -> str:
     """The file of a built-in scenario."""
     if name not in builtin_names():
-        raise ScenarioError(f"no built-in scenario {name!r}; {nearest(name, builtin_names())}")
+        raise ScenarioError(f"no built-in scenario {shown(name)}; {nearest(name, builtin_names())}")
     return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -109,14 +111,16 @@ def load(target: str | Path) -> Scenario:
         return parse(builtin_text(target), target, Path())
     path = Path(target)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ScenarioError(
-            f"no scenario {str(target)!r}: neither a file nor built in; {nearest(path.stem, builtin_names())}"
+            f"no scenario {shown(str(target))}: neither a file nor built in; {nearest(path.stem, builtin_names())}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error})"
-        raise ScenarioError(f"cannot read scenario {path}: {reason}; give the path of a TOML file") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(
+            f"cannot read scenario {shown(str(path))}: {reason}; give the path of a TOML file"
+        ) from error
     return _build(_toml(text, path.name), path.stem, path.parent, path.name)
 
 
@@ -167,9 +171,13 @@ def _folder() -> Traversable:
 
 def _toml(text: str, source: str) -> dict[str, Any]:
     try:
+        # The parser's time is quadratic in the parts of a dotted key.
+        if any(part.count(".") > MAX_PARTS for line in text.splitlines() for part in line.split("=")):
+            raise RecursionError
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{source} is not valid TOML: {error}; correct the syntax there") from error
+    except (ValueError, RecursionError) as error:  # numbers of too many digits and deep nesting among them
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
+        raise ScenarioError(f"{source} is not valid TOML: {reason}; correct the syntax there") from error
 
 
 def _build(data: dict[str, Any], name: str, folder: Path, source: str) -> Scenario:
@@ -246,7 +254,7 @@ def _table_speeds(top: Fields, folder: Path) -> dict[str, float]:
                 if kind != "trace" or len(parts) != 3:
                     fields = Fields(entry, top.source, f"[[{key}]] {number}", entry)
                     fix = "write a number such as 0.5, or trace:FILE:ROW:COLUMN"
-                    raise fields.refusal(f"speed must be a number or a cell of a table, not {spec!r}", fix)
+                    raise fields.refusal(f"speed must be a number or a cell of a table, not {shown(spec)}", fix)
                 file, row, column = parts
                 cells[spec] = table_cell(folder / file, row, column)
     largest = max(cells.values(), default=1.0)

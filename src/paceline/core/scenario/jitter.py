@@ -14,8 +14,9 @@ from typing import Literal
 
 import msgspec
 
-from paceline.core.scenario.toml_fields import Fields, nearest
+from paceline.core.scenario.toml_fields import Fields
 from paceline.core.scenario.traces import batch_factors
+from paceline.core.values import nearest, shown
 
 Kind = Literal["none", "lognormal", "exponential", "shifted_exponential", "trace"]
 FORMS = {
@@ -65,14 +66,15 @@ def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
             (sigma,) = _numbers(fields, spec, arguments, 1, fix)
             if not 0 <= sigma <= MAX_SIGMA:
                 raise fields.refusal(
-                    f"jitter {spec!r}: sigma must be >= 0 and <= {MAX_SIGMA:g}, not {sigma:g}", "0.1 is a usual value"
+                    f"jitter {shown(spec)}: sigma must be >= 0 and <= {MAX_SIGMA:g}, not {sigma:g}",
+                    "0.1 is a usual value",
                 )
             return Jitter(spec, kind, sigma=sigma) if sigma else Jitter(spec)
         case "shifted_exponential":
             minimum, mean = _numbers(fields, spec, arguments, 2, fix)
             if not 0 <= minimum < mean:
                 raise fields.refusal(
-                    f"jitter {spec!r}: MIN must be >= 0 and < MEAN, not {minimum:g} and {mean:g}",
+                    f"jitter {shown(spec)}: MIN must be >= 0 and < MEAN, not {minimum:g} and {mean:g}",
                     "such as shifted_exponential:0.5,1",
                 )
             return Jitter(spec, kind, minimum=minimum, mean=mean)
@@ -82,7 +84,9 @@ def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
             kept = f"trace:{file.name if file.is_absolute() else arguments}"
             return Jitter(kept, kind, rows=batch_factors(folder / file))
     known = kind in FORMS
-    raise fields.refusal(f"jitter {spec!r} is not a jitter", f"write {FORMS[kind]}" if known else nearest(kind, FORMS))
+    raise fields.refusal(
+        f"jitter {shown(spec)} is not a jitter", f"write {FORMS[kind]}" if known else nearest(kind, FORMS)
+    )
 
 
 def _numbers(fields: Fields, spec: str, arguments: str, count: int, fix: str) -> list[float]:
@@ -91,7 +95,7 @@ def _numbers(fields: Fields, spec: str, arguments: str, count: int, fix: str) ->
     except ValueError:
         numbers = []
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise fields.refusal(f"jitter {spec!r} needs {count} number{'s' * (count > 1)} after the colon", fix)
+        raise fields.refusal(f"jitter {shown(spec)} needs {count} number{'s' * (count > 1)} after the colon", fix)
     return numbers
 
 

@@ -32,8 +32,8 @@ class Direction:
 
 
 class Ways(msgspec.Struct, frozen=True):
-    """Both directions, and what befalls messages on them."""
+    """Both directions, and the faults that strike messages on them."""
 
     up: Direction
     down: Direction
-    mishaps: MessageFaults
+    faults: MessageFaults

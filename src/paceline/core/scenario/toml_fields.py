@@ -1,18 +1,11 @@
 """Checked reading of one table of a TOML file: a refusal names the file, the key, the value, the bound and the fix."""
 
-import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
 
 from paceline.core.errors import ScenarioError
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that leads from a mistyped name to the right one."""
-    choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(choices)}"
+from paceline.core.values import FINITE, nearest, shown
 
 
 class Fields:
@@ -22,12 +15,14 @@ class Fields:
         self.source = source
         self.where = where
         if not isinstance(data, dict):
-            raise self.refusal(f"must be a table of keys, not {data!r}", "write `key = value` lines below its header")
+            raise self.refusal(
+                f"must be a table of keys, not {shown(data)}", "write `key = value` lines below its header"
+            )
         self.data: dict[str, Any] = data
-        allowed = set(known)
+        allowed = sorted(known)
         for key in data:
             if key not in allowed:
-                raise self.refusal(f"has no key {key!r}", nearest(key, allowed))
+                raise self.refusal(f"has no key {shown(key)}", nearest(key, allowed))
 
     def refusal(self, problem: str, fix: str) -> ScenarioError:
         """The error to raise for this table."""
@@ -49,13 +44,14 @@ class Fields:
     ) -> float:
         """A finite number within bounds; without a default the key must be there."""
         value = self._given(key, fix, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.refusal(f"{key} must be a finite number, not {value!r}", fix)
+        # Compared, not converted: a whole number may be beyond what a float holds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -FINITE <= value <= FINITE:
+            raise self.refusal(f"{key} must be a finite number, not {shown(value)}", fix)
         if value <= above or value < at_least or value > at_most:
             bounds = [f"> {above:g}"] if above > -math.inf else []
             bounds += [f">= {at_least:g}"] if at_least > -math.inf else []
             bounds += [f"<= {at_most:g}"] if at_most < math.inf else []
-            raise self.refusal(f"{key} must be {' and '.join(bounds)}, not {value!r}", fix)
+            raise self.refusal(f"{key} must be {' and '.join(bounds)}, not {shown(value)}", fix)
         return float(value)
 
     def whole(self, key: str, fix: str, *, at_least: int, at_most: int, default: int | None = None) -> int:
@@ -65,23 +61,23 @@ class Fields:
     def whole_value(self, key: str, value: Any, fix: str, *, at_least: int, at_most: int) -> int:
         """The same check for a value that stands inside a list."""
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refusal(f"{key} must be a whole number, not {value!r}", fix)
+            raise self.refusal(f"{key} must be a whole number, not {shown(value)}", fix)
         if not at_least <= value <= at_most:
-            raise self.refusal(f"{key} must be from {at_least} to {at_most}, not {value}", fix)
+            raise self.refusal(f"{key} must be from {at_least} to {at_most}, not {shown(value)}", fix)
         return value
 
     def text(self, key: str, fix: str, default: str | None = None) -> str:
         """A string."""
         value = self._given(key, fix, default)
         if not isinstance(value, str):
-            raise self.refusal(f"{key} must be a string, not {value!r}", fix)
+            raise self.refusal(f"{key} must be a string, not {shown(value)}", fix)
         return value
 
     def tables(self, key: str) -> list[Any]:
         """The entries of a `[[key]]` list; none if it is absent."""
         value = self.data.get(key, [])
         if not isinstance(value, list):
-            raise self.refusal(f"{key} must be a list of tables, not {value!r}", f"head each with [[{key}]]")
+            raise self.refusal(f"{key} must be a list of tables, not {shown(value)}", f"head each with [[{key}]]")
         return value
 
     def _given(self, key: str, fix: str, default: Any) -> Any:

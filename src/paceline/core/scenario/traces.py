@@ -5,14 +5,16 @@ factors around 1 by division by the file's median: a trace gives the shape of th
 """
 
 import csv
+import io
 import math
 import statistics
 from pathlib import Path
 
 from paceline.core.errors import ScenarioError
-from paceline.core.scenario.toml_fields import nearest
+from paceline.core.values import nearest, shown
 
 TIME_COLUMNS = ("batch_time_norm", "seconds")
+MAX_BYTES = 256 << 20  # of a scenario or trace; no measurement of a cluster comes near it, and a device has no end
 
 
 def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
@@ -23,7 +25,7 @@ def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
     missing += [] if value_column else [" or ".join(TIME_COLUMNS)]
     if value_column is None or missing:
         raise ScenarioError(
-            f"trace {path} has no column {', '.join(missing)}, only {', '.join(filter(None, lines[0][1]))}; "
+            f"trace {path} has no column {', '.join(missing)}, only {', '.join(lines[0][1])}; "
             f"a trace of batch times needs worker, time and {' or '.join(TIME_COLUMNS)}"
         )
     times: dict[float, list[tuple[float, float]]] = {}
@@ -48,7 +50,7 @@ def table_cell(path: Path, row: str, column: str) -> float:
     lines = _lines(path)
     name_column, *columns = lines[0][1]
     if column not in columns:
-        raise ScenarioError(f"trace {path} has no column {column!r}; {nearest(column, columns)}")
+        raise ScenarioError(f"trace {path} has no column {shown(column)}; {nearest(column, columns)}")
     for number, line in lines:
         if line[name_column] == row:
             cell = _number(path, number, column, line[column])
@@ -57,19 +59,34 @@ def table_cell(path: Path, row: str, column: str) -> float:
                     f"trace {path}, line {number}: {column} must be > 0 to be a speed, not {cell:g}; take another cell"
                 )
             return cell
-    raise ScenarioError(f"trace {path} has no row {row!r}; {nearest(row, {line[name_column] for _, line in lines})}")
+    raise ScenarioError(
+        f"trace {path} has no row {shown(row)}; {nearest(row, dict.fromkeys(line[name_column] for _, line in lines))}"
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file of the scenario's, as text; one that is no text or too large raises ValueError, which says so."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text ({error})") from None
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV file by column name, each with its line number; at least one."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            lines = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""), restkey="", restval="")
+        lines = [(reader.line_num, {name: cell for name, cell in row.items() if name}) for row in reader]
+    except (OSError, ValueError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ScenarioError(f"cannot read trace {path}: {reason}; paths are relative to the scenario file") from error
-    if not lines:
+        raise ScenarioError(
+            f"cannot read trace {shown(str(path))}: {reason}; paths are relative to the scenario file"
+        ) from error
+    if not lines or not lines[0][1]:
         raise ScenarioError(f"trace {path} has no rows; it must be a CSV file with a header line and data below it")
     return lines
 
@@ -80,5 +97,7 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ScenarioError(f"trace {path}, line {line}: {column} must be a finite number, not {text!r}; correct it")
+        raise ScenarioError(
+            f"trace {path}, line {line}: {column} must be a finite number, not {shown(text)}; correct it"
+        )
     return value

@@ -29,7 +29,9 @@ from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.quick_start import leave_compiler_out
 from paceline.engines.local.worker_links import LAST_WORDS_S, WorkerLinks
 from paceline.engines.local.workload import unpacked
+from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a node may receive
 from paceline.strategies import Peer, build_peer
+from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
 from paceline.transport.base import Closed, Lost
 from paceline.transport.frames import Channel
 from paceline.transport.mail import Mail
@@ -46,10 +48,15 @@ def main() -> NoReturn:
     """Be what the command line says, and exit."""
     name, descriptor = sys.argv[1:]
     sys.argv[1:] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_compiler_out()
+    begin(name, int(descriptor))
+
+
+def begin(name: str, descriptor: int) -> NoReturn:
+    """Be the process of this name, in an interpreter that is like a fresh one, and exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
-    channel = Channel(socket.socket(fileno=int(descriptor)))
+    channel = Channel(socket.socket(fileno=descriptor))
     try:
         code = serve(channel) if name == "server" else work(channel)
     except Lost:

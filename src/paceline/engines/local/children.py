@@ -12,8 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlinked, encode
-from paceline.engines.local.output import Stage, Transcript
-from paceline.engines.local.processes import Process, import_path
+from paceline.engines.local.nursery import Nursery, import_path
+from paceline.engines.local.output import Console, Transcript
+from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import Workload
 from paceline.server.plan import Plan
 from paceline.strategies import is_peer
@@ -21,7 +22,7 @@ from paceline.strategies import is_peer
 Tell = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProcessPlace(msgspec.Struct, frozen=True):
     """Whose process it is."""
 
     worker: int
@@ -36,21 +37,24 @@ class Place(msgspec.Struct, frozen=True):
 class Children:
     """All processes that run the script."""
 
-    def __init__(self, plan: Plan, workload: Workload, stage: Stage, tell: Tell) -> None:
+    def __init__(
+        self, plan: Plan, workload: Workload, stage: Console, tell: Tell, nursery: Nursery | None = None
+    ) -> None:
         self._plan = plan
         self._workload = workload
         self._stage = stage
         self._tell = tell
+        self.nursery = nursery  # where processes start, unless they are fresh interpreters
         self._shares_memory = plan.config.transport == "shm"
         self._address: str | None = None  # of a server that listens
-        self._roleless: set[Place] = set()  # they wait for that address
-        self._tokens: dict[Place, str] = {}
-        self._codes: dict[Place, int] = {}  # of those that are gone
-        self.alive: dict[Place, Process] = {}
+        self._roleless: set[ProcessPlace] = set()  # they wait for that address
+        self._tokens: dict[ProcessPlace, str] = {}
+        self._codes: dict[ProcessPlace, int] = {}  # of those that are gone
+        self.alive: dict[ProcessPlace, Process] = {}
 
-    def start(self, place: Place) -> Process:
-        """A fresh process for this place."""
-        process = Process(place.name, self._stage, Transcript(self._plan.folder, place.name))
+    def start(self, place: ProcessPlace) -> Process:
+        """A new process for this place."""
+        process = Process(place.name, self._stage, Transcript(self._plan.folder, place.name), self.nursery)
         self.alive[place] = process
         self._tokens[place] = secrets.token_hex(16)
         if self._shares_memory:
@@ -83,7 +87,7 @@ class Children:
         for key in sorted(latest.keys() - {(place.worker, place.evaluator) for place in self.alive}):
             self._tell(self._exited(latest[key]), ())
 
-    def bury(self, place: Place) -> int:
+    def bury(self, place: ProcessPlace) -> int:
         """The process has ended, or does so here: nothing is left of it, and the server is told."""
         process = self.alive.pop(place)
         self._roleless.discard(place)
@@ -96,20 +100,20 @@ class Children:
         for process in self.alive.values():
             process.send(encode(Unlinked()))
 
-    def _link(self, place: Place, message: Role | Relinked) -> None:
+    def _link(self, place: ProcessPlace, message: Role | Relinked) -> None:
         """One end for the process, one for the server; neither outlives its owner."""
         theirs, servers = socket.socketpair()
         with theirs, servers:
             self._tell(self._linked(place), (servers.fileno(),))
             self.alive[place].send(encode(message), (theirs.fileno(),))
 
-    def _linked(self, place: Place) -> Linked:
+    def _linked(self, place: ProcessPlace) -> Linked:
         return Linked(place.worker, place.incarnation, place.evaluator, self.alive[place].pid, self._tokens[place])
 
-    def _exited(self, place: Place) -> Exited:
+    def _exited(self, place: ProcessPlace) -> Exited:
         return Exited(place.worker, place.incarnation, place.evaluator, self._codes[place])
 
-    def _role(self, place: Place) -> Role:
+    def _role(self, place: ProcessPlace) -> Role:
         config, workload = self._plan.config, self._workload
         return Role(
             worker=place.worker,

@@ -10,10 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.core.errors import PeerError
-from paceline.core.scenario.file import Scenario
-from paceline.core.settings import RunConfig, Transport
-from paceline.records.journal import Header
-from paceline.server.run_control import Cause, Progress
+from paceline.core.settings import Transport
+from paceline.server.plan import Cause, Plan, Progress
 
 Blame = Literal["user", "script", "peer", "internal"]
 
@@ -24,17 +22,11 @@ Blame = Literal["user", "script", "peer", "internal"]
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The first message: what to run."""
 
-    config: RunConfig
-    scenario: Scenario | None  # None: nothing is emulated
-    header: Header
-    journal: str | None
-    folder: str | None  # the run's own
-    workers: int
+    plan: Plan
     began: float | None = None  # by time.monotonic, which all processes of a machine share; None: not yet
     relay: bool  # every line of the journal is wanted, not only what a log shows
     restore: str | None = None  # the folder of the checkpoint to go on from
     append: bool = False  # a server before this one wrote the journal; this one goes on with it
-    transport: Transport = "shm"
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +73,7 @@ class Began(msgspec.Struct, frozen=True, tag=True):
     zero: float
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartWorker(msgspec.Struct, frozen=True, tag=True):
     """A worker joins, rejoins or is respawned."""
 
     worker: int
@@ -101,7 +93,7 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
     progress: Progress
 
 
-class Lines(msgspec.Struct, frozen=True, tag=True):
+class JournalLines(msgspec.Struct, frozen=True, tag=True):
     """Lines of the journal, as `relay` packs them."""
 
     data: bytes
@@ -125,7 +117,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     tables: bool = False  # it is not a model's but that of tables
 
 
-ToLauncher = Listening | Began | Start | Signal | Progressed | Lines | Failure | Finished
+ToLauncher = Listening | Began | StartWorker | Signal | Progressed | JournalLines | Failure | Finished
 
 
 # -- launcher to workers and evaluator ---------------------------------------------------------------------------------

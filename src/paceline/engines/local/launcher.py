@@ -14,19 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+from paceline.core.errors import InternalError, UserError
+from paceline.engines.local import nursery as nurseries
 from paceline.engines.local import relay
-from paceline.engines.local.children import Children, Place
+from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.control import (
     Began,
     Failure,
     Finished,
     Interrupt,
-    Lines,
+    JournalLines,
     Listening,
     Progressed,
     Setup,
     Signal,
-    Start,
+    StartWorker,
     ToServer,
     encode,
     for_launcher,
@@ -34,14 +36,17 @@ from paceline.engines.local.control import (
 from paceline.engines.local.interrupt_pipe import interrupts
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.outcome import Outcome
-from paceline.engines.local.output import Stage, Transcript
-from paceline.engines.local.processes import Process, how_it_ended
-from paceline.engines.local.workload import Workload
+from paceline.engines.local.output import Console, Transcript
+from paceline.engines.local.processes import Process
+from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
+from paceline.records.logs import Log
+from paceline.records.report import save_report
 from paceline.server.checkpoint import files as checkpoint
-from paceline.server.plan import Plan
-from paceline.server.run_control import Cause, Progress
+from paceline.server.exchange import Launched, Result
+from paceline.server.plan import Cause, Plan, Progress, how_it_ended
 from paceline.transport.frames import Frame
+from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
 LAST_STEPS_S = 10.0  # for a server that has said its last word
@@ -67,7 +72,7 @@ class Launcher:
         self._progress = progress
         self._began: float | None = None  # when the run's clock stood at zero
         self._loop = Loop()
-        self._stage = Stage()
+        self._stage = Console()
         self._children = Children(plan, workload, self._stage, self._tell_server)
         self._server: Process | None = None
         self._finished: Finished | None = None
@@ -84,8 +89,11 @@ class Launcher:
         with interrupts() as descriptor:
             try:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
+                self._take_nursery(descriptor)
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
+                if self._interrupts:  # before there was a server to tell
+                    self._tell_server(Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
@@ -95,32 +103,39 @@ class Launcher:
 
     # -- births ------------------------------------------------------------------------------------------------------
 
+    def _take_nursery(self, interrupts: int) -> None:
+        """Have one that is ready, and hear of interrupts meanwhile; without one processes are fresh interpreters."""
+        if self._plan.config.start == "fresh" or not nurseries.possible():
+            return
+        nursery = self._children.nursery = nurseries.take()
+        with contextlib.closing(Loop()) as waiting:
+            waiting.watch_descriptor(interrupts, lambda: self._on_interrupt(interrupts))
+            waiting.watch_descriptor(nursery.fileno(), nursery.listen)
+            while nursery.starting:
+                waiting.turn(None)
+
     def _start_server(self, restore: Path | None, *, append: bool) -> None:
         plan = self._plan
-        server = self._server = Process("server", self._stage, Transcript(plan.folder, "server"))
+        server = self._server = Process(
+            "server", self._stage, Transcript(plan.folder, "server"), self._children.nursery
+        )
         self._loop.watch(server, self._on_server_word, lambda: self._on_server_exit(server))
         setup = Setup(
-            config=plan.config,
-            scenario=plan.scenario,
-            header=plan.header,
-            journal=None if plan.journal is None else os.fspath(plan.journal),
-            folder=None if plan.folder is None else os.fspath(plan.folder),
-            workers=plan.workers,
+            plan=plan,
             began=self._began,
             relay=self._sink is not None or logger.isEnabledFor(logging.DEBUG),
             restore=None if restore is None else os.fspath(restore),
             append=append,
-            transport=plan.config.transport,
         )
         self._tell_server(setup)
 
     def _start_children(self) -> None:
         for worker in range(self._plan.workers):
-            self._start(Place(worker, 0))
+            self._start(ProcessPlace(worker, 0))
         if self._plan.config.evaluate_every is not None:
-            self._start(Place(self._plan.workers, 0, evaluator=True))
+            self._start(ProcessPlace(self._plan.workers, 0, evaluator=True))
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: ProcessPlace) -> None:
         process = self._children.start(place)
         self._loop.watch(process, self._on_child_word, lambda: self._on_exit(place))
 
@@ -133,15 +148,15 @@ class Launcher:
     def _on_server_word(self, frame: Frame) -> None:
         message = for_launcher(frame.data)
         match message:
-            case Lines():
+            case JournalLines():
                 for line in relay.unpacked(message):
                     self._write(line)
             case Progressed():
                 if self._progress is not None:
                     self._progress(message.progress)
-            case Start():
+            case StartWorker():
                 if self._finished is None and not self._interrupts:
-                    self._start(Place(message.worker, message.incarnation))
+                    self._start(ProcessPlace(message.worker, message.incarnation))
             case Signal():
                 self._signal(message.worker, message.number)
             case Listening():
@@ -234,7 +249,7 @@ class Launcher:
             return True
         return False
 
-    def _on_exit(self, place: Place) -> None:
+    def _on_exit(self, place: ProcessPlace) -> None:
         process = self._children.alive[place]
         asked = self._kill_at.pop(process, None) is not None
         code = self._children.bury(place)
@@ -292,8 +307,34 @@ class Launcher:
             if self._model is not None:
                 last_steps.callback(os.close, self._model)
             last_steps.callback(self._loop.close)
+            if self._children.nursery is not None:
+                last_steps.callback(nurseries.give_back, self._children.nursery)
             for process in self._processes():
                 last_steps.callback(process.bury)
 
 
 _CHECKPOINT_HINT = "--checkpoint-every 100v would make some (in the run's folder, see --runs-dir)"
+
+
+def launch(
+    train: Callable[[], None], plan: Plan, sink: Sink | None, progress: Callable[[Progress], None] | None
+) -> Launched:
+    """Run on processes of this machine; what the run wrote is in its folder, its result comes back."""
+    if context.current() is not None:
+        raise UserError(
+            "launch() was called inside a worker of another run: run the file that calls it with `python`, not with "
+            "`paceline run`, or leave the call out"
+        )
+    outcome = Launcher(plan, packed(train), Log(), sink, progress).run()
+    with contextlib.closing(outcome):
+        report = outcome.report
+        if report is not None:
+            save_report(report, plan.folder)
+        outcome.raise_failure()
+        if report is None:
+            raise InternalError(f"the run ended ({outcome.cause}) without a report")
+        state = outcome.state()
+        if not outcome.tables or state is None:
+            return Launched(report, outcome.cause, Result(state))
+        tables = {name: tensor.numpy() for name, tensor in state.items()}
+        return Launched(report, outcome.cause, Result(tables=tables))

@@ -10,7 +10,7 @@ from safetensors.torch import load
 from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
 from paceline.engines.local.control import Failure
 from paceline.records.report import Report
-from paceline.server.run_control import Cause
+from paceline.server.plan import Cause
 
 _ERRORS: dict[str, type[PacelineError]] = {
     "user": UserError,

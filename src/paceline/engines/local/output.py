@@ -16,7 +16,7 @@ READ = 65536
 Target = Literal["stdout", "stderr"]
 
 
-class Stage:
+class Console:
     """The launcher's own streams. Looked up at each line, so that a progress bar or a redirection that wraps them is
     obeyed. Once a failure is known nothing more is shown, so that its cause is what a person reads first."""
 

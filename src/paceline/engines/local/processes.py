@@ -1,8 +1,8 @@
-"""Child processes: fresh interpreters that lead process groups of their own and speak over private sockets.
+"""Child processes: forks of a nursery, or fresh interpreters, that lead sessions of their own and have private sockets.
 
-Never forks: a fork would copy the threads' locks and the random state of whoever called `launch`. Nothing has a name in
-the file system. Being a leader of its own session keeps a terminal's Ctrl-C from a child, and lets the launcher end it
-together with whatever it started.
+Never forks of this process: they would copy the threads' locks and the random state of whoever called `launch`. Nothing
+has a name in the file system. Being a leader of its own session keeps a terminal's Ctrl-C from a child, and lets the
+launcher end it together with whatever it started.
 """
 
 import contextlib
@@ -10,51 +10,49 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from paceline.engines.local import nursery as nurseries
 from paceline.engines.local import scratch
-from paceline.engines.local.output import Stage, Target, Transcript, Voice
+from paceline.engines.local.nursery import Nursery, import_path
+from paceline.engines.local.output import Console, Target, Transcript, Voice
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 
-# The child imports what this process would, whatever its sys.path has become; -P keeps the current folder out of it.
 _BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.child import main; main()"
 
 
 class Process:
     """One child."""
 
-    def __init__(self, name: str, stage: Stage, transcript: Transcript) -> None:
+    pid: int  # its number, and that of its process group
+
+    def __init__(self, name: str, stage: Console, transcript: Transcript, nursery: Nursery | None = None) -> None:
+        """Start it, from the nursery if there is one that can."""
         self.name = name
         self.code: int | None = None  # how it ended, once it has
-        ours, theirs = socket.socketpair()
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BEGIN.format(path=import_path()), name, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # what a script prints is shown when it prints it
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.channel = Channel(ours)
-        self.handle = _handle(self.pid)
         self._transcript = transcript
+        self._popen: subprocess.Popen[bytes] | None = None  # of a fresh interpreter
+        self._outputs: list[int] = []
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            inputs = []
+            for _ in range(2):
+                reader, writer = os.pipe()
+                ours.callback(os.close, reader)
+                theirs.callback(os.close, writer)
+                self._outputs.append(reader)
+                inputs.append(writer)
+            born = None if nursery is None else nursery.start(name, *inputs)
+            if born is None:
+                control, self._popen = _fresh(name, *inputs)
+                self.pid = self._popen.pid
+            else:
+                self.pid, control = born
+            ours.pop_all()
+        self.channel = Channel(control)
+        self.handle = _handle(self.pid)
         self.voices = [self._voice("stdout", stage), self._voice("stderr", stage)]
-
-    @property
-    def pid(self) -> int:
-        """Its number, and that of its process group."""
-        return self._popen.pid
 
     @property
     def alive(self) -> bool:
@@ -86,29 +84,50 @@ class Process:
             return self.code
         group = scratch.group_of(self.pid)
         self.signal(signal.SIGKILL)
-        self.code = self._popen.wait()
+        self.code = self._popen.wait() if self._popen is not None else _wait(self.pid)
+        nurseries.reap_group(self.pid)
         with contextlib.ExitStack() as last_steps:  # all are taken, from the last to the first, whichever fails
             last_steps.callback(scratch.clear, self.pid, group)
             last_steps.callback(self._transcript.close)
             last_steps.callback(self.channel.close)
             if self.handle is not None:
                 last_steps.callback(os.close, self.handle)
-            for pipe in (self._popen.stdout, self._popen.stderr):
-                if pipe is not None:
-                    last_steps.callback(pipe.close)
+            for pipe in self._outputs:
+                last_steps.callback(os.close, pipe)
             for voice in reversed(self.voices):
                 last_steps.callback(voice.finish)
         return self.code
 
-    def _voice(self, target: Target, stage: Stage) -> Voice:
-        pipe = self._popen.stdout if target == "stdout" else self._popen.stderr
+    def _voice(self, target: Target, stage: Console) -> Voice:
         show: Callable[[str], None] = lambda line: stage.show(f"[{self.name}] ", line, target)  # noqa: E731
-        return Voice(pipe.fileno() if pipe is not None else -1, show, self._transcript)
+        return Voice(self._outputs[0 if target == "stdout" else 1], show, self._transcript)
 
 
-def import_path() -> list[str]:
-    """What a child is to import from."""
-    return [folder for folder in sys.path if isinstance(folder, str)]
+def _fresh(name: str, stdout: int, stderr: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """A fresh interpreter, and the launcher's end of its control socket."""
+    ours, theirs = socket.socketpair()
+    try:
+        return ours, subprocess.Popen(
+            [*nurseries.command(_BEGIN.format(path=import_path())), name, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            env=nurseries.environment(),
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def _wait(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # the caller's SIGCHLD handler was first; `subprocess` says the same of such a child
+        return 0
 
 
 def end_own_group() -> NoReturn:

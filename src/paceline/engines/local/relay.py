@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.engines.local.control import Lines
+from paceline.engines.local.control import JournalLines
 from paceline.records.journal import Line, Observation
 from paceline.records.logs import LEVELS
 
@@ -24,7 +24,7 @@ class Relay:
     """The server's end: a sink for the journal's lines. Whoever has it calls `flush` before anything that ends a run,
     and whenever there is nothing else to do."""
 
-    def __init__(self, send: Callable[[Lines], None], *, everything: bool) -> None:
+    def __init__(self, send: Callable[[JournalLines], None], *, everything: bool) -> None:
         self._send = send
         self._everything = everything
         self._waiting: list[Line] = []
@@ -44,10 +44,10 @@ class Relay:
     def flush(self) -> None:
         """Send what waits."""
         if self._waiting:
-            self._send(Lines(_encoder.encode(self._waiting)))
+            self._send(JournalLines(_encoder.encode(self._waiting)))
             self._waiting.clear()
 
 
-def unpacked(message: Lines) -> list[Line]:
+def unpacked(message: JournalLines) -> list[Line]:
     """The launcher's end: the lines of a parcel."""
     return _decoder.decode(message.data)

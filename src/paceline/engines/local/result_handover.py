@@ -4,7 +4,7 @@ import contextlib
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -14,18 +14,16 @@ import torch
 
 from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
 from paceline.engines.local import control
-from paceline.model.store import Store, model_state, state_of
-from paceline.server.run_control import Conduct, Tables
-from paceline.transport.messages import Failed
+from paceline.server.exchange import Result
 
 
-def trained_state(store: Store | None, tables: Tables | None) -> dict[str, torch.Tensor] | None:
+def trained_state(left: Result) -> dict[str, torch.Tensor] | None:
     """The model's state, each key with a tensor of its own: tied ones are foreign to the file format. Or the tables."""
-    if tables is not None:
-        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in tables.snapshot().items()}
-    if store is None:
+    if left.tables is not None:
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in left.tables.items()}
+    if left.model is None:
         return None
-    return {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in model_state(store).items()}
+    return {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in left.model.items()}
 
 
 @contextlib.contextmanager
@@ -57,18 +55,17 @@ def save_result(data: bytes, folder: Path, name: str) -> str | None:
     return None
 
 
-def save_nodes(conduct: Conduct, folder: Path) -> str | None:
+def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -> str | None:
     """Each node's own model, in a run without a server; what is wrong if one cannot be written."""
-    if conduct.store_or_none is None or not conduct.node_models:
+    if not models:
         return None
     nodes = folder / "nodes"
     try:
         nodes.mkdir(exist_ok=True)
     except OSError as error:
         return f"cannot make {nodes}: {error.strerror}"
-    for node, model in conduct.node_models.items():
-        state = {key: t.clone(memory_format=torch.contiguous_format)
-                 for key, t in state_of(conduct.store.spec, *model).items()}  # fmt: skip
+    for node, model in models.items():
+        state = {key: t.clone(memory_format=torch.contiguous_format) for key, t in model.items()}
         complaint = save_result(safetensors.torch.save(state), nodes, str(node))
         if complaint is not None:
             return complaint
@@ -86,11 +83,3 @@ def as_failure(error: Exception) -> control.Failure:
             return control.Failure(blame, str(error), notes)
     text = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     return control.Failure("internal", text, notes or traceback.format_exc())
-
-
-def as_error(message: Failed) -> Exception:
-    """What a worker said of its script, as what ends the run."""
-    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
-    error = kinds[message.blame](message.text)
-    error.add_note(message.traceback)
-    return error

@@ -6,14 +6,15 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.engines.local import scratch
 from paceline.engines.local.control import Exited, Linked
-from paceline.engines.local.members import Member
+from paceline.model.regions import Region
+from paceline.server.engine import EVALUATOR
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
-from paceline.transport.messages import ToServer
+from paceline.transport.messages import ToServer, ToWorker
 from paceline.transport.shm import ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub
 
@@ -22,15 +23,53 @@ WRITE_S = 0.001  # between two attempts to write to a link that was full
 Place = tuple[int, int, bool]  # worker, incarnation, whether it is the evaluator
 
 
+class Link(Protocol):
+    """The server's end of one process's link."""
+
+    @property
+    def region(self) -> Region | None: ...
+
+    @property
+    def wants_write(self) -> bool: ...
+
+    def flush(self) -> None: ...
+
+    def deliver(self, message: ToWorker) -> None: ...
+
+    def collect(self) -> ToServer | None: ...
+
+    def close(self) -> None: ...
+
+
+class Member:
+    """One process that runs the script: a worker, or the evaluator."""
+
+    def __init__(self, worker: int, incarnation: int, pid: int, link: Link, *, evaluator: bool) -> None:
+        self.number = EVALUATOR if evaluator else worker
+        self.incarnation = incarnation
+        self.pid = pid
+        self.link = link
+        self.hung_up = False  # its link is closed
+
+    @property
+    def name(self) -> str:
+        return "the evaluator" if self.number == EVALUATOR else f"worker {self.number}"
+
+
 class ServerLinks:
     """Who is linked, and what has come from whom."""
 
     def __init__(
-        self, channel: Channel, on_control: Callable[[], None], hear: Callable[[Member, ToServer], None], *, exact: bool
+        self,
+        channel: Channel,
+        on_control: Callable[[], None],
+        on_message: Callable[[Member, ToServer], None],
+        *,
+        exact: bool,
     ) -> None:
         """`exact`: waits end in time; others may take a millisecond longer, and are for any number of workers."""
         self._channel = channel
-        self._hear = hear
+        self._on_message = on_message
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
         self._processes: dict[Place, Member] = {}
@@ -71,8 +110,8 @@ class ServerLinks:
         del self._processes[place], self._by_link[id(member.link)]
         return member
 
-    def hear_out(self, member: Member) -> None:
-        """Hear what a process has said so far."""
+    def drain(self, member: Member) -> None:
+        """Take in what a process has said so far."""
         if self._hub is not None:
             self._pump()
         self._drain(member)
@@ -129,8 +168,7 @@ class ServerLinks:
         try:
             link.listen()
             while not member.hung_up and (message := link.heard()) is not None:
-                if not member.gone:
-                    self._hear(member, message)
+                self._on_message(member, message)
         except Lost:
             self._unregister(member)
 
@@ -140,8 +178,7 @@ class ServerLinks:
             return
         try:
             while (message := member.link.collect()) is not None:
-                if not member.gone:
-                    self._hear(member, message)
+                self._on_message(member, message)
         except Lost:
             self._unregister(member)  # its process's end is the launcher's to report
 

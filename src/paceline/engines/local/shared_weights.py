@@ -15,10 +15,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.engines.local.members import Member, region_of
+from paceline.engines.local.server_links import Member
 from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.model.regions import RegionLayout, parameters_in
-from paceline.model.store import Parameters, Store
+from paceline.model.spec import Parameters
+from paceline.model.store import Store
 from paceline.transport.shm import ShmServerEnd, anonymous_file
 
 PATIENCE_S = 1.0  # with a worker that reads, beside what its bytes take
@@ -51,9 +52,9 @@ class SharedWeights:
     def version_for(self, member: Member) -> Parameters | None:
         """The current version for a worker that waits for it; None if it is to have a copy."""
         store = self._store
-        if store is None or self._over or member.computing or member not in self._borrowers:
+        region = member.link.region
+        if store is None or region is None or self._over or member not in self._borrowers:
             return None
-        region = region_of(member)
         store.write_buffers(region.buffers)
         region.lent = True
         self._reading.append(member)
@@ -64,7 +65,7 @@ class SharedWeights:
         if not self._reading or self._store is None:
             return
         until = time.monotonic() + PATIENCE_S + self._store.nbytes / SLOW_BYTES_PER_S
-        while reading := [member for member in self._reading if not member.gone and region_of(member).lent]:
+        while reading := [member for member in self._reading if _reads(member)]:
             if time.monotonic() > until:
                 self._end(self._store, reading)
                 break
@@ -96,3 +97,8 @@ class SharedWeights:
         store.move_home()
         names = ", ".join(member.name for member in reading)
         self._remark(f"{names} did not read a version in time: from here on every worker gets a copy of its own")
+
+
+def _reads(member: Member) -> bool:
+    region = member.link.region
+    return not member.hung_up and region is not None and region.lent

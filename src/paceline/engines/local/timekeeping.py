@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from paceline.model.store import Gradient, Merged, ModelSpec, Store
+from paceline.core.updates import Merged, PushRef
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Store
 
 LONG_BYTES = 1 << 20  # of a model whose steps are worth a system call each
 
@@ -22,10 +24,6 @@ class Clock:
 
     def now(self) -> float:
         return 0.0 if self.zero is None else time.monotonic() - self.zero
-
-    def on_host(self, at: float) -> float:
-        """A second of the run on the clock that all processes of the host have in common."""
-        return at if self.zero is None else self.zero + at
 
 
 class Effort:
@@ -59,11 +57,9 @@ class TimedStore(Store):
         self._effort = effort
         self._clock = effort.clock_for(self.nbytes)
 
-    def apply(
-        self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
-    ) -> Merged:
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
         began = self._clock()
-        merged = super().apply(gradients, weights, samples, stock=stock)
+        merged = super().apply(pushes, weights, stock=stock)
         self._effort.apply_s += self._clock() - began
         return merged
 

@@ -1,45 +1,139 @@
 """Light workers: cost only, no script. They make clusters of 100,000."""
 
-from paceline.core.errors import OptionError
+import math
+
+import msgspec
+
+from paceline.core.errors import OptionError, ScenarioError
 from paceline.core.ledger import Tally
 from paceline.core.scenario.costs import crossing_is_free
+from paceline.core.scenario.faults import ScenarioEvent
 from paceline.core.scenario.file import Scenario, as_data
 from paceline.engines.sim.kernel import Kernel
-from paceline.engines.sim.virtual_cluster import Flight, VirtualCluster
 from paceline.records.journal import Header, Sink
 from paceline.server.coordinator import Coordinator
+from paceline.server.emulation import Emulation, Timing
 from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies import canonical
 from paceline.strategies.base import Strategy
 
 
-class LightCluster(VirtualCluster):
+class Flight(msgspec.Struct, gc=False):
+    """One grant on its way: the model travels down, the worker computes, the gradient travels up."""
+
+    order: GrantOrder
+    timing: Timing
+    bytes_down: int
+
+
+class LightCluster:
     """Workers that compute nothing and take the scenario's time for it."""
 
+    coordinator: Coordinator
+
     def __init__(self, kernel: Kernel, scenario: Scenario, work: int, model_bytes: int) -> None:
-        super().__init__(kernel, scenario)
+        self.kernel = kernel
+        self.scenario = scenario
+        self.emulation = Emulation(scenario)
         self._work = work
         self._bytes = model_bytes
-        self._started = False
-
-    def admit(self, worker: int) -> None:
-        if self._started:
-            self.coordinator.join(worker, self._work, self.kernel.now)
+        self._flights: dict[int, Flight] = {}
+        self._gone: set[int] = set()
 
     def begin(self) -> None:
-        super().begin()
-        self._started = True
-        for worker in self.coordinator.seats:
+        """Start the workers of the scenario and schedule its events."""
+        for event in self.scenario.events:
+            if event.kind == "server_crash":
+                raise ScenarioError("the sim engine has no server process to crash: remove the server_crash event")
+            self.kernel.at(event.at, self._strike, event)
+        for worker in range(self.scenario.count):
+            self.coordinator.workers.admit(worker, 0)
+        for worker in range(self.scenario.count):
             self.coordinator.join(worker, self._work, 0.0)
 
-    def push_bytes(self, order: GrantOrder) -> tuple[int, int]:  # noqa: ARG002 - all models are alike
-        return self._bytes, self._bytes
+    def _start(self, worker: int) -> None:
+        before = self.coordinator.records.get(worker)
+        self._gone.discard(worker)
+        self.coordinator.workers.admit(worker, 0 if before is None else before.incarnation + 1)
+        self.coordinator.join(worker, self._work, self.kernel.now)
 
-    def computed(self, flight: Flight) -> None:
-        order = flight.order
-        self.send_up(
-            flight, PushArrival(order.worker, order.incarnation, order.ticket, order.allotment.samples, 0.0, 0.0)
-        )
+    def _strike(self, event: ScenarioEvent) -> None:
+        """Carry a scenario's event out; slow-downs, pauses and cut links are in the times already."""
+        at = self.kernel.now
+        for target in event.workers or (None,):
+            self.coordinator.observe(at, "scenario", event.as_data(), target)
+        for worker in event.workers:
+            if event.kind in ("crash", "leave") and worker not in self._gone:
+                self._gone.add(worker)
+                self._flights.pop(worker, None)
+                self.coordinator.leave(worker, event.kind, at)
+            elif event.kind in ("rejoin", "join"):
+                if event.kind == "join":
+                    self.emulation.times.add_worker(worker, event.speed)
+                self._start(worker)
+
+    # -- what the coordinator decides --------------------------------------------------------------------------------
+
+    def grant(self, order: GrantOrder) -> None:
+        """Send the model down and let the worker compute."""
+        down = self._bytes if order.fresh else 0
+        timing = self.emulation.grant(order.worker, order.allotment.samples, down, order.at)
+        flight = self._flights[order.worker] = Flight(order, timing, down)
+        self.kernel.at(timing.end, self._computed, flight)
+
+    def _computed(self, flight: Flight) -> None:
+        """The worker's computing time is over: its push sets out."""
+        order, timing, now = flight.order, flight.timing, self.kernel.now
+        if self._flights.get(order.worker) is not flight:
+            return
+        moments = self.emulation.arrivals(order.worker, timing.attempt, self._bytes, now)
+        arrival = PushArrival(
+            order.worker, order.incarnation, order.ticket, order.allotment.samples, now - timing.begin,
+            timing.delay_s + (moments[0] - now), self._bytes, flight.bytes_down,
+        )  # fmt: skip
+        self.bring(arrival)
+        for moment in moments:
+            self.kernel.at(moment, self._arrived, arrival)
+
+    def bring(self, arrival: PushArrival) -> None:
+        """What a push brings: nothing, unless somebody makes noise of it."""
+
+    def _arrived(self, arrival: PushArrival) -> None:
+        """The push is there; one whose worker went on the way is not."""
+        worker = arrival.worker
+        if self.coordinator.records[worker].incarnation != arrival.incarnation or worker in self._gone:
+            return
+        flight = self._flights.get(worker)
+        if flight is not None and flight.order.ticket == arrival.ticket:
+            del self._flights[worker]
+        self.coordinator.arrive(self.kernel.now, arrival)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """The grant is void; a push that already set out crosses the cancellation and is refused on arrival."""
+        flight = self._flights.get(worker)
+        if flight is not None and flight.order.ticket == ticket:
+            del self._flights[worker]
+
+    def set_timer(self, name: str, at: float | None, generation: int) -> None:
+        """Wake the strategy at that time."""
+        if at is not None and at < math.inf:
+            self.kernel.at(at, self._ring, (name, generation))
+
+    def _ring(self, timer: tuple[str, int]) -> None:
+        self.coordinator.fire(*timer, self.kernel.now)
+
+    def on_version(self, version: int, at: float) -> None:
+        """Nobody measures anything."""
+
+    def on_work_used_up(self) -> None:
+        """The run is over."""
+        self.kernel.stop()
+
+    def on_divergence(self, text: str) -> None:
+        """There is no loss."""
+
+    def on_nonfinite(self) -> None:
+        """There is no gradient."""
 
 
 class DirectCluster(LightCluster):
@@ -50,13 +144,14 @@ class DirectCluster(LightCluster):
         self._tries = [0] * scenario.count
         self._void: set[int] = set()  # tickets taken back before their time was over
         self._arrived_call = self._arrived_directly  # one for all: each pending call would keep its own
+        self._compute_s = self.emulation.times.compute_s
 
-    def order(self, order: GrantOrder) -> None:
+    def grant(self, order: GrantOrder) -> None:
         worker, at, tries = order.worker, order.at, self._tries
         attempt = tries[worker]
         tries[worker] = attempt + 1
         samples, size = order.allotment.samples, self._bytes
-        end = at + self.times.compute_s(worker, attempt, samples, at)
+        end = at + self._compute_s(worker, attempt, samples, at)
         down = size if order.fresh else 0
         arrival = PushArrival(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
         self.kernel.at(end, self._arrived_call, arrival)
@@ -100,7 +195,6 @@ def simulate(
     kernel = Kernel()
     cluster = make_cluster(kernel, scenario, work, model_bytes)
     coordinator = cluster.coordinator = Coordinator(strategy, cluster, sink, max_versions=max_versions)
-    coordinator.on_over = kernel.stop
     coordinator.model_bytes = model_bytes
     coordinator.open(Tally(samples if samples is not None else 1 << 62), work * scenario.count)
     if sink is not None:
@@ -109,7 +203,7 @@ def simulate(
     stopped = kernel.run(max_seconds)
     over = coordinator.phase_over
     coordinator.stop(kernel.now, "the run's data is used up" if over else "the run's limit was reached")
-    coordinator.observe_end("done" if over else "limit" if stopped else "stopped")
+    coordinator.observe_end(kernel.now, "done" if over else "limit" if stopped else "stopped")
     return coordinator
 
 

@@ -17,42 +17,27 @@ import platform
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
 from paceline._version import __version__
 from paceline.core.errors import CheckpointError
+from paceline.core.updates import Contents
 from paceline.model import tensor_files
-from paceline.model.regions import dtype_of
-from paceline.model.store import ModelSpec, Store, StoreSnapshot
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
-from paceline.tables.spec import TableSpec
 
 FORMAT = 1
 FOLDER = "checkpoints"
-HEAD, MODEL, OPTIMIZER, SERVER = "checkpoint.json", "model.safetensors", "optimizer.safetensors", "server.safetensors"
-TABLES = "tables.safetensors"
+HEAD = "checkpoint.json"
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
 UNFINISHED, DISCARDED = ".writing-", ".removing-"  # beginnings of names that no reader looks at
 READ_BYTES = 1 << 20
-
-
-MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], Store]
-
-
-class Tables(Protocol):
-    """What a run on tables has instead of a store."""
-
-    @property
-    def specs(self) -> Sequence[TableSpec]: ...
-
-    def shards(self) -> Mapping[str, Sequence[Any]]: ...
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -68,10 +53,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     written: str  # the hour
     versions: dict[str, str]
-    spec: ModelSpec | None = None  # None: of tables
-    tables: list[TableSpec] = []
     run: RunSnapshot
-    optimizer: dict[str, Any] = {}
+    spec: Any = None  # what these three mean is for whoever holds the weights to say
+    tables: Any = None
+    optimizer: Any = None
     engine: dict[str, Any]  # whatever the engine adds: the phase, evaluations, options in force
     files: dict[str, FileSum]
 
@@ -88,10 +73,8 @@ class Checkpointer:
         self._head: dict[str, Any] = {}
         self._files: dict[str, FileSum] = {}
 
-    def begin(
-        self, run: RunSnapshot, contents: Store | Tables, engine: Mapping[str, Any], workers: Iterable[int]
-    ) -> None:
-        """Write the model or the tables as they are at this moment; the states of these workers are to follow."""
+    def begin(self, run: RunSnapshot, contents: Contents, engine: Mapping[str, Any], workers: Iterable[int]) -> None:
+        """Write the weights as they are at this moment; the states of these workers are to follow."""
         self.abandon()
         self.number, self.waiting = run.version, set(workers)
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
@@ -99,28 +82,11 @@ class Checkpointer:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean()
             self._place.mkdir()
-            head = self._write_model(contents) if isinstance(contents, Store) else self._write_tables(contents)
-            self._head = {**head, "run": msgspec.to_builtins(run), "engine": engine}
+            for name, tensors in contents.files.items():
+                self._write_tensors(name, tensors)
+            self._head = {**contents.head, "run": msgspec.to_builtins(run), "engine": engine}
         except OSError as error:
             raise self._cannot_write(error) from error
-
-    def _write_model(self, store: Store) -> dict[str, Any]:
-        taken = store.snapshot()
-        model, beside = _sorted_out(store.spec, taken)
-        self._write_tensors(MODEL, model)
-        self._write_tensors(OPTIMIZER, taken.optimizer_tensors)
-        if beside:
-            self._write_tensors(SERVER, beside)
-        return {"spec": msgspec.to_builtins(store.spec), "optimizer": taken.optimizer}
-
-    def _write_tables(self, tables: Tables) -> dict[str, Any]:
-        named = {
-            f"{name}.{number}": torch.from_numpy(shard)
-            for name, shards in tables.shards().items()
-            for number, shard in enumerate(shards)
-        }
-        self._write_tensors(TABLES, named)
-        return {"tables": msgspec.to_builtins(list(tables.specs))}
 
     def state(self, number: int, worker: int, data: bytes) -> bool:
         """A worker's own state; True if it was the last that the checkpoint under way lacked."""
@@ -226,52 +192,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
         name = _of_worker(worker)
         return (self.path / name).read_bytes() if name in self.head.files else None
 
-    def require_spec(self, spec: ModelSpec) -> None:
-        """The model to go on with must be the one that was saved."""
-        if self.head.spec is None:
-            raise CheckpointError(
-                f"{self.path} is of tables, and the script trains a model: resume the script it is of"
-            )
-        difference = self.head.spec.difference(spec, "the checkpoint", "the script")
-        if difference is not None:
-            raise CheckpointError(f"{self.path} is of another model: {difference}")
-
-    def shards(self) -> dict[str, list[Any]]:
-        """The tables' values and what their rules remember, by table."""
-        found: dict[str, dict[int, Any]] = {}
-        for key, tensor in tensor_files.read(self.path / TABLES).items():
-            name, _, number = key.rpartition(".")
-            found.setdefault(name, {})[int(number)] = tensor.numpy()
-        return {name: [shards[number] for number in sorted(shards)] for name, shards in found.items()}
-
-    def store(self, statistics: bool, make: MakeStore = Store) -> Store:
-        """The store as it was."""
-        spec = self.head.spec
-        if spec is None:
-            raise CheckpointError(f"{self.path} is of tables and holds no model")
-        model = tensor_files.read(self.path / MODEL)
-        optimizer = tensor_files.read(self.path / OPTIMIZER)
-        beside = tensor_files.read(self.path / SERVER) if SERVER in self.head.files else {}
-        values: list[torch.Tensor] = []
-        keys = {place: key for key, place in reversed(spec.keys)}
-        for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
-            values.append(model[keys[place]] if place in keys else beside[f"model.{name}"])
-        count = len(spec.parameters)
-        store = make(spec, values[:count], values[count:], statistics)
-        store.restore(
-            StoreSnapshot(
-                self.run.version,
-                {
-                    name: beside.get(f"master.{name}", v)
-                    for (name, _, _), v in zip(spec.parameters, values, strict=False)
-                },
-                {name: value for (name, _, _), value in zip(spec.buffers, values[count:], strict=True)},
-                optimizer,
-                self.head.optimizer,
-                {key.partition(".")[2]: value for key, value in beside.items() if key.startswith("gradient.")},
-            )
-        )
-        return store
+    def contents(self) -> Contents:
+        """The weights as they were."""
+        head = self.head
+        files = {
+            name: tensor_files.read(self.path / name) for name in head.files if not name.startswith("worker-")
+        }  # fmt: skip
+        parts = {"spec": head.spec, "tables": head.tables, "optimizer": head.optimizer}
+        return Contents(files, {name: part for name, part in parts.items() if part is not None})
 
 
 def newest(folder: Path) -> Path | None:
@@ -311,10 +239,7 @@ def _read_head(path: Path) -> Head:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; remove its folder to go on from the one before") from error
-    if head.spec is None:
-        return head
-    spec = msgspec.structs.replace(head.spec, optimizer=head.spec.optimizer.with_tuples())
-    return msgspec.structs.replace(head, spec=spec)
+    return head
 
 
 def _check(path: Path, expected: FileSum) -> None:
@@ -331,23 +256,6 @@ def _check(path: Path, expected: FileSum) -> None:
             f"{path} is damaged: {nbytes} bytes with checksum {checksum}, written were {expected.nbytes} with "
             f"{expected.crc32}; remove its folder to go on from the checkpoint before"
         )
-
-
-def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Tensors under the keys of the `state_dict`, and what the server has beside them."""
-    tensors: list[torch.Tensor] = []
-    beside = {f"gradient.{key}": value for key, value in taken.previous.items()}
-    for name, _, dtype in spec.parameters:
-        master = taken.parameters[name]
-        if str(master.dtype) != dtype:
-            beside[f"master.{name}"] = master
-        tensors.append(master.to(dtype_of(dtype)))
-    tensors += [taken.buffers[name] for name, _, _ in spec.buffers]
-    named = {place for _, place in spec.keys}
-    for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
-        if place not in named:
-            beside[f"model.{name}"] = tensors[place]
-    return {key: tensors[place] for key, place in spec.keys}, beside
 
 
 def _named(version: int, serial: int = 0) -> str:

@@ -29,7 +29,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     used_before: int  # of finished phases
     lost_before: int
-    position: float  # in nominal rounds
+    rounds_done: float = msgspec.field(name="position")  # in nominal rounds
     round_samples: int
     pushes: int
     tickets: int
@@ -46,7 +46,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return Restored(self.version, self.at, self.used, self.lost, self.pushes)
 
 
-def snapshot(coordinator: Coordinator) -> RunSnapshot:
+def snapshot(coordinator: Coordinator, at: float) -> RunSnapshot:
     """All of the run that is not in the store; to be taken between two events."""
     c = coordinator
     if c.busy:
@@ -54,16 +54,16 @@ def snapshot(coordinator: Coordinator) -> RunSnapshot:
     ledger: Ledger | None = c.ledger
     return RunSnapshot(
         version=c.version,
-        at=c.now,
+        at=at,
         used=c.used,
         lost=c.lost,
-        used_before=c.used_before,
-        lost_before=c.lost_before,
-        position=c.position,
-        round_samples=c.round_samples,
+        used_before=c.totals.used_before,
+        lost_before=c.totals.lost_before,
+        rounds_done=c.totals.rounds_done,
+        round_samples=c.totals.round_samples,
         pushes=c.pushes,
         tickets=c.tickets,
-        members=tuple(worker for worker, seat in sorted(c.seats.items()) if seat.present or seat.idle),
+        members=tuple(worker for worker, record in sorted(c.records.items()) if record.present or record.idle),
         strategy=canonical(c.strategy),
         strategy_state=c.strategy.snapshot(),
         timers=c.timers.pending(),
@@ -77,9 +77,9 @@ def outstanding(coordinator: Coordinator) -> list[Outstanding]:
     owned: dict[int, list[Allotment]] = defaultdict(list)
     for _, held in sorted(coordinator.held.items()):
         owned[held.worker] += held.allotments
-    for worker, seat in coordinator.seats.items():
-        if seat.ticket:
-            owned[worker] += seat.allotments
+    for worker, record in coordinator.records.items():
+        if record.ticket:
+            owned[worker] += record.allotments
     return [(worker, allotment) for worker in sorted(owned) for allotment in owned[worker]]
 
 
@@ -92,14 +92,15 @@ def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
     c = coordinator
     if canonical(c.strategy) != taken.strategy:
         raise InternalError(f"a snapshot of {taken.strategy} cannot be restored into {canonical(c.strategy)}")
-    c.version, c.position, c.round_samples = taken.version, taken.position, taken.round_samples
-    c.used_before, c.lost_before = taken.used_before, taken.lost_before
+    c.version, totals = taken.version, c.totals
+    totals.rounds_done, totals.round_samples = taken.rounds_done, taken.round_samples
+    totals.used_before, totals.lost_before = taken.used_before, taken.lost_before
     c.pushes, c.tickets = taken.pushes, taken.tickets
     c.watch.restore(taken.watch)
+    c.at = at
     c.strategy.restore(taken.strategy_state)
-    c.now = at
     for name, due in taken.timers.items():
-        c.outbox.timer(name, due, c.timers.set(name, due))
+        c.effects.set_timer(name, due, c.timers.set(name, due))
     # The fastest first: each that leaves may let `min` rise, and everybody is to join where the slowest stood.
     clocks = getattr(getattr(c.strategy.state, "clocks", None), "of", {})
     for worker in sorted(taken.members, key=lambda worker: (-clocks.get(worker, 0), worker)):
@@ -109,4 +110,4 @@ def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
             c.sink.write(Decision(event, actions))
         for action in actions:
             if isinstance(action, SetTimer):
-                c.outbox.timer(action.name, action.at, c.timers.set(action.name, action.at))
+                c.effects.set_timer(action.name, action.at, c.timers.set(action.name, action.at))

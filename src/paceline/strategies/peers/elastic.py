@@ -13,7 +13,7 @@ from msgspec import Meta, field
 
 from paceline.core.events import TimerFired
 from paceline.core.peer_actions import Exchange, PeerAction
-from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.peer_events import Asked, Averaged, PeerEvent, PeerJoined, PeerLeft, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer
@@ -67,9 +67,9 @@ class Elastic(Peer):
         match event:
             case Stepped():
                 return [] if self.state.gone else self._stepped(event)
-            case Joined():
+            case PeerJoined():
                 self.state.partners.join(event.peer)
-            case Left():
+            case PeerLeft():
                 self.state.partners.leave(event.peer)
                 self.state.gone |= event.peer == self.state.partners.node
             case Started():

@@ -26,7 +26,7 @@ from msgspec import Meta, field
 from paceline.core.errors import OptionError
 from paceline.core.events import TimerFired
 from paceline.core.peer_actions import Ask, Mix, PeerAction, Send
-from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.peer_events import Asked, Averaged, PeerEvent, PeerJoined, PeerLeft, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer
@@ -101,9 +101,9 @@ class Gossip(Peer):
                 return self._received(event)
             case Asked():
                 return self._asked(event)
-            case Joined():
+            case PeerJoined():
                 return self._joined(event)
-            case Left():
+            case PeerLeft():
                 return self._left(event)
             case Started():
                 return self._started(event)
@@ -120,7 +120,7 @@ class Gossip(Peer):
             state.periods = periods.of_each(event.sizes, self.options.period, self.options.share_power)
         return []
 
-    def _joined(self, event: Joined) -> list[PeerAction]:
+    def _joined(self, event: PeerJoined) -> list[PeerAction]:
         state = self.state
         state.partners.join(event.peer)
         return self._hand_on(f"n{event.peer} is here to take it") if state.gone else []
@@ -181,7 +181,7 @@ class Gossip(Peer):
         mix = Mix(event.message, share, f"weight {incoming:.4g} from n{event.peer} to own weight {own:.4g}")
         return [mix, *(self._hand_on("arrived after this node had left") if state.gone else [])]
 
-    def _left(self, event: Left) -> list[PeerAction]:
+    def _left(self, event: PeerLeft) -> list[PeerAction]:
         state = self.state
         if event.peer != state.partners.node:
             state.partners.leave(event.peer)

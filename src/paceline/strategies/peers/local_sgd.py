@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paceline.core.events import TimerFired
 from paceline.core.peer_actions import Average, PeerAction
-from paceline.core.peer_events import Asked, Averaged, Joined, Left, PeerEvent, Received, Sent, Started, Stepped
+from paceline.core.peer_events import Asked, Averaged, PeerEvent, PeerJoined, PeerLeft, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options
 from paceline.strategies.peers.base import Peer
 
@@ -37,7 +37,7 @@ class LocalSgd(Peer):
                 rounds, rest = divmod(event.step, self.options.period)
                 reason = f"step {event.step} ends round {rounds} of {self.options.period} steps"
                 return [] if rest else [Average(rounds, reason)]
-            case Started() | Joined() | Left() | Received() | Asked() | Sent() | Averaged() | TimerFired():
+            case Started() | PeerJoined() | PeerLeft() | Received() | Asked() | Sent() | Averaged() | TimerFired():
                 return []
             case _:
                 assert_never(event)

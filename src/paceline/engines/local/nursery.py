@@ -1,0 +1,495 @@
+"""The nursery: one interpreter that imports torch once and then forks the processes of a run.
+
+What makes its forks safe, and its children what fresh interpreters would have been:
+
+1. It is an interpreter of its own and no fork of the caller, whose threads, locks, devices and random state stay out.
+2. It has one thread whenever it forks, makes no CUDA call and no parallel operation. OpenBLAS would start threads when
+   numpy is imported; it is told not to, and each child gets the number that its environment asks for.
+3. Each start hands over the caller's environment, import path and current folder; a caller whose interpreter flags,
+   limits, umask, cores or credentials have changed since is not served (`_inherited`). What the children share and
+   fresh interpreters would not is the hash seed, unless PYTHONHASHSEED sets it anyway.
+4. It forks twice and the process in between exits, so the kernel hands the child to the launcher, which is declared a
+   subreaper for that moment. The launcher waits for its children itself: exit codes need no messenger, and the death
+   of the nursery means nothing to a child.
+5. It ends when its socket closes or the launcher dies. Killed, it takes no process with it, and those to come are
+   fresh interpreters. So they are wherever there is no subreaper (macOS) and where importing torch starts threads.
+
+This module imports neither torch nor numpy before `main` does: the command line starts a nursery before it loads them.
+"""
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+START_S = 60.0  # for a fork on a busy machine; a nursery that needs longer hangs
+
+_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.nursery import main; main({home}, {launcher})"
+_SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of <sys/prctl.h>
+_READY = b"ready"
+_LONGEST = 4096  # bytes of what a nursery says
+_DESCRIPTORS = 5  # of a request: what to become, current folder, control socket, standard output and error
+_PID = struct.Struct("<i")
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_BLAS_WISHES = (_BLAS_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # in the order in which OpenBLAS asks for them
+_BLAS_SETTERS = tuple(f"{package}openblas_set_num_threads{size}" for package in ("scipy_", "") for size in ("64_", ""))
+_INHERITED = (b"Uid", b"Gid", b"Groups", b"Umask", b"SigBlk", b"SigIgn", b"CapEff", b"Cpus_allowed", b"Mems_allowed")
+
+logger = logging.getLogger("paceline")
+
+
+def command(code: str) -> list[str]:
+    """The command line of an interpreter like this one.
+
+    -P keeps the current folder out of its import path, and with -u it shows what a script prints when it prints it.
+    """
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    passed = {value.partition("=")[0] for flag, value in itertools.pairwise(flags) if flag == "-X"}
+    for name, value in sys._xoptions.items():
+        if name not in passed:
+            flags += ["-X", name if value is True else f"{name}={value}"]
+    return [sys.executable, *flags, "-u", "-P", "-c", code]
+
+
+def environment() -> dict[str, str]:
+    """A child's environment; what a script starts in turn is to show its output as promptly."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def import_path() -> list[str]:
+    """What a child is to import from: what this process would, whatever its sys.path has become."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
+# -- the launcher's end ------------------------------------------------------------------------------------------------
+
+
+class Birth(msgspec.Struct, frozen=True, array_like=True):
+    """What a child is told before it has a control socket of its own; file names need not be text."""
+
+    name: str
+    environment: list[tuple[bytes, bytes]]
+    path: list[bytes]
+
+
+class Born(NamedTuple):
+    """A process from the nursery, and the launcher's end of its control socket."""
+
+    pid: int
+    control: socket.socket
+
+
+class Nursery:
+    """A nursery as the launcher sees it. One run at a time uses it."""
+
+    def __init__(self, ignoring: Collection[str] = ()) -> None:
+        """Begin to start it; variables that are ignored may change without it becoming useless."""
+        self._ignoring = frozenset(ignoring)
+        self._inherited = _inherited(ignoring)
+        self._owner = os.getpid()
+        self.starting = True  # neither ready nor known to be useless
+        self.usable = True
+        self._home, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = _BEGIN.format(path=import_path(), home=theirs.fileno(), launcher=os.getpid())
+        try:
+            self._process = subprocess.Popen(
+                command(code),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what goes wrong here goes wrong again, and visibly, in a fresh interpreter
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**environment(), _BLAS_THREADS: "1"},
+            )
+        except BaseException:
+            self._home.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable once `listen` has something to take in."""
+        return self._home.fileno()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked, as far as one can see."""
+        return self.usable and self._owner == os.getpid() and self._process.poll() is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether its children would be what this process's own would be, as it is now."""
+        return self.alive and self._inherited == _inherited(self._ignoring)
+
+    def listen(self) -> None:
+        """Take in whether it is ready."""
+        try:
+            said = self._home.recv(_LONGEST)
+        except OSError:
+            said = b""
+        self.starting = False
+        if said != _READY:
+            self._give_up(said.decode(errors="replace") or "it does not answer")
+
+    def start(self, name: str, stdout: int, stderr: int) -> Born | None:
+        """A process of that name; None: it has to be a fresh interpreter."""
+        if self.starting:
+            self.listen()
+        if not self.alive:
+            self._give_up("it has ended")
+        if not self.serves:
+            return None
+        with _subreaper:
+            return self._start(name, stdout, stderr)
+
+    def _start(self, name: str, stdout: int, stderr: int) -> Born | None:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as ours_too:
+            ours_too.callback(ours.close)
+            with theirs:
+                if not self._ask(name, theirs.fileno(), stdout, stderr):
+                    return None
+            ours.settimeout(START_S)
+            with contextlib.suppress(OSError):
+                told = ours.recv(_PID.size, socket.MSG_WAITALL)
+                if len(told) == _PID.size:
+                    ours_too.pop_all()
+                    return Born(_PID.unpack(told)[0], ours)
+            self._home.setblocking(False)
+            self.listen()  # it may have said why
+            return None
+
+    def _ask(self, name: str, *given: int) -> bool:
+        named = [(os.fsencode(key), os.fsencode(value)) for key, value in environment().items()]
+        birth = Birth(name, named, [os.fsencode(folder) for folder in import_path()])
+        with contextlib.ExitStack() as opened:
+            try:
+                body = os.memfd_create("paceline-birth")  # a packet of its size might exceed the socket's
+                opened.callback(os.close, body)
+                os.write(body, msgspec.msgpack.encode(birth))
+                folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+                opened.callback(os.close, folder)
+                socket.send_fds(self._home, [b"!"], [body, folder, *given])
+            except OSError as error:
+                self._give_up(f"it cannot be asked: {error.strerror}")
+                return False
+        return True
+
+    def _give_up(self, why: str) -> None:
+        if self.usable:
+            self.usable = False
+            logger.warning("processes start as fresh interpreters, which takes longer: no nursery (%s)", why)
+
+    def end(self) -> None:
+        """Nothing is left of it. Its children are not its own, and go on."""
+        if self._owner != os.getpid():  # a fork of the process that has it
+            self._home.close()
+            return
+        self.usable = False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        reap_group(self.pid)
+        self._home.close()
+
+
+def reap_group(leader: int) -> None:
+    """Wait for what this process has adopted of a killed process group, once the leader was waited for.
+
+    That are orphans of the moment in which another child was forked, and the process between a nursery and a child if
+    the nursery was killed in that moment.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-leader, 0)
+
+
+def possible() -> bool:
+    """Whether this system can have one."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open") and _subreaper.possible()
+
+
+class _Subreaper:
+    """A context in which orphans among this process's descendants become its children."""
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._before = 0
+        self._lock = threading.Lock()
+
+    def possible(self) -> bool:
+        try:
+            return self._get() is not None
+        except (AttributeError, OSError):
+            return False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._holders == 0:
+                self._before = self._get() or 0
+                self._set(1)
+            self._holders += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                self._set(self._before)
+
+    def _get(self) -> int | None:
+        value = ctypes.c_int()
+        failed = ctypes.CDLL(None).prctl(_GET_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+        return None if failed else value.value
+
+    def _set(self, value: int) -> None:
+        ctypes.CDLL(None).prctl(_SET_SUBREAPER, value, 0, 0, 0)
+
+
+_subreaper = _Subreaper()
+
+
+def _inherited(ignoring: Collection[str]) -> tuple[object, ...]:
+    """All that a child takes from this process beside what each start hands over, and what its imports have read."""
+    named = {name: value for name, value in environment().items() if name not in ignoring}
+    status = Path("/proc/thread-self/status").read_bytes().splitlines()
+    kept = [line for line in status if line.partition(b":")[0] in _INHERITED]
+    limits = Path("/proc/self/limits").read_bytes()
+    return command(""), import_path(), named, kept, limits, os.getpriority(os.PRIO_PROCESS, 0)
+
+
+# -- between runs ------------------------------------------------------------------------------------------------------
+
+
+class _Keep:
+    """The nursery that waits for the next run, where somebody wants it kept."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.ignoring: frozenset[str] = frozenset()
+        self.nursery: Nursery | None = None
+        self.lock = threading.Lock()
+
+
+_keep = _Keep()
+
+
+@contextlib.contextmanager
+def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
+    """While this lasts a nursery outlives its run and serves the next one, if the process is still the same to it.
+
+    `ignoring` names environment variables that no import reads; children get their current values all the same.
+    """
+    if _keep.wanted:
+        yield
+        return
+    _keep.wanted, _keep.ignoring = True, frozenset(ignoring)
+    try:
+        yield
+    finally:
+        _keep.wanted, _keep.ignoring = False, frozenset()
+        with _keep.lock:
+            left, _keep.nursery = _keep.nursery, None
+        if left is not None:
+            left.end()
+
+
+def prepare() -> None:
+    """Inside `kept`: let a nursery start in the shadow of what comes before the run."""
+    give_back(take())
+
+
+def take() -> Nursery:
+    """A nursery for this process as it is, kept or not; for `give_back`."""
+    with _keep.lock:
+        found = _keep.nursery
+        if found is not None and not found.alive:
+            found.end()
+            found = _keep.nursery = None
+        if found is not None and found.serves:
+            _keep.nursery = None
+            return found
+    return Nursery(_keep.ignoring)
+
+
+def give_back(nursery: Nursery) -> None:
+    """Keep it for the next run, unless one waits already, or end it."""
+    with _keep.lock:
+        if _keep.wanted and nursery.serves and _keep.nursery is None:
+            _keep.nursery = nursery
+            return
+    nursery.end()
+
+
+# -- the nursery's own process -----------------------------------------------------------------------------------------
+
+
+def main(descriptor: int, launcher: int) -> None:
+    """Be the nursery; returns in each child when its work is done."""
+    home = socket.socket(fileno=descriptor)
+    try:
+        _preload()
+        problem = _more_threads()
+    except Exception as error:  # noqa: BLE001 - whatever it is, a fresh interpreter shows it
+        problem = f"importing failed, {type(error).__name__}: {error}"
+    if problem is not None:
+        _end(home, problem)
+    with contextlib.suppress(OSError):
+        home.send(_READY)
+    body, folder, control, stdout, stderr = _next_child(home, launcher)
+    _become(folder, control, stdout, stderr)
+    with os.fdopen(body, "rb") as file:
+        file.seek(0)
+        birth = msgspec.msgpack.decode(file.read(), type=Birth)
+    _settle(birth)
+    _show_name(birth.name)
+
+    from paceline.engines.local import child
+
+    child.begin(birth.name, control)
+
+
+def _preload() -> None:
+    """Import what a server, a worker and an evaluator import; nothing here may compute."""
+    gc.disable()
+    from paceline import session  # noqa: F401
+    from paceline.engines.local import child, server  # noqa: F401
+    from paceline.engines.local.quick_start import leave_compiler_out
+
+    leave_compiler_out()
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every page that it shares with the others
+
+
+def _more_threads() -> str | None:
+    count = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - quicker, and asked at each fork
+    return None if count == 1 else f"its imports have started {count - 1} threads"
+
+
+def _end(home: socket.socket, why: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        home.send(os.fsencode(why)[:_LONGEST])
+    os._exit(1)
+
+
+def _next_child(home: socket.socket, launcher: int) -> list[int]:
+    """Fork on request; returns in a child, with the descriptors that were sent for it."""
+    watched = os.pidfd_open(launcher)
+    if os.getppid() != launcher:  # it was gone before it could be watched
+        os._exit(0)
+    poller = select.poll()
+    poller.register(home, select.POLLIN)
+    poller.register(watched, select.POLLIN)
+    while True:
+        if not any(descriptor == home.fileno() for descriptor, _ in poller.poll()):
+            os._exit(0)  # the launcher died
+        _, given, _, _ = socket.recv_fds(home, 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not given:
+            os._exit(0)
+        problem = _more_threads()
+        if problem is not None:
+            _end(home, problem)
+        if _fork_orphan():
+            os.close(watched)
+            home.close()
+            return given
+        for descriptor in given:
+            os.close(descriptor)
+
+
+def _fork_orphan() -> bool:
+    """Whether this is the child, whose parent is the launcher. A failure leaves no child, and its socket closes."""
+    try:
+        between = os.fork()
+    except OSError:
+        return False
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    try:
+        forked = os.fork()
+    except OSError:
+        os._exit(1)
+    if forked:
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    return True
+
+
+def _become(folder: int, control: int, stdout: int, stderr: int) -> None:
+    """A process of its own: session, output, current folder; from here on the launcher knows it."""
+    os.setsid()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.fchdir(folder)
+    for descriptor in (stdout, stderr, folder):
+        os.close(descriptor)
+    with contextlib.suppress(OSError):  # a launcher that is gone; the control socket will tell
+        os.write(control, _PID.pack(os.getpid()))
+
+
+def _settle(birth: Birth) -> None:
+    """What a fresh interpreter would have made anew."""
+    import multiprocessing.process
+
+    import numpy as np
+
+    os.environ.clear()
+    os.environb.update(birth.environment)
+    sys.path[:] = [os.fsdecode(folder) for folder in birth.path]
+    sys.path_importer_cache.clear()
+    sys.argv[1:] = []
+    tempfile.tempdir = None
+    with contextlib.suppress(OSError):  # a folder that was removed
+        multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    np.random.seed()  # Python's own generator sees to itself after a fork, and torch's begins alike in every process
+    _give_blas_its_threads()
+
+
+def _give_blas_its_threads() -> None:
+    """As many as OpenBLAS would have started on import."""
+    wishes = [int(found[0]) for name in _BLAS_WISHES if (found := re.match(r"\s*[1-9]\d*", os.environ.get(name, "")))]
+    count = min([*wishes[:1], len(os.sched_getaffinity(0))])
+    if count == 1:
+        return
+    core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
+    library = ctypes.CDLL(core.__file__)  # finds what the module is linked with
+    for name in _BLAS_SETTERS:
+        if hasattr(library, name):  # another BLAS starts no threads on import
+            getattr(library, name)(count)
+            return
+
+
+def _show_name(name: str) -> None:
+    """Let `ps` show it instead of the nursery's command line, over which it is written as `setproctitle` does."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    title = f"paceline: {name}".encode()
+    if len(title) + 2 <= end - begin:
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, title, len(title))
+        ctypes.memset(end - 1, 1, 1)  # tells the kernel that what is before the first zero is the whole of it

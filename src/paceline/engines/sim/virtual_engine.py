@@ -1,0 +1,316 @@
+"""Script workers in virtual time: the user's code computes real gradients whenever its virtual time has come.
+
+A worker waits with the parameters it was granted until its computing time is over and only then computes, so cancelled
+work costs nothing. Evaluation happens between two events and takes no virtual time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline import engines
+from paceline.core.errors import ScenarioError, ScriptError, UserError
+from paceline.core.scenario.jitter import worker_key
+from paceline.engines.sim.interrupts import deferred
+from paceline.engines.sim.kernel import Call, Kernel
+from paceline.engines.sim.threads import ScriptThread, Streams, Turns
+from paceline.gradients.server import GradientExchange
+from paceline.model.spec import Parameters
+from paceline.model.store import Store
+from paceline.peers.virtual import VirtualPeerExchange
+from paceline.records.journal import Sink, Tee, Writer
+from paceline.records.logs import Log
+from paceline.records.metrics import Metrics
+from paceline.records.replay import started
+from paceline.records.report import save_report
+from paceline.server.emulation import Timing
+from paceline.server.engine import Control
+from paceline.server.exchange import Launched, RunExchange
+from paceline.server.plan import Plan, Progress
+from paceline.server.run import ServerRun
+from paceline.strategies import is_peer
+from paceline.tables.messages import Tick
+from paceline.tables.server import TableExchange
+from paceline.transport.messages import Ended, Hello, Push, ToServer
+from paceline.worker import context
+from paceline.worker.context import Shared, WorkerContext
+
+NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers
+
+
+class SimEngine:
+    """Carries a run in virtual time, its workers as threads of this process."""
+
+    name = "sim"
+    capabilities = engines.capabilities(name)
+    run: ServerRun
+
+    def __init__(self, plan: Plan, train: Callable[[], None]) -> None:
+        if plan.scenario is None:
+            raise ScenarioError("the simulator needs a scenario")
+        if any(event.kind == "server_crash" for event in plan.scenario.events):
+            raise ScenarioError("the sim engine has no server process to crash: remove the server_crash event")
+        self._plan = plan
+        self._train = train
+        self._kernel = Kernel()
+        self._threads: dict[int, ScriptThread] = {}
+        self._turns = Turns()
+        self._shared = Shared()
+        self._listening: dict[int, ScriptThread] = {}  # whose messages are being dealt with
+        self._dispatched: dict[int, tuple[int, Timing]] = {}  # what each worker is to compute: ticket and times
+        self._evaluations = Streams(worker_key(plan.config.seed, -1) >> 1)
+        self._woken = False
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._kernel.now
+
+    def start_clock(self, at: float) -> None:
+        """Virtual time begins with the run."""
+
+    def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
+        if keeps_alive or self._kernel.pending:  # where nothing else is to come, nothing will change
+            self._kernel.at(at, call, argument)
+
+    def wake(self) -> None:
+        self._woken = True
+        self._kernel.stop()
+
+    def drive(self, run: ServerRun) -> None:
+        """Make what is to happen happen, until the run is finished."""
+        self.run = run
+        with deferred(self._kernel.stop) as interrupts:
+            for worker in range(self._plan.workers):
+                run.start(worker)
+            while not run.finished:
+                if interrupts.pending and run.active:
+                    run.interrupt(self.now())
+                self._woken = False
+                run.attend(self.now())
+                if run.stage == "finishing":
+                    self.abandon()  # whoever called `batches` again was told at once that the run is over
+                elif not self._woken and not run.finished:
+                    self._go_on()
+
+    def _go_on(self) -> None:
+        """Let virtual time pass until something wants to be looked after."""
+        run, limit = self.run, self._plan.config.max_seconds
+        if self._kernel.run(limit):
+            if self.now() == limit and run.active:
+                run.end("limit")
+            return
+        run.attend(self.now())  # nothing is left to happen
+        if run.active and not self._woken:
+            run.on_quiet(self.now())
+            if run.phases.running:
+                raise run.all_left(self.now())
+            run.end("done")
+
+    def close(self) -> None:
+        """Leave no script running, and the caller's random generators as they were."""
+        self.abandon()
+        self._turns.give_back()
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def start(self, worker: int, incarnation: int) -> None:
+        config, run = self._plan.config, self.run
+        run.on_start(worker, incarnation)
+        seed = worker_key(config.seed + incarnation * NEXT_PROCESS, worker) >> 1
+        thread = self._threads[worker] = ScriptThread(self._train, self._turns, seed)
+        exchange = run.exchange
+        given = WorkerContext(
+            worker=worker,
+            workers=self._plan.workers,
+            endpoint=thread.link,
+            shared=self._shared,
+            options=config.options,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            data_dir=config.data_dir,
+            device="cpu",
+            evaluates=config.evaluate_every is not None and not run.evaluations.possible,
+            peer=exchange.machine(worker) if isinstance(exchange, VirtualPeerExchange) else None,
+        )
+        run.workers.alive.add(worker)
+        run.workers.has_started(run.workers.records[worker])
+        thread.start(given)
+        self._listen(worker)
+
+    def control(self, worker: int, what: Control) -> None:
+        """A pause is in the times already."""
+        thread = self._threads.get(worker)
+        if thread is None or what in ("pause", "resume"):
+            return
+        incarnation = self.run.workers.records[worker].incarnation
+        if what == "kill":
+            self.run.on_exit(worker, incarnation, -9, self.now())
+        self._abandon(worker)
+
+    def crash_server(self) -> None:
+        """Refused when the run was made."""
+
+    def abandon(self) -> None:
+        """End every script where it waits."""
+        while self._threads:
+            worker = min(self._threads)
+            self._abandon(worker)
+            if self.run.workers.incarnation(worker) is not None:
+                record = self.run.workers.records[worker]
+                record.script.ended = True
+
+    def _abandon(self, worker: int) -> None:
+        thread = self._threads.pop(worker)
+        self._dispatched.pop(worker, None)
+        thread.abandon()
+        if not thread.ended:
+            text = f"the script of worker {worker} swallows its own end (a bare `except:`?): its thread was left behind"
+            self.run.coordinator.observe(self.run.moment(), "warning", {"text": text})
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, worker: int, message: Any) -> None:
+        """Hand a message over and deal with what the script says to it."""
+        thread = self._threads.get(worker)
+        if thread is None:
+            return
+        thread.resume(message)
+        if self._listening.get(worker) is not thread:
+            self._listen(worker)
+
+    def _listen(self, worker: int) -> None:
+        """Take in all that a script said before it came to wait."""
+        thread = self._threads[worker]
+        incarnation = self.run.workers.records[worker].incarnation
+        self._listening[worker] = thread
+        try:
+            while (message := thread.collect()) is not None:
+                self.run.on_message(worker, incarnation, self._timed(worker, message), self.now())
+                if self._threads.get(worker) is not thread:
+                    return
+        finally:
+            if self._listening.get(worker) is thread:
+                del self._listening[worker]
+        if thread.ended:
+            self._script_ended(worker, thread)
+
+    def _timed(self, worker: int, message: ToServer) -> ToServer:
+        """What a script measured on the wall's clock has no meaning here."""
+        if isinstance(message, Push) and worker in self._dispatched:
+            compute_s = self.now() - self._dispatched[worker][1].begin
+            message = msgspec.structs.replace(message, compute_s=compute_s, overrun_s=0.0)
+        elif isinstance(message, Tick):
+            message = msgspec.structs.replace(message, compute_s=0.0)
+        return message
+
+    def _script_ended(self, worker: int, thread: ScriptThread) -> None:
+        del self._threads[worker]
+        if thread.error is not None:
+            raise self._blame(worker, thread.error)
+        incarnation = self.run.workers.records[worker].incarnation
+        self.run.on_message(worker, incarnation, Ended(), self.now())
+        self.run.on_exit(worker, incarnation, 0, self.now())
+
+    def _blame(self, worker: int, error: BaseException) -> BaseException:
+        if isinstance(error, UserError):
+            return error
+        if isinstance(error, SystemExit):
+            return ScriptError(f"the script of worker {worker} exited with {error.code}")
+        batch = self._shared.batches.get(worker, 0)
+        where = f"worker {worker}, batch {batch}, {self.now():.6g} s into the run"
+        failure = ScriptError(f"the script raised {type(error).__name__} in {where}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    # -- grants ------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, worker: int, message: Any, timing: Timing | None) -> None:
+        if timing is None:
+            self.send(worker, message)
+            return
+        ticket = getattr(message, "ticket", 0)
+        before = self._dispatched.get(worker)
+        begun = timing if ticket or before is None else before[1]  # further samples belong to the grant under way
+        entry = self._dispatched[worker] = (ticket or (before[0] if before is not None else 0), begun)
+        going = (worker, self._threads.get(worker), entry, message)
+        self._kernel.at(timing.end, self._wait_for_others if timing.after_others else self._deliver, going)
+
+    def _wait_for_others(self, going: tuple[int, ScriptThread | None, Any, Any]) -> None:
+        self._kernel.at(self.now(), self._deliver, going)
+
+    def _deliver(self, going: tuple[int, ScriptThread | None, Any, Any]) -> None:
+        worker, thread, entry, message = going
+        same = thread is not None and self._threads.get(worker) is thread and self._dispatched.get(worker) is entry
+        if same and self.run.active:
+            self.send(worker, message)
+
+    def recall(self, worker: int, ticket: int) -> None:
+        entry = self._dispatched.get(worker)
+        if entry is not None and entry[0] == ticket:
+            del self._dispatched[worker]
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    def make_store(
+        self, hello: Hello, values: list[torch.Tensor], buffers: list[torch.Tensor], *, statistics: bool
+    ) -> Store:  # fmt: skip
+        return Store(hello.spec, values, buffers, statistics)
+
+    def region(self, worker: int) -> None:
+        """Tensors go by reference."""
+        del worker
+
+    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
+        del worker, waits, reads
+        return store.read()
+
+    def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
+        self._turns.take(self._evaluations)
+        return call()
+
+    def effort(self) -> None:
+        """There is no server process."""
+
+
+def run(
+    train: Callable[[], None], plan: Plan, sink: Sink, progress: Callable[[Progress], None] | None = None
+) -> ServerRun:  # fmt: skip
+    """Train on the scenario's virtual cluster until the run is over."""
+    engine = SimEngine(plan, train)
+    peer = is_peer(plan.config.strategy)
+    exchanges: list[type[RunExchange]] = [VirtualPeerExchange if peer else GradientExchange, TableExchange]
+    going = ServerRun(engine, plan, started(plan.header), sink, exchanges, progress=progress)
+    going.begin()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(plan.config.threads or 1)
+    try:
+        with context.running():
+            engine.drive(going)
+    except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for a script
+        going.break_off()
+    except Exception as error:
+        going.fail(error)
+        raise
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+    return going
+
+
+def launch(
+    train: Callable[[], None], plan: Plan, sink: Sink | None, progress: Callable[[Progress], None] | None
+) -> Launched:
+    """Simulate a run, with its journal and its report."""
+    writer = Writer(plan.journal) if plan.journal is not None else None
+    metrics = Metrics()
+    try:
+        done = run(train, plan, Tee(writer, metrics, Log(), sink), progress)
+    finally:
+        if writer is not None:
+            writer.close()
+        report = metrics.report(str(plan.journal) if plan.journal is not None else None)
+        save_report(report, plan.folder)
+    return Launched(report, done.cause or "done", done.result())

@@ -1,0 +1,1 @@
+"""The exchange of gradients: workers compute on a version and push; the server merges pushes into the next."""

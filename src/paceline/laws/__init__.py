@@ -1,0 +1,1 @@
+"""The laws that every strategy keeps, a checker that reads them off a journal, and clusters to try a strategy on."""

@@ -1,0 +1,378 @@
+"""What a journal says of the cluster: who is there, who computes what, which pushes are held, what became of samples.
+
+Built from events, actions and observations alone. A step that cannot be, such as a grant to somebody who has gone, is
+reported to `blame` together with the law it breaks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
+from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.records.journal import Header, Observation
+
+EXACT = 1e-9
+Blame = Callable[[str, str], None]  # (law, what happened)
+
+
+@dataclass
+class Running:
+    """A grant under way; `read_*` say where the model stood when it was read."""
+
+    at: float
+    work: int
+    through: int
+    extends: int | None
+    read_version: int
+    read_mass: float
+
+
+@dataclass
+class Wait:
+    """What a parked worker or a held push has seen since: pushes by worker, and Applies."""
+
+    pushes: Counter[int] = field(default_factory=Counter)
+    applies: int = 0
+
+
+@dataclass
+class HeldPush:
+    """A delivered push that is neither applied nor discarded."""
+
+    worker: int
+    process: int
+    clock: int
+    read_version: int
+    read_mass: float
+    samples: int
+    wait: Wait = field(default_factory=Wait)
+
+
+@dataclass
+class Phase:
+    """Samples of one pass through the data; `total` is None where the sampling knows no exact number."""
+
+    total: int | None = None
+    used: int = 0
+    lost: int = 0
+    in_hand: int = 0  # held or computed when the run was stopped
+
+
+class Account:
+    """The state of a cluster, line by line."""
+
+    def __init__(self, blame: Blame) -> None:
+        self.blame = blame
+        self.now = 0.0
+        self.version = 0
+        self.mass = 0.0
+        self.used = 0
+        self.lost = 0
+        self.max_versions: int | None = None
+        self.exact_work = False  # every grant yields exactly what it asks for
+        self.phase = Phase()
+        self.process: Counter[int] = Counter()
+        self.held: dict[int, HeldPush] = {}
+        self.settled: set[int] = set()
+        self.ended: str | None = None
+        self._changing = False  # the strategy is being replaced
+        self._begin_strategy()
+
+    def _begin_strategy(self) -> None:
+        """Everybody joins anew: what the strategy before knew of them is gone."""
+        self.present: dict[int, int] = {}
+        self.idle: dict[int, int] = {}
+        self.running: dict[int, Running] = {}
+        self.taken_back: dict[int, list[Running]] = {}  # by a Cancel whose observation is still to come
+        self.unkept: dict[int, int] = {}  # samples of the push to come that were refused or skipped
+        self.completed: dict[int, int] = {}
+        self.min = 0
+        self.free_at: dict[int, float] = {}
+        self.timers: dict[str, float] = {}
+        self.waits: dict[int, Wait] = {}  # of the parked workers
+        self.marks: dict[int, str] = {}
+        self.tracks: dict[tuple[str, int | None], float] = {}
+        self.answers: list[tuple[int, tuple[int, ...], float]] = []  # Applies that an Applied may answer
+        self.round_before = 0  # nominal round before the event
+
+    @property
+    def round_samples(self) -> int:
+        """Nominal work of the workers present and idle."""
+        return sum(self.present.values()) + sum(self.idle.values())
+
+    def parked(self) -> list[int]:
+        """Present workers without a grant."""
+        return [worker for worker in self.present if worker not in self.running]
+
+    def all_waits(self) -> list[Wait]:
+        """Of parked workers and of held pushes."""
+        return [*self.waits.values(), *(held.wait for held in self.held.values())]
+
+    def counting(self) -> dict[int, int]:
+        """Held pushes of processes that are present: what counts at a barrier."""
+        return {
+            push: held.worker
+            for push, held in self.held.items()
+            if held.worker in self.present and held.process == self.process[held.worker]
+        }
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def pass_time(self, at: float) -> None:
+        """Time never runs backwards."""
+        if at < self.now:
+            self.blame("time", f"{at:.9g} s comes after {self.now:.9g} s")
+        self.now = max(self.now, at)
+
+    def _change_strategy(self) -> None:
+        """What ran under the strategy before has been taken back, what was held has been discarded."""
+        self._changing = False
+        for worker in self.running:
+            self.blame("samples", f"the grant of w{worker} was not taken back when the strategy changed")
+        for push in self.held:
+            self.blame("pushes", f"push {push} was not discarded when the strategy changed")
+        self.held.clear()
+        self.phase.in_hand = 0
+        self._begin_strategy()
+
+    def happen(self, event: Event) -> None:
+        """Take an event in."""
+        if self._changing:
+            self._change_strategy()
+        self.pass_time(event.at)
+        self.round_before = self.round_samples
+        match event:
+            case Joined():
+                self._joined(event)
+            case Left():
+                self._left(event)
+            case Pushed():
+                self._pushed(event)
+            case Applied():
+                answer = (event.version, event.pushes, event.mass)
+                if answer not in self.answers:
+                    self.blame("versions", f"{event} answers no Apply")
+                else:
+                    del self.answers[: self.answers.index(answer) + 1]
+            case TimerFired():
+                due = self.timers.pop(event.name, math.inf)
+                if event.at < due:
+                    self.blame("timers", f"timer {event.name} rings at {event.at:.9g} s, set to {due:.9g} s")
+
+    def _joined(self, event: Joined) -> None:
+        worker = event.worker
+        if worker not in self.present:
+            self.idle.pop(worker, None)
+            self.completed[worker] = self.min
+            self.free_at[worker] = event.at
+            for wait in self.all_waits():
+                del wait.pushes[worker]
+        elif worker in self.running:  # a script that accumulates gradients takes more on the same grant
+            self.running[worker].work = max(self.running[worker].work, event.work)
+        self.present[worker] = event.work
+
+    def _left(self, event: Left) -> None:
+        worker = event.worker
+        work = self.present.pop(worker, self.idle.pop(worker, None))
+        if work is None:
+            self.blame("presence", f"w{worker} leaves without being there")
+            return
+        running = self.running.pop(worker, None)
+        if event.cause == "idle":
+            self.idle[worker] = work
+        else:
+            self.process[worker] += 1
+            if running is not None:
+                self.blame("samples", f"w{worker} left and its grant of {running.work} samples was not taken back")
+        self.waits.pop(worker, None)
+        self.completed.pop(worker, None)
+        self._raise_min()
+
+    def _raise_min(self) -> None:
+        least = min(self.completed.values(), default=self.min)
+        if least < self.min:
+            self.blame("clocks", f"the slowest clock falls from {self.min} to {least}")
+        self.min = max(self.min, least)
+
+    def _pushed(self, event: Pushed) -> None:
+        worker = event.worker
+        running = self.running.pop(worker, None)
+        if running is None:
+            self.blame("grants", f"w{worker} pushed without a grant: {event}")
+            return
+        before = self.held.get(event.push)
+        self._check_push(event, running, before)
+        piece = event.samples - (before.samples if before else 0) + self.unkept.pop(worker, 0)
+        if piece > running.work or (self.exact_work and piece != running.work):
+            self.blame("samples", f"w{worker} was granted {running.work} samples, {piece} arrived")
+        for wait in self.all_waits():
+            wait.pushes[worker] += 1
+        self.held[event.push] = HeldPush(
+            worker, self.process[worker], event.clock, event.read_version, running.read_mass, event.samples
+        )
+        self.free_at[worker] = event.at
+        self.completed[worker] = max(event.clock, self.completed.get(worker, 0))
+        self._raise_min()
+
+    def _check_push(self, event: Pushed, running: Running, before: HeldPush | None) -> None:
+        seen = before is not None or event.push in self.settled
+        if seen != (running.extends is not None) or (seen and event.push != running.extends):
+            self.blame("pushes", f"push {event.push} is not the one of its grant {running}")
+        if event.clock != running.through:
+            self.blame("clocks", f"push {event.push} has clock {event.clock}, its grant is through {running.through}")
+        if event.read_version != running.read_version:
+            self.blame("versions", f"push {event.push} read {event.read_version}, granted at {running.read_version}")
+        waited = running.at - self.free_at[event.worker]
+        if abs(event.wait_s - waited) > EXACT * max(1.0, self.now):
+            self.blame("time", f"push {event.push} says w{event.worker} waited {event.wait_s}, it waited {waited}")
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    def act(self, action: Action) -> None:
+        """Take an action in."""
+        match action:
+            case Apply():
+                self._apply(action)
+            case Discard():
+                self._settle(action.push, "discarded")
+            case Cancel():
+                running = self.running.pop(action.worker, None)
+                if running is None:
+                    self.blame("grants", f"w{action.worker} is cancelled and computes nothing: {action.reason}")
+                else:
+                    self.taken_back.setdefault(action.worker, []).append(running)
+                    self.free_at[action.worker] = self.now
+            case Grant():
+                self._grant(action)
+            case SetTimer():
+                self.timers.pop(action.name, None)
+                if action.at is not None:
+                    self.timers[action.name] = action.at
+            case Mark():
+                self.marks[action.worker] = action.state
+            case Track():
+                self.tracks[action.name, action.worker] = action.value
+
+    def _settle(self, push: int, fate: str) -> HeldPush | None:
+        held = self.held.pop(push, None)
+        if held is None:
+            known = "settled already" if push in self.settled else "unknown"
+            self.blame("pushes", f"push {push} is {fate}, and it is {known}")
+            return None
+        self.settled.add(push)
+        running = self.running.get(held.worker)
+        if running is not None and running.extends == push:
+            self.blame("pushes", f"push {push} is {fate} while w{held.worker} extends it")
+        return held
+
+    def _apply(self, action: Apply) -> None:
+        mass = math.fsum(action.weights)
+        for push in action.pushes:
+            held = self._settle(push, "applied")
+            if held is not None:
+                self.used += held.samples
+                self.phase.used += held.samples
+        phase = self.phase
+        if phase.total is not None and phase.used + phase.lost > phase.total:
+            self.blame("samples", f"{phase.used} samples used and {phase.lost} lost, but there are {phase.total}")
+        self.mass += mass
+        if mass > 0:
+            self.version += 1
+            self.answers.append((self.version, action.pushes, mass))
+        for wait in self.all_waits():
+            wait.applies += 1
+
+    def _grant(self, action: Grant) -> None:
+        worker = action.worker
+        if worker not in self.present:
+            self.blame("presence", f"w{worker} is granted work and is not there: {action.reason}")
+        if worker in self.running:
+            self.blame("grants", f"w{worker} is granted work while it computes: {action.reason}")
+        if action.work < 1:
+            self.blame("grants", f"w{worker} is granted {action.work} samples: {action.reason}")
+        read_version, read_mass = self.version, self.mass
+        if action.extends is not None:
+            held = self.held.get(action.extends)
+            if held is None or (held.worker, held.process) != (worker, self.process[worker]):
+                self.blame("grants", f"w{worker} extends push {action.extends}, which is no held push of its process")
+                return
+            read_version, read_mass = held.read_version, held.read_mass
+            if held.clock != action.through:
+                self.blame("clocks", f"w{worker} extends push {action.extends} of clock {held.clock}: {action}")
+        self.running[worker] = Running(self.now, action.work, action.through, action.extends, read_version, read_mass)
+
+    def note_waits(self) -> None:
+        """After a decision: who is without a grant from here on."""
+        for worker in self.present:
+            if worker in self.running:
+                self.waits.pop(worker, None)
+            elif worker not in self.waits:
+                self.waits[worker] = Wait()
+
+    # -- observations ------------------------------------------------------------------------------------------------
+
+    def start(self, header: Header) -> None:
+        """A run begins, or goes on under another strategy."""
+        self.max_versions = header.options.get("max_versions")
+        self._changing = bool(self.present)
+
+    def observe(self, line: Observation) -> None:
+        """Take what happened beside the decisions in."""
+        self.pass_time(line.at)
+        data = line.data
+        match line.what:
+            case "phase":
+                exact = data["sampling"] == "epoch"
+                self.phase = Phase(max(1, round(data["epochs"] * data["size"])) if exact else None)
+            case "cancelled" if line.worker is not None:
+                self._cancelled(line.worker, line.at, data["samples"], data["seconds"], data["cause"])
+            case "discarded":
+                held = self._settle(data["push"], "discarded")
+                self.phase.in_hand += held.samples if held is not None else 0
+            case "refused" | "skipped" if line.worker is not None:
+                self.lost += data["samples"]
+                self.phase.lost += data["samples"]
+                self.unkept[line.worker] = self.unkept.get(line.worker, 0) + data["samples"]
+            case "end":
+                self._end(data["cause"], data["versions"], data["samples_used"], data["samples_lost"])
+
+    def _cancelled(self, worker: int, at: float, samples: int, seconds: float, cause: str) -> None:
+        earlier = self.taken_back.get(worker)
+        running = earlier.pop(0) if earlier else self.running.pop(worker, None)
+        if running is None:
+            self.blame("grants", f"work of w{worker} is taken back ({cause}) and it had none")
+            return
+        if abs(seconds - (at - running.at)) > EXACT * max(1.0, at):
+            self.blame("time", f"w{worker} lost {seconds} s on a grant of {running.at} taken back at {at}")
+        if samples > running.work or (self.exact_work and samples != running.work):
+            self.blame("samples", f"w{worker} was granted {running.work} samples, {samples} came back")
+        if cause == "stop":
+            self.phase.in_hand += samples
+        if not earlier and worker not in self.running:
+            self.free_at[worker] = at
+
+    def _end(self, cause: str, versions: int, used: int, lost: int) -> None:
+        self.ended = cause
+        if (versions, used, lost) != (self.version, self.used, self.lost):
+            counted = f"{self.version} versions, {self.used} samples used, {self.lost} lost"
+            self.blame("samples", f"the journal ends with {versions}, {used} and {lost}; its lines make {counted}")
+        for push, held in self.held.items():
+            self.blame("pushes", f"push {push} of w{held.worker} is neither applied nor discarded")
+        for worker in self.running:
+            self.blame("samples", f"the grant of w{worker} was not taken back at the end")
+        self._end_phase(cause)
+
+    def _end_phase(self, cause: str) -> None:
+        phase = self.phase
+        if phase.total is None:
+            return
+        settled = phase.used + phase.lost
+        if cause == "done" and settled != phase.total:
+            self.blame("samples", f"{settled} of {phase.total} samples are settled at the end of the phase")
+        at_limit = self.max_versions is not None and self.version >= self.max_versions
+        # A worker is idle only where every sample is in somebody's hands.
+        if self.idle and not at_limit and settled + phase.in_hand != phase.total:
+            missing = phase.total - settled - phase.in_hand
+            self.blame("samples", f"{missing} of {phase.total} samples are nowhere, and w{min(self.idle)} is idle")

@@ -1,0 +1,290 @@
+"""What each strategy promises beyond the laws of all: its bound, its barrier, its weights.
+
+A strategy that is not named here is held to the laws of all.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, isclose
+from typing import Any
+
+from paceline import strategies
+from paceline.core.actions import Apply, Grant
+from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.laws.account import Account, Blame
+from paceline.records.journal import Decision
+
+RETRY_ROUNDS = 20  # after so many rounds balanced tries a worker that it left out
+
+
+@dataclass
+class Bound:
+    """Laws of one strategy; `before` sees a decision's event taken in, `after` its actions too."""
+
+    account: Account
+    blame: Blame
+
+    def before(self, decision: Decision) -> None:
+        """The event is taken in, the actions are not."""
+
+    def after(self, decision: Decision) -> None:  # noqa: ARG002
+        """The decision is taken in."""
+        self.require_progress()
+
+    def require_progress(self) -> None:
+        """Nobody is parked and no push is held for ever: somebody computes who has not pushed since."""
+        running, patience = self.account.running, self.patience()
+        for worker, wait in self.account.waits.items():
+            if all(wait.pushes[other] >= patience for other in running):
+                pushes = dict(wait.pushes)
+                self.blame("progress", f"w{worker} is parked, and whoever computes has pushed since: {pushes}")
+        for push, held in self.account.held.items():
+            if all(held.wait.pushes[other] >= patience for other in running):
+                pushes = dict(held.wait.pushes)
+                self.blame("progress", f"push {push} is held, and whoever computes has pushed since: {pushes}")
+
+    def patience(self) -> int:
+        """Pushes of each computing worker that a parked one may have to see."""
+        return 1
+
+
+@dataclass
+class Lead(Bound):
+    """No computing worker leads the slowest by more than `upper`; whoever leads by `lower` or less computes."""
+
+    lower: float
+    upper: float
+
+    def patience(self) -> int:
+        return int(self.upper - self.lower) + 1 if self.upper < inf else 1
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        account = self.account
+        for worker, running in account.running.items():
+            lead = running.through - 1 - account.min
+            if lead > self.upper:
+                self.blame("bound", f"w{worker} computes {lead} clocks ahead of the slowest, bound {self.upper:g}")
+        for worker in account.parked():
+            lead = account.completed[worker] - account.min
+            if lead <= self.lower:
+                self.blame("bound", f"w{worker} is parked {lead} clocks ahead of the slowest, bound {self.lower:g}")
+
+
+@dataclass
+class Barrier(Bound):
+    """An Apply as soon as `k` of the present workers have pushed, and not before."""
+
+    k: float
+    tracked: bool = False  # k is what the strategy last said it is
+
+    def needed(self) -> float:
+        account = self.account
+        k = account.tracks.get(("k", None), self.k) if self.tracked else self.k
+        return min(k, len(account.present))
+
+    def before(self, decision: Decision) -> None:
+        counting, needed = self.account.counting(), self.needed()
+        for action in decision.actions:
+            if isinstance(action, Apply) and self.account.present:
+                merged = len({counting[push] for push in action.pushes if push in counting})
+                if merged < needed or (merged > needed and isinstance(decision.event, Pushed)):
+                    self.blame("bound", f"{merged} workers are merged where {needed} are to be waited for")
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        waiting = len(set(self.account.counting().values()))
+        if self.account.present and waiting >= self.needed():
+            self.blame("bound", f"{waiting} workers have pushed and nothing is applied, k is {self.needed()}")
+
+
+@dataclass
+class RoundsBound(Barrier):
+    """A barrier after which everybody starts afresh on the version just made."""
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        account = self.account
+        if not account.present or not any(isinstance(action, Apply) for action in decision.actions):
+            return
+        throughs = {running.through for running in account.running.values()}
+        stale = [w for w, running in account.running.items() if running.read_version != account.version]
+        if account.parked() or len(throughs) > 1 or stale:
+            self.blame("bound", f"a round ends and not everybody starts the next one: parked {account.parked()}")
+
+
+@dataclass
+class Allowance(Bound):
+    """adaptive_sync: while a node has not pushed, only so many rounds can end, and others start only so often."""
+
+    cap: int
+    starts: dict[int, Counter[int]] = field(default_factory=dict)  # by the node that has not pushed since
+    disturbed: set[int] = field(default_factory=set)  # at any time since its last push
+
+    def before(self, decision: Decision) -> None:
+        match decision.event:
+            case Joined(worker=worker) if worker not in self.starts:
+                self._forget(worker)
+                for starts in self.starts.values():
+                    del starts[worker]  # those were another process's
+            case Pushed(worker=worker):
+                self._forget(worker)
+            case Left(worker=worker):
+                self.starts.pop(worker, None)
+
+    def _forget(self, worker: int) -> None:
+        self.starts[worker] = Counter()
+        self.disturbed.discard(worker)
+        if self.account.marks.get(worker) == "disturbed":
+            self.disturbed.add(worker)
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        self.disturbed |= {worker for worker, state in self.account.marks.items() if state == "disturbed"}
+        for (name, worker), extra in self.account.tracks.items():
+            if name == "extra_starts" and extra > self.cap:
+                self.blame("bound", f"w{worker} is allowed {extra} extra starts, cap {self.cap}")
+        for action in decision.actions:
+            if isinstance(action, Grant):
+                self._count(action.worker)
+
+    def _count(self, worker: int) -> None:
+        for missing, starts in self.starts.items():
+            if missing == worker:
+                continue
+            starts[worker] += 1
+            # The rest of the round of its last push, the rounds that may end without it, and the one that waits.
+            rounds = 2 + (self.cap if missing in self.disturbed else 0)
+            if starts[worker] > rounds * (1 + self.cap):
+                self.blame("bound", f"w{worker} starts {starts[worker]} times while w{missing} does not push")
+
+
+@dataclass
+class Merging(Bound):
+    """dasp: with `theta`, no node starts further ahead of the slowest."""
+
+    theta: float
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        for action in decision.actions:
+            if isinstance(action, Grant) and action.through - 1 - self.account.min > self.theta:
+                self.blame("bound", f"w{action.worker} starts {action.through - 1}, slowest {self.account.min}")
+
+
+@dataclass
+class GlobalBatch(Bound):
+    """balanced: a round covers the nominal work of all; a worker left out is tried again."""
+
+    guided: bool
+    batch: int = 0
+    undisturbed: bool = False  # nobody came, went or was refused in this round
+
+    def before(self, decision: Decision) -> None:
+        event, account = decision.event, self.account
+        if isinstance(event, Joined):
+            self.batch += event.work
+        if not isinstance(event, Pushed) or not event.samples:
+            self.undisturbed = False
+        for action in decision.actions:
+            if isinstance(action, Apply):
+                samples = sum(account.held[push].samples for push in action.pushes if push in account.held)
+                exactly = self.guided and self.undisturbed and not account.lost
+                if samples > self.batch or (exactly and samples != self.batch):
+                    self.blame("bound", f"a round of {samples} samples, the global batch is {self.batch}")
+
+    def after(self, decision: Decision) -> None:
+        super().after(decision)
+        if any(isinstance(action, Apply) for action in decision.actions):
+            self.batch, self.undisturbed = self.account.round_samples, not self.account.idle
+
+    def require_progress(self) -> None:
+        for worker, wait in self.account.waits.items():
+            if not self.account.running:
+                self.blame("progress", f"w{worker} is parked and nobody computes")
+            if wait.applies > RETRY_ROUNDS + 1:
+                self.blame("progress", f"w{worker} is left out for {wait.applies} rounds")
+        for push, held in self.account.held.items():
+            if held.wait.applies or not self.account.running:
+                self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
+
+
+def bound_of(spec: str, account: Account, blame: Blame) -> Bound:
+    """The laws of the strategy that this text names."""
+    cls, given = strategies.parse(spec)
+    options: Any = given
+    match cls.name:
+        case "asp":
+            return Lead(account, blame, inf, inf)
+        case "ssp":
+            return Lead(account, blame, options.staleness, options.staleness)
+        case "dssp":
+            return Lead(account, blame, options.lower, options.upper)
+        case "bsp":
+            return RoundsBound(account, blame, inf)
+        case "fastest_k":
+            return RoundsBound(account, blame, options.k)
+        case "adaptive_k":
+            return RoundsBound(account, blame, options.start, tracked=True)
+        case "adaptive_k_load":
+            return RoundsBound(account, blame, inf, tracked=True)
+        case "k_async":
+            return Barrier(account, blame, options.k)
+        case "adaptive_sync":
+            return Allowance(account, blame, options.cap)
+        case "dasp":
+            return Merging(account, blame, inf if options.theta is None else options.theta)
+        case "balanced":
+            return GlobalBatch(account, blame, options.pieces == "guided")
+    return Bound(account, blame)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+Weights = Callable[[Account, Event, Apply], list[set[float]]]  # the weights that each push may have
+
+
+def whole_step(account: Account, event: Event, action: Apply) -> list[set[float]]:  # noqa: ARG001
+    """A step of mass 1, each push by its share of the samples."""
+    samples = [account.held[push].samples for push in action.pushes]
+    total = sum(samples)
+    return [{count / total if total else 0.0} for count in samples]
+
+
+def share_of_round(account: Account, event: Event, action: Apply) -> list[set[float]]:
+    """Samples over the nominal round; where the last worker leaves, its own round is one to weigh by."""
+    nominal = {account.round_samples}
+    if isinstance(event, Left) and not account.present:
+        nominal.add(account.round_before)
+    return [{account.held[push].samples / each for each in nominal if each} for push in action.pushes]
+
+
+def damped_share(account: Account, event: Event, action: Apply) -> list[set[float]]:
+    """The share of a round, or that share damped by the mass applied since the push's read."""
+    allowed = share_of_round(account, event, action)
+    ages = [account.mass - account.held[push].read_mass for push in action.pushes]
+    return [shares | {share * (1 + age) ** -0.5 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
+
+
+WEIGHTS: dict[str, Weights] = {
+    **dict.fromkeys(("bsp", "balanced", "fastest_k", "adaptive_k", "adaptive_k_load"), whole_step),
+    **dict.fromkeys(("asp", "ssp", "dssp", "k_async", "adaptive_sync"), share_of_round),
+    "dasp": damped_share,
+}
+
+
+def check_weights(rule: Weights | None, account: Account, event: Event, action: Apply, blame: Blame) -> None:
+    """Each weight is one that the strategy's rule allows; a push without samples weighs nothing."""
+    if len(action.weights) != len(action.pushes):
+        blame("weights", f"{len(action.pushes)} pushes and {len(action.weights)} weights: {action.reason}")
+        return
+    if any(push not in account.held for push in action.pushes):
+        return  # reported by the account itself
+    allowed = rule(account, event, action) if rule is not None else [set() for _ in action.pushes]
+    for push, weight, choices in zip(action.pushes, action.weights, allowed, strict=True):
+        samples = account.held[push].samples
+        if not 0 <= weight < inf or (not samples and weight):
+            blame("weights", f"push {push} of {samples} samples weighs {weight}")
+        elif choices and not any(isclose(weight, choice, rel_tol=1e-9, abs_tol=1e-12) for choice in choices):
+            blame("weights", f"push {push} of {samples} samples weighs {weight}, the rule says {sorted(choices)}")

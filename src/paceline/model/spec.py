@@ -1,0 +1,185 @@
+"""What a model is, what a push of it brings and what a version of it is: the values that workers and stores share."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from paceline.core.errors import OptionError
+from paceline.model.mass_optimizer import GroupOptions, OptimizerSpec
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """`torch.float32` and the like, as a spec spells them."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} names no dtype")
+    return found
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """What every worker must have alike: names, shapes and dtypes, and the optimizer."""
+
+    parameters: tuple[tuple[str, tuple[int, ...], str], ...]
+    buffers: tuple[tuple[str, tuple[int, ...], str], ...]
+    optimizer: OptimizerSpec
+    keys: tuple[tuple[str, int], ...]  # of the `state_dict`, and which parameter or (counted on) buffer each means
+
+    def require_same(self, other: "ModelSpec", worker: int) -> None:
+        """Workers that train different models cannot be merged."""
+        difference = self.difference(other, "worker 0", f"worker {worker}")
+        if difference is not None:
+            raise OptionError(difference)
+
+    def difference(self, other: "ModelSpec", mine: str, theirs: str) -> str | None:
+        """In what the other's model differs from this one, in words; None if it does not."""
+        for here, there in zip(self.parameters + self.buffers, other.parameters + other.buffers, strict=False):
+            if here != there:
+                return f"{theirs} has {_spell(there)} where {mine} has {_spell(here)}"
+        if len(self.parameters) != len(other.parameters) or len(self.buffers) != len(other.buffers):
+            return (
+                f"{theirs}'s model has {len(other.parameters)} parameters and {len(other.buffers)} buffers, "
+                f"{mine}'s has {len(self.parameters)} and {len(self.buffers)}"
+            )
+        if (self.optimizer.name, self.optimizer.members) != (other.optimizer.name, other.optimizer.members):
+            return f"{theirs}'s optimizer ({other.optimizer.name}) differs from {mine}'s ({self.optimizer.name})"
+        return None
+
+
+def _spell(entry: tuple[str, tuple[int, ...], str]) -> str:
+    return f"{entry[0]} {list(entry[1])} {entry[2]}"
+
+
+class PushTensors:
+    """The tensors of one push: flat gradients, and how each module buffer moved since the read."""
+
+    __slots__ = ("changes", "flat", "slot", "views")
+
+    def __init__(
+        self,
+        flat: list[torch.Tensor],
+        changes: list[torch.Tensor | None],  # None where a buffer has not moved; of counters, their value
+        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, where somebody has them at hand
+        slot: int | None = None,  # of the worker's region, where the tensors lie in one
+    ) -> None:
+        self.flat, self.changes, self.views, self.slot = flat, changes, views, slot
+
+    def all(self) -> list[torch.Tensor]:
+        """Every tensor, in the order in which they travel."""
+        return [*self.flat, *(change for change in self.changes if change is not None)]
+
+
+class Gradient(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What one push brings: its tensors, which parameters had no gradient, and the optimizer's options."""
+
+    tensors: PushTensors
+    missing: frozenset[int]
+    options: Sequence[GroupOptions]
+    loss: float | None = None
+    norm: float | None = None  # where the worker has measured it
+
+    @classmethod
+    def of(
+        cls,
+        flat: list[torch.Tensor],
+        missing: frozenset[int],
+        options: Sequence[GroupOptions],
+        buffer_change: Sequence[torch.Tensor | None] = (),
+        loss: float | None = None,
+        norm: float | None = None,
+        slot: int | None = None,
+        views: list[torch.Tensor] | None = None,
+    ) -> "Gradient":
+        """A gradient of these tensors."""
+        return cls(PushTensors(flat, list(buffer_change), views, slot), missing, options, loss, norm)
+
+    @property
+    def flat(self) -> list[torch.Tensor]:
+        return self.tensors.flat
+
+    @property
+    def buffer_change(self) -> list[torch.Tensor | None]:
+        return self.tensors.changes
+
+    @property
+    def slot(self) -> int | None:
+        return self.tensors.slot
+
+    @property
+    def views(self) -> list[torch.Tensor] | None:
+        return self.tensors.views
+
+
+class Parameters:
+    """One whole version, to be read by any number of workers and written by none."""
+
+    __slots__ = ("buffers", "flat", "version")
+
+    def __init__(self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
+        self.version, self.flat, self.buffers = version, flat, buffers
+
+    def all(self) -> list[torch.Tensor]:
+        """Every tensor, in the order in which they travel."""
+        return [*self.flat, *self.buffers]
+
+
+def flat_norm(flat: Sequence[torch.Tensor]) -> float:
+    """The Euclidean norm over all buffers; not finite exactly if one of the values is not (or is beyond reason)."""
+    if len(flat) == 1:
+        return float(torch.linalg.vector_norm(flat[0]))
+    return math.sqrt(math.fsum(float(torch.linalg.vector_norm(part)) ** 2 for part in flat))
+
+
+def gradient_norm(gradient: Gradient) -> float:
+    """The gradient's norm; not finite if the push would bring anything into the model that is not."""
+    if gradient.norm is not None:
+        return gradient.norm
+    moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
+    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
+        return math.nan
+    return flat_norm(gradient.flat)
+
+
+def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
+    """A held push with a further piece computed on the same version: means weighted by samples.
+
+    A piece that lies in a slot is summed there, so that the held push's slot is free from then on.
+    """
+    total = samples + piece_samples
+    if not piece_samples:
+        return held
+    if not samples:
+        return piece
+    pairs = zip(held.flat, piece.flat, strict=True)
+    if piece.slot is None:
+        flat = [torch.add(old * (samples / total), new, alpha=piece_samples / total) for old, new in pairs]
+    else:
+        flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
+    loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
+    missing = held.missing & piece.missing
+    return Gradient.of(
+        flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
+        views=None if piece.slot is None else piece.views,
+    )  # fmt: skip
+
+
+def out_of_slot(gradient: Gradient) -> Gradient:
+    """The same push in memory of its own, for a worker that needs the slot for the next one."""
+    change = [None if c is None else c.clone() for c in gradient.buffer_change]
+    flat = [part.clone() for part in gradient.flat]
+    return msgspec.structs.replace(gradient, tensors=PushTensors(flat, change))
+
+
+def _mean_loss(first: float | None, samples: int, second: float | None, more: int) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return (first * samples + second * more) / (samples + more)
+
+
+def state_of(
+    spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """A model of that spec under its ordinary `state_dict` keys."""
+    tensors = [*values, *buffers]
+    return {key: tensors[place] for key, place in spec.keys}

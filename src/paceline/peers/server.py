@@ -1,0 +1,524 @@
+"""What a run without a parameter server does for its nodes: who is there, who averages with whom, the centre.
+
+The coordinator grants samples as ever, without a model, and nodes step where their models are; models go from node to
+node. Here all of them come together only to be measured or saved, and at the end of a phase.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from paceline.core.errors import InternalError, OptionError
+from paceline.core.events import Cause
+from paceline.core.peer_events import PeerCause
+from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
+from paceline.model.spec import dtype_of, gradient_norm, state_of
+from paceline.model.store import Store, model_state
+from paceline.peers import messages as p
+from paceline.peers.models import Centre, as_stored, distance, is_averaged, mean_of, shares
+from paceline.peers.node import WIRES
+from paceline.records.journal import PeerDecision
+from paceline.server.exchange import Result
+from paceline.server.model_exchange import ModelExchange
+from paceline.server.workers import GrantOrder, PushArrival, WorkerRecord
+from paceline.strategies import build_peer
+from paceline.transport.mail import as_bytes, from_bytes
+from paceline.transport.messages import Push, Work
+
+if TYPE_CHECKING:
+    from paceline.server.run import ServerRun
+
+
+class NodeModel(NamedTuple):
+    """One node's model: what is averaged, and counters."""
+
+    tensors: Sequence[torch.Tensor]
+    counters: Sequence[torch.Tensor]
+
+
+class StepsElsewhere:
+    """Steps are made where the models are: the server has nothing to merge."""
+
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
+        """The steps were made."""
+        del pushes, weights, stock
+        return UNMEASURED
+
+    def extend(self, held: PushRef, piece: PushRef) -> PushRef:
+        """A step comes whole."""
+        raise InternalError(f"the step {held} was extended by {piece}")
+
+    def discard(self, push: PushRef) -> None:
+        """There is nothing to forget."""
+
+    def contents(self) -> Contents:
+        """There is nothing to save."""
+        return Contents({}, {})
+
+
+class PeerExchangeBase(ModelExchange):
+    """What nodes need of a run, whoever carries their messages."""
+
+    def __init__(self, run: "ServerRun") -> None:
+        super().__init__(run)
+        self.spec = run.plan.config.strategy
+        self.used: dict[int, int] = {}  # samples of each node, in this phase
+        self._kept: dict[
+            int, tuple[list[torch.Tensor], list[torch.Tensor]]
+        ] = {}  # nodes' own models, of the last phase
+        self._passed: dict[int, int] = {}  # the last round of averages that each node has called for
+
+    def make_way(self) -> None:
+        raise OptionError(f"{self.spec} has no server that could keep tables: choose ssp, bsp or asp")
+
+    def adopt(self, store: Store, at: float) -> None:
+        del at
+        self.store_or_none = store  # for measuring and saving; grants send no model
+        self.run.coordinator.use(StepsElsewhere(), 0)
+
+    def count(self, node: int, push: Push) -> None:
+        """A node has made a step on so many samples; one whose gradient is not finite was none."""
+        if push.gradient is not None and math.isfinite(gradient_norm(push.gradient)):
+            self.used[node] = self.used.get(node, 0) + push.samples
+
+    def arrive(self, record: WorkerRecord, push: Push, compute_s: float, transfer_s: float, at: float) -> None:
+        """Tell the coordinator of a step."""
+        arrival = PushArrival(
+            record.worker, record.incarnation, push.ticket, push.samples, compute_s, transfer_s,
+            kept=push.kept, nominal=push.nominal,
+        )  # fmt: skip
+        if push.gradient is not None:
+            arrival.norm, arrival.loss = gradient_norm(push.gradient), push.gradient.loss
+        self.run.coordinator.arrive(at, arrival)
+
+    def put_average(self, models: Mapping[int, NodeModel], nbytes: int, at: float) -> None:
+        """Put the average, weighted by samples, where it is measured and kept."""
+        if self.store_or_none is None or not models:
+            return  # between phases everybody has that average already
+        tensors = [model.tensors for model in models.values()]
+        mean = mean_of(tensors, shares([self.used.get(node, 0) for node in models]))
+        counters = [model.counters for model in models.values()]
+        self.store.overwrite(*as_stored(self.store.spec, mean, counters))
+        data = {"distance": distance(tensors), "nodes": len(models), "bytes": nbytes}
+        self.run.coordinator.observe(at, "consensus", data)
+
+    def keep(self, models: Mapping[int, NodeModel]) -> None:
+        """As they are before everybody is given the average; of a phase without a node nothing is kept."""
+        if models:
+            spec = self.store.spec
+            self._kept = {node: as_stored(spec, m.tensors, [m.counters]) for node, m in sorted(models.items())}
+
+    def is_complete(self, number: int, present: Sequence[int]) -> bool:
+        """Whether everybody has come for that round's average who is still to come."""
+        records = self.run.coordinator.records
+        computing = [node for node in present if records[node].present and records[node].ticket]
+        return all(self._passed.get(node, 0) >= number for node in computing)
+
+    def result(self) -> Result:
+        if self.store_or_none is None:
+            return Result()
+        spec = self.store.spec
+        return Result(model_state(self.store), nodes={n: state_of(spec, *model) for n, model in self._kept.items()})
+
+
+class _Round:
+    """One collection of all models, and what waits for it."""
+
+    def __init__(self, last: bool, then: Callable[[], None]) -> None:
+        self.last = last  # of the phase: nobody steps after it
+        self.then = [then]
+
+
+class Gathering:
+    """Collects models from processes, one round at a time.
+
+    Every node sends its model between two steps; one that goes away meanwhile is not waited for. Models of nodes that
+    left the loop of their own accord are kept until the phase's end, and count.
+    """
+
+    def __init__(self, exchange: "PeerExchange") -> None:
+        self._exchange = exchange
+        self._number = 0
+        self._waiting: set[int] = set()
+        self._found: dict[int, NodeModel] = {}
+        self._parted: dict[int, NodeModel] = {}  # of nodes that left the loop
+        self._queue: list[_Round] = []  # the one under way, and at most one that follows it
+        self._dismissed: dict[int, Callable[[], None]] = {}  # what follows when they have taken their leave
+        self._bytes = 0
+        self.averaged = False  # whether the store has what the nodes have made of their first model
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue)
+
+    def begin(self, then: Callable[[], None], *, last: bool) -> None:
+        """Put the average into the store, and then go on with that.
+
+        Who asks while another one waits shares it, and nothing follows the last one of a phase: nodes are asked as fast
+        as they answer, however often somebody wants to know.
+        """
+        if self._queue and (len(self._queue) > 1 or self._queue[0].last):
+            waiting = self._queue[-1]
+            waiting.last |= last
+            waiting.then.append(then)
+            return
+        self._queue.append(_Round(last, then))
+        if len(self._queue) == 1:
+            self._ask()
+
+    def _ask(self) -> None:
+        run = self._exchange.run
+        self._number += 1
+        self._found, self._bytes = {}, 0
+        self._waiting = {node for node in run.workers.in_phase if run.workers.incarnation(node) is not None}
+        for node in sorted(self._waiting):
+            run.engine.send(node, p.Collect(self._number, self._queue[0].last))
+        self._look()
+
+    def take(self, node: int, snapshot: p.Snapshot) -> None:
+        """A node's model."""
+        model = self._typed(snapshot)
+        if snapshot.number == 0:
+            self._parted[node] = model
+            self._dismissed.pop(node, _nothing)()
+        elif snapshot.number == self._number and node in self._waiting:
+            self._waiting.discard(node)
+            self._found[node] = model
+            self._bytes += snapshot.nbytes
+            self._look()
+
+    def dismiss(self, node: int, then: Callable[[], None]) -> None:
+        """Let a node take its leave, and then go on."""
+        self._dismissed[node] = then
+        self._exchange.run.engine.send(node, p.Collect(0, last=True))
+
+    def gone(self, node: int, *, crashed: bool) -> None:
+        """It will not send any more."""
+        self._dismissed.pop(node, None)
+        if crashed:
+            self._parted.pop(node, None)
+            self._exchange.used.pop(node, None)
+        if node in self._waiting:
+            self._waiting.discard(node)
+            self._look()
+
+    def phase_over(self) -> None:
+        """What anybody had in that phase is in the average."""
+        self._parted.clear()
+        self._exchange.used.clear()
+
+    def _look(self) -> None:
+        if self._waiting or not self._queue:
+            return
+        self._average({**self._parted, **self._found})
+        for then in self._queue.pop(0).then:
+            then()
+        if self._queue:
+            self._ask()
+
+    def _average(self, models: dict[int, NodeModel]) -> None:
+        if not models:
+            return
+        models = dict(sorted(models.items()))
+        self._exchange.put_average(models, self._bytes, self._exchange.run.moment())
+        self.averaged = True
+        if self._queue[0].last:
+            self._exchange.keep(models)
+
+    def _typed(self, snapshot: p.Snapshot) -> NodeModel:
+        spec = self._exchange.store.spec
+        floats = [b for b in spec.buffers if is_averaged(b[2])]
+        counters = [b for b in spec.buffers if not is_averaged(b[2])]
+
+        def typed(entries: list[tuple[str, tuple[int, ...], str]], values: list[Any]) -> list[torch.Tensor]:
+            pairs = zip(entries, values, strict=True)
+            return [from_bytes(torch.from_numpy(v), dtype_of(dtype), shape) for (_, shape, dtype), v in pairs]
+
+        return NodeModel(typed([*spec.parameters, *floats], snapshot.values), typed(counters, snapshot.counters))
+
+
+class PeerExchange(PeerExchangeBase):
+    """Nodes in processes of their own, which reach each other without the server."""
+
+    messages = p.NodeToServer
+
+    def __init__(self, run: "ServerRun") -> None:
+        super().__init__(run)
+        self.gathering = Gathering(self)
+        self._boxes: dict[int, p.Box] = {}
+        self._present: set[int] = set()
+        self._started: set[int] = set()
+        self._leaving: set[int] = set()  # who hands its weight on, and is sent nothing more
+        self._beginners: set[int] = set()  # of this phase: they have a common model
+        self._centre: Centre | None = None
+        self._rounds: dict[int, set[int]] = {}  # who waits for an average
+        self._groups: dict[int, p.Group] = {}
+        self._averaging: dict[int, set[int]] = {}  # members of a group that are not yet done
+        self._coming = self._together = False  # the models, at the end of a phase
+        machine = build_peer(self.spec, 0, 0)
+        self._wire = WIRES[machine.wire]
+        self._has_centre = machine.has_centre
+
+    # -- nodes come and go -------------------------------------------------------------------------------------------
+
+    def begin_phase(self, members: Sequence[int], at: float) -> None:
+        del at
+        self._beginners = set(members)
+        self._centre = Centre.of(self.store) if self._has_centre else None
+        self._present = set(members)
+
+    def _comes(self, node: int) -> None:
+        if node in self._present:
+            return
+        self._present.add(node)
+        self._passed.pop(node, None)
+        self._send_others(node, p.Peering([self._boxes[node]], []))
+
+    def _send_others(self, node: int, news: p.Peering) -> None:
+        for other in sorted(self._started - {node}):
+            self.run.engine.send(other, news)
+
+    def left(self, worker: int, cause: Cause, at: float) -> None:
+        del at
+        self.gathering.gone(worker, crashed=cause != "done")
+        if worker not in self._present:
+            return
+        self._present.discard(worker)
+        self._started.discard(worker)
+        why: PeerCause = cause if cause in ("done", "leave", "timeout") else "crash"
+        self._send_others(worker, p.Peering([], [(worker, why)]))
+        self._leaving.discard(worker)
+        for number, waiting in list(self._averaging.items()):
+            waiting.discard(worker)
+            if worker in self._groups[number].members:  # even if it was done: its last messages may not have come
+                self._call_again(number)
+        for nodes in self._rounds.values():
+            nodes.discard(worker)
+        self._settle_rounds()
+
+    def phase_over(self, at: float) -> None:
+        del at
+        for each in (self._present, self._started, self._leaving):
+            each.clear()
+        for table in (self._rounds, self._averaging, self._groups, self._passed):
+            table.clear()
+        self._coming = self._together = False
+        self._centre = None
+        self.gathering.phase_over()
+
+    def ask_to_leave(self, record: WorkerRecord, then: Callable[[], None]) -> None:
+        if record.worker in self._started:
+            self.gathering.dismiss(record.worker, then)
+        else:
+            then()
+
+    # -- all models together -----------------------------------------------------------------------------------------
+
+    def refresh(self, then: Callable[[], None]) -> None:
+        """Between two phases the average of all models is in the store."""
+        if self._present and not self._together:
+            self.gathering.begin(then, last=False)
+        else:
+            then()
+
+    def can_end_phase(self, at: float) -> bool:
+        """Once its nodes' models are averaged; they are asked for here."""
+        del at
+        if not self.run.phases.running:
+            return True
+        if not self._coming:
+            self._coming = True
+            self.gathering.begin(self._come_together, last=True)
+        return self._together
+
+    def _come_together(self) -> None:
+        self._together = True
+        self.run.engine.wake()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def grant(self, order: GrantOrder) -> None:
+        """Have a node make a step, and tell it what has happened around it."""
+        run, node = self.run, order.worker
+        record = run.workers.records[node]
+        self._comes(node)
+        if node not in self._started:
+            self._started.add(node)
+            run.engine.send(node, self._first_news(node))
+        record.script.order, record.script.computing = order, True
+        timing = None
+        if run.emulation is not None:
+            timing = run.emulation.compute(node, order.allotment.samples, order.at)
+        work = Work(
+            order.ticket, order.allotment, None, order.rounds_done, save=run.checkpoints.number_for(node),
+            phase=run.phases.number, step=record.through,
+        )  # fmt: skip
+        run.engine.dispatch(node, work, timing)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        self.run.workers.records[worker].script.order = None
+        self.run.engine.recall(worker, ticket)
+
+    def _first_news(self, node: int) -> p.Peering:
+        """Who is there, and where a newcomer takes its model from."""
+        others = sorted(self._present - self._leaving - {node})
+        source = None if node in self._beginners or not others else others[0]
+        latency_s, seconds_per_byte = self._link(node)
+        joined = [self._boxes[other] for other in others]
+        self._beginners.discard(node)  # whoever comes in its place is a newcomer
+        elapsed_s, phase = self.run.engine.now(), self.run.phases.number
+        return p.Peering(joined, [], True, source, elapsed_s, latency_s, seconds_per_byte, phase)
+
+    def _link(self, node: int) -> tuple[float, float]:
+        emulation = self.run.emulation
+        if emulation is None:
+            return 0.0, 0.0
+        bandwidth = min(emulation.times.bandwidth(node), emulation.times.server_bandwidth)
+        return emulation.times.latency_s(node, 0, True), 0.0 if bandwidth == math.inf else 1 / bandwidth
+
+    def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
+        """A node has made a step."""
+        run, script = self.run, record.script
+        script.pushed, script.computing = True, False
+        order, script.order = script.order, None
+        if order is None or order.ticket != message.ticket or not run.active:
+            return
+        if run.emulation is not None:
+            run.emulation.computed(message.overrun_s)
+        self.count(record.worker, message)
+        self.arrive(record, message, message.compute_s, max(0.0, at - order.at - message.compute_s), at)
+        self._settle_rounds()
+
+    # -- what nodes say ----------------------------------------------------------------------------------------------
+
+    def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
+        if record is None:
+            raise InternalError(f"the evaluator sent {message}, which has no meaning here")
+        node, run = record.worker, self.run
+        match message:
+            case p.Decisions():
+                for decided in message.decided:
+                    run.sink.write(PeerDecision(node, record.incarnation, decided.event, decided.actions))
+            case p.Mailbox():
+                latency_s, _ = self._link(node)
+                self._boxes[node] = p.Box(node, record.incarnation, message.address, message.key, latency_s)
+            case p.CentreExchange():
+                self._exchange(record, message, at)
+            case p.Averaging():
+                self._passed[node] = message.round
+                self._rounds.setdefault(message.round, set()).add(node)
+                self._settle_rounds()
+            case p.Exchanged():
+                run.coordinator.observe(run.moment(at), "exchange", {"bytes": message.bytes}, node)
+                self._has_averaged(node, message)
+            case p.Leaving() if node in self._started:
+                self._leaving.add(node)
+                self._send_others(node, p.Peering([], [(node, message.cause)], leaving=True))
+            case p.Leaving():
+                pass  # the phase is over
+            case p.Snapshot():
+                self.gathering.take(node, message)
+            case _:
+                raise InternalError(f"worker {node} sent {message}, which has no meaning here")
+
+    # -- the centre --------------------------------------------------------------------------------------------------
+
+    def _exchange(self, record: WorkerRecord, message: p.CentreExchange, at: float) -> None:
+        if self._is_void(record, message):
+            return
+        latency_s, seconds_per_byte = self._link(record.worker)
+        nbytes = sum(value.nbytes for value in message.values)
+        way_s = latency_s + nbytes * seconds_per_byte
+        if way_s <= 0.0:
+            self._answer((record, self._pull(record, message)))
+            return
+
+        def at_centre(_: Any) -> None:
+            if not self._is_void(record, message):
+                self.run.engine.call_at(at + 2 * way_s, self._answer, (record, self._pull(record, message)))
+
+        self.run.engine.call_at(at + way_s, at_centre)
+
+    def _is_void(self, record: WorkerRecord, message: p.CentreExchange | p.Pulled) -> bool:
+        """Whether the grant is over in which the node asked: its loop is, or it was taken back."""
+        return record.script.gone or not record.ticket or record.ticket != message.ticket
+
+    def _answer(self, going: tuple[WorkerRecord, p.Pulled]) -> None:
+        record, message = going
+        if not self._is_void(record, message) and self.run.active:
+            self.run.engine.send(record.worker, message)
+
+    def _pull(self, record: WorkerRecord, message: p.CentreExchange) -> p.Pulled:
+        if self._centre is None:
+            raise InternalError(f"worker {record.worker} exchanges with a centre that {self.spec} does not have")
+        centre = self._centre.tensors
+        places = range(len(centre)) if message.tensors is None else message.tensors
+        values = [
+            from_bytes(torch.from_numpy(value), self._wire or centre[place].dtype, centre[place].shape)
+            for place, value in zip(places, message.values, strict=True)
+        ]
+        pulls = self._centre.pull(message.alpha, message.tensors, values)
+        nbytes = sum(value.nbytes for value in message.values)
+        self.run.coordinator.observe(self.run.moment(), "exchange", {"bytes": 2 * nbytes}, record.worker)
+        return p.Pulled([as_bytes(pull).numpy() for pull in pulls], message.ticket)
+
+    # -- averages of all ---------------------------------------------------------------------------------------------
+
+    def _settle_rounds(self) -> None:
+        """Let those rounds be averaged for which everybody has come who is still to come."""
+        for number in sorted(self._rounds):
+            if not self._rounds[number] or not self.is_complete(number, sorted(self._present)):
+                continue
+            members = sorted(self._rounds.pop(number))
+            self._averaging[number] = set(members)
+            self._groups[number] = p.Group(number, 0, members, self._seconds(members))
+            self._call(self._groups[number])
+
+    def _seconds(self, members: list[int]) -> float:
+        if self.run.emulation is None or len(members) < 2:
+            return 0.0
+        share = 2 * (len(members) - 1) / len(members)
+        nbytes = self.store.nbytes
+        links = [self._link(node) for node in members]
+        return max(latency_s + share * nbytes * per_byte for latency_s, per_byte in links)
+
+    def _call(self, group: p.Group) -> None:
+        for node in group.members:
+            self.run.engine.send(node, group)
+
+    def _has_averaged(self, node: int, message: p.Exchanged) -> None:
+        group, waiting = self._groups.get(message.round), self._averaging.get(message.round, set())
+        waiting.discard(node)
+        if not waiting:
+            self._averaging.pop(message.round, None)
+            self._groups.pop(message.round, None)
+        elif group is not None and message.attempt < group.attempt:  # it was done when the others were called again
+            self._call_again(message.round)
+
+    def _call_again(self, number: int) -> None:
+        before = self._groups[number]
+        members = sorted(self._averaging[number])
+        if not members:
+            return
+        self._groups[number] = p.Group(number, before.attempt + 1, members, before.seconds)
+        self._call(self._groups[number])
+
+    # -- checkpoints, results ----------------------------------------------------------------------------------------
+
+    def extra(self) -> dict[str, Any]:
+        return {"peer": self.spec, "node_samples": dict(self.used)}
+
+    def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
+        super().restore(contents, version, states, extra)
+        self.used = {int(node): count for node, count in extra.get("node_samples", {}).items()}
+        self.gathering.averaged = True
+
+    def result(self) -> Result:
+        """Of nodes that were never asked for their models there is nothing but the first one."""
+        return super().result() if self.gathering.averaged or self.run.cause != "error" else Result()
+
+
+def _nothing() -> None:
+    """It left by itself."""

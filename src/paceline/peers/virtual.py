@@ -1,0 +1,442 @@
+"""Nodes in virtual time: their messages take their links' time, and nothing goes through the middle.
+
+A node's outgoing link is serial: latency, and bytes over the smaller of the scenario's bandwidth and the node's own.
+Sending overlaps computing, but a step does not begin while two messages are still on their way out; a machine whose
+options say `overlap=false` waits for all of them. What has arrived by the end of a step's computing is dealt with
+there. Who gets which samples is told without delay: in a run without a server that is no traffic of the training.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paceline.core import peer_events as e
+from paceline.core.errors import InternalError
+from paceline.core.events import Cause
+from paceline.core.peer_actions import Mix, Send
+from paceline.core.scenario.costs import Times
+from paceline.model.spec import Parameters
+from paceline.peers.messages import (
+    Arrived,
+    Averages,
+    Averaging,
+    Border,
+    CentreExchange,
+    Decided,
+    Model,
+    Outgoing,
+    PeerToServer,
+    PeerToWorker,
+    Pulled,
+    Step,
+    Wanted,
+)
+from paceline.peers.models import Centre, as_stored, mix_in
+from paceline.peers.node import WIRES
+from paceline.peers.server import NodeModel, PeerExchangeBase
+from paceline.records.journal import PeerDecision
+from paceline.server.emulation import Timing
+from paceline.server.workers import GrantOrder, WorkerRecord
+from paceline.strategies import build_peer
+from paceline.strategies.peers.base import Peer
+from paceline.transport.messages import Hello, Push
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.server.run import ServerRun
+
+
+class NodeLinks:
+    """When what leaves, and when a node may go on."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._free_at: dict[int, float] = {}
+        self._out_at: dict[int, list[float]] = {}  # when each message of a node is out
+
+    def latency_s(self, one: int, other: int) -> float:
+        """Between two nodes: the mean of the one-way latencies that the scenario gives them."""
+        return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
+
+    def seconds(self, node: int, nbytes: int) -> float:
+        """On its own link."""
+        bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)
+        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
+
+    def send(self, node: int, nbytes: int, now: float) -> float:
+        """When the last byte is out."""
+        out = self._free_at[node] = max(now, self._free_at.get(node, 0.0)) + self.seconds(node, nbytes)
+        self._out_at.setdefault(node, []).append(out)
+        return out
+
+    def can_compute_at(self, node: int, now: float, *, overlaps: bool) -> float:
+        """When the node may begin its next step, as far as its messages are concerned."""
+        pending = self._out_at[node] = sorted(at for at in self._out_at.get(node, ()) if at > now)
+        if not overlaps:
+            return pending[-1] if pending else now
+        return pending[-2] if len(pending) > 1 else now
+
+    def forget(self, node: int) -> None:
+        """It is gone."""
+        self._free_at.pop(node, None)
+        self._out_at.pop(node, None)
+
+
+# A message under way: whose it is, with its incarnation, its number, what is sent, and the seconds until it is out.
+Sending = tuple[int, int | None, int, Outgoing, float]
+
+
+class NodeFlight(msgspec.Struct):
+    """One grant's way through a node: when it was made, when computing begins and when it is over."""
+
+    order: GrantOrder
+    timing: Timing
+    granted_at: float
+
+
+class VirtualPeerExchange(PeerExchangeBase):
+    """Carries what nodes say to each other, keeps the centre, and averages their models for whoever measures them."""
+
+    messages = PeerToServer
+
+    def __init__(self, run: "ServerRun") -> None:
+        super().__init__(run)
+        if run.emulation is None:
+            raise InternalError("virtual nodes were given no scenario")
+        self._times = run.emulation.times
+        self._machines: dict[int, Peer] = {}
+        self._models: dict[int, Model] = {}
+        self._flights: dict[int, NodeFlight] = {}
+        self._parted: set[int] = set()  # who left this phase's loop, and still counts in its average
+        self._present: dict[int, int] = {}  # with its incarnation
+        self._started: set[int] = set()
+        self._crashed: set[int] = set()
+        self._inboxes: dict[int, list[Arrived]] = {}
+        self._sent_count = 0
+        self._leaving: dict[int, Sending] = {}  # by number: on their way out,
+        self._under_way: dict[int, Sending] = {}  # and not yet there
+        self._links = NodeLinks(self._times)
+        self._centre: Centre | None = None
+        self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
+        self._waits_since: dict[int, float] = {}  # for an average
+
+    def machine(self, node: int) -> Peer:
+        """A fresh one for that node."""
+        machine = self._machines[node] = build_peer(self.spec, self.run.plan.config.seed, node)
+        return machine
+
+    def _option(self, node: int, name: str, default: Any) -> Any:
+        return getattr(self._machines[node].options, name, default)
+
+    def _is_weighted(self) -> bool:
+        return any(self._option(node, "form", None) == "weighted" for node in self._machines)
+
+    # -- nodes come and go -------------------------------------------------------------------------------------------
+
+    def first_model(self, record: WorkerRecord, hello: Hello) -> Parameters:
+        """The first model is everybody's; a newcomer takes that of a node that is there."""
+        first = super().first_model(record, hello)
+        model = self._models.get(min(self._present, default=-1))
+        if model is None:
+            return first
+        values, buffers = as_stored(self.store.spec, model.tensors(), [model.counters()])
+        return Parameters(first.version, self.store.layout.pack(values), buffers)
+
+    def _comes(self, worker: int) -> None:
+        """A node that gets samples is there."""
+        incarnation = self.run.workers.records[worker].incarnation
+        if self._present.get(worker) == incarnation:
+            return
+        if not self._present and self._machines[worker].has_centre and self._centre is None:
+            self._centre = Centre.of(self.store)
+        self._present[worker] = incarnation
+        self._crashed.discard(worker)
+        self._passed.pop(worker, None)
+        self._inboxes[worker] = []
+        self._notify_others(worker, e.PeerJoined(0.0, worker))
+
+    def left(self, worker: int, cause: Cause, at: float) -> None:
+        """A node can no longer be reached. One that leaves of its own accord hands on what others must not lose."""
+        self._flights.pop(worker, None)
+        if cause != "done":
+            self._parted.discard(worker)
+        if worker not in self._present:
+            if cause != "done":
+                self._forget(worker)
+            return
+        willing = cause in ("done", "leave")
+        why: e.PeerCause = cause if willing else "crash"  # type: ignore[assignment]
+        if willing and worker in self._started:
+            self._hand_on(worker, why, at)
+        del self._present[worker]
+        self._started.discard(worker)
+        unread = self._inboxes.pop(worker, [])
+        self._links.forget(worker)
+        if not willing:
+            self._crashed.add(worker)
+        if cause == "done":
+            self._parted.add(worker)
+        else:
+            self._forget(worker)
+        for waiting in self._rounds.values():
+            waiting.pop(worker, None)
+        self._notify_others(worker, e.PeerLeft(0.0, worker, why))
+        if willing:
+            self._return(unread)
+        self._settle_rounds()
+
+    def _forget(self, worker: int) -> None:
+        self._models.pop(worker, None)
+        self.used.pop(worker, None)
+
+    def _taking_part(self) -> dict[int, NodeModel]:
+        """Whose models count: all that are inside the loop, and those that left it of their own accord."""
+        nodes = (self._present.keys() | self._parted | self.run.workers.in_phase) & self._models.keys()
+        return {node: NodeModel(self._models[node].tensors(), self._models[node].counters()) for node in sorted(nodes)}
+
+    def _decide(self, node: int, event: e.PeerEvent) -> list[Any]:
+        """What the node's machine makes of an event that its script does not see."""
+        actions = self._machines[node].handle(event)
+        self.run.sink.write(PeerDecision(node, self._present[node], event, actions))
+        return actions
+
+    def _hand_on(self, worker: int, cause: e.PeerCause, at: float) -> None:
+        actions = self._decide(worker, e.PeerLeft(at, worker, cause))
+        tensors = self._models[worker].tensors()
+        for action in actions:
+            if isinstance(action, Send):
+                places = range(len(tensors)) if action.tensors is None else action.tensors
+                kind = WIRES[self._machines[worker].wire]
+                values = [tensors[place].detach().to(kind or tensors[place].dtype, copy=True) for place in places]
+                self._post(worker, Outgoing(action.peer, action.weight, action.tensors, values))
+
+    def _return(self, unread: list[Arrived]) -> None:
+        """What a leaver has not taken in is received again by whoever sent it; a weight must not get lost."""
+        for arrived in unread:
+            event = arrived.event
+            if isinstance(event, e.Received) and event.peer in self._present:
+                self._inboxes[event.peer].append(arrived)
+            elif isinstance(event, e.Received) and self._present and self._is_weighted():
+                self._inboxes[min(self._present)].append(arrived)
+
+    def phase_over(self, at: float) -> None:
+        """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
+        self._take_in_the_last(at)
+        models = self._taking_part()
+        self._average_all(models, at)
+        with torch.no_grad():
+            self.keep({n: NodeModel(_copied(m.tensors), _copied(m.counters)) for n, m in models.items()})
+        for each in (self._parted, self._started):
+            each.clear()
+        for table in (self.used, self._present, self._rounds, self._flights):
+            table.clear()
+        self._centre = None
+
+    def _take_in_the_last(self, at: float) -> None:
+        """What is on its way arrives, and what has arrived is mixed in; nobody sends anything more."""
+        for sending in list(self._leaving.values()):
+            self._sent(sending)
+        for sending in list(self._under_way.values()):
+            self._delivered(sending)
+        for node in sorted(self._started):
+            arrived, self._inboxes[node] = self._inboxes[node], []
+            for one in arrived:
+                if not isinstance(one.event, e.Asked):
+                    self._mix_at_the_end(node, one, at)
+
+    def _mix_at_the_end(self, node: int, arrived: Arrived, at: float) -> None:
+        event = msgspec.structs.replace(arrived.event, at=at)
+        for action in self._decide(node, event):
+            if isinstance(action, Mix) and isinstance(event, e.Received) and arrived.values is not None:
+                mix_in(self._models[node].tensors(), event.tensors, arrived.values, action.weight)
+
+    def _notify_others(self, worker: int, event: e.PeerEvent) -> None:
+        for other in sorted(self._started - {worker}):
+            self._inboxes[other].append(Arrived(event))
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def grant(self, order: GrantOrder) -> None:
+        """A node computes on its own model, as soon as its messages let it."""
+        run, worker, at = self.run, order.worker, order.at
+        if run.emulation is None:
+            return
+        self._comes(worker)
+        attempt = run.emulation.attempt(worker)
+        begin = self._links.can_compute_at(worker, at, overlaps=self._option(worker, "overlap", True))
+        timing = Timing(attempt, at, begin, self._times.compute_s(worker, attempt, order.allotment.samples, begin))
+        flight = self._flights[worker] = NodeFlight(order, timing, at)
+        run.engine.call_at(timing.end, self._computed, flight)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        flight = self._flights.get(worker)
+        if flight is not None and flight.order.ticket == ticket:
+            del self._flights[worker]
+
+    def _computed(self, flight: NodeFlight) -> None:
+        order = flight.order
+        if self._flights.get(order.worker) is flight:
+            phase = self.run.phases.number
+            step = Step(
+                order.ticket, order.allotment, None, order.rounds_done, phase=phase, border=self._border(flight)
+            )
+            self.run.engine.send(order.worker, step)
+
+    def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
+        """A step was made; whatever its exchanges took beside the computing counts as transfer."""
+        flight = self._flights[record.worker]
+        self.count(record.worker, message)
+        compute_s = flight.timing.end - flight.timing.begin
+        transfer_s = at - flight.granted_at - compute_s
+        self.run.engine.call_at(at, self._arrived, (record, message, compute_s, transfer_s))
+
+    def _arrived(self, going: tuple[WorkerRecord, Push, float, float]) -> None:
+        record, message, compute_s, transfer_s = going
+        if self.run.workers.get(record.worker, record.incarnation) is not record or not self.run.active:
+            return
+        flight = self._flights.get(record.worker)
+        if flight is not None and flight.order.ticket == message.ticket:
+            del self._flights[record.worker]
+        self.arrive(record, message, compute_s, transfer_s, self.run.engine.now())
+        self._settle_rounds()
+
+    def _border(self, flight: NodeFlight) -> Border:
+        worker, at = flight.order.worker, self.run.engine.now()
+        others = None
+        if worker not in self._started:
+            self._started.add(worker)
+            others = tuple(sorted(set(self._present) - {worker}))
+        arrived, self._inboxes[worker] = self._inboxes[worker], []
+        step = self.run.workers.records[worker].through
+        begin = flight.timing.begin
+        return Border(at, step, at - begin, begin - flight.granted_at, arrived, others)
+
+    # -- what nodes say ----------------------------------------------------------------------------------------------
+
+    def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
+        if record is None:
+            raise InternalError(f"an evaluator sent {message}, which has no meaning here")
+        worker = record.worker
+        match message:
+            case Model():
+                self._models[worker] = message
+            case Outgoing():
+                self._post(worker, message)
+            case Wanted():
+                self._later(self._links.latency_s(worker, message.peer), self._asked, (worker, message.peer))
+            case CentreExchange():
+                self._exchange(worker, message)
+            case Averaging():
+                self._passed[worker], self._waits_since[worker] = message.round, at
+                self._rounds.setdefault(message.round, {})[worker] = message.values
+                self._later(0.0, lambda _: self._settle_rounds(), None)
+            case Decided():
+                self.run.sink.write(PeerDecision(worker, record.incarnation, message.event, message.actions))
+
+    def _later(self, seconds: float, call: "Callable[[Any], None]", argument: Any) -> None:
+        self.run.engine.call_at(self.run.engine.now() + seconds, call, argument)
+
+    def _post(self, worker: int, message: Outgoing) -> None:
+        at = self.run.engine.now()
+        out = self._links.send(worker, message.nbytes, at)
+        self._sent_count += 1
+        sending = (worker, self._present.get(worker), self._sent_count, message, out - at)
+        self._leaving[self._sent_count] = self._under_way[self._sent_count] = sending
+        self._later(out - at, self._sent, sending)
+        self._later(out - at + self._links.latency_s(worker, message.peer), self._delivered, sending)
+
+    def _sent(self, sending: Sending) -> None:
+        worker, incarnation, number, message, seconds = sending
+        if self._leaving.pop(number, None) is not None and self._present.get(worker) == incarnation:
+            self._inboxes[worker].append(Arrived(e.Sent(0.0, message.peer, message.nbytes, seconds)))
+
+    def _delivered(self, sending: Sending) -> None:
+        worker, incarnation, number, message, _ = sending
+        if self._under_way.pop(number, None) is None:
+            return  # it arrived when its phase ended
+        to = message.peer
+        if to not in self._present:  # what cannot be delivered comes back
+            if self._present.get(worker) == incarnation:
+                to = worker
+            elif worker in self._crashed or not self._present or not self._is_weighted():
+                return
+            else:
+                to = min(self._present)  # its sender has handed on all that it had: somebody must take it
+        received = e.Received(0.0, worker, number, message.weight, message.tensors)
+        self._inboxes[to].append(Arrived(received, message.values))
+
+    def _asked(self, question: tuple[int, int]) -> None:
+        asker, asked = question
+        if asked in self._started:
+            self._inboxes[asked].append(Arrived(e.Asked(0.0, asker)))
+
+    # -- the centre, and averages ------------------------------------------------------------------------------------
+
+    def _exchange(self, worker: int, message: CentreExchange) -> None:
+        nbytes = sum(value.nbytes for value in message.values)
+        seconds = self._links.seconds(worker, nbytes) + self._times.latency_s(worker, 0, True)
+        if seconds <= 0.0:
+            self.run.engine.send(worker, self._pull(worker, message))
+        else:
+            self._later(seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
+
+    def _ticket(self, worker: int) -> int | None:
+        """Of the grant that the node is busy with; what is decided for another one is void."""
+        return self.run.workers.records[worker].ticket if worker in self._present else None
+
+    def _at_centre(self, going: tuple[int, int | None, CentreExchange, float]) -> None:
+        worker, ticket, message, seconds = going
+        if ticket and self._ticket(worker) == ticket:
+            self._later(seconds, self._answer, (worker, ticket, self._pull(worker, message)))
+
+    def _pull(self, worker: int, message: CentreExchange) -> Pulled:
+        assert self._centre is not None
+        pulls = self._centre.pull(message.alpha, message.tensors, message.values)
+        nbytes = sum(value.nbytes for value in message.values)
+        self.run.coordinator.observe(self.run.engine.now(), "exchange", {"bytes": 2 * nbytes}, worker)
+        return Pulled(pulls)
+
+    def _answer(self, going: tuple[int, int | None, PeerToWorker]) -> None:
+        worker, ticket, message = going
+        if ticket and self._ticket(worker) == ticket and self.run.active:
+            self.run.engine.send(worker, message)
+
+    def _settle_rounds(self) -> None:
+        """Let those rounds be averaged for which everybody has come who is still to come."""
+        for number in sorted(self._rounds):
+            if self._rounds[number] and self.is_complete(number, list(self._present)):
+                self._average(self._rounds.pop(number))
+
+    def _average(self, group: dict[int, list[torch.Tensor]]) -> None:
+        members, at = tuple(sorted(group)), self.run.engine.now()
+        means = [torch.stack([v.double() for v in values]).mean(dim=0).to(values[0].dtype)
+                 for values in zip(*(group[worker] for worker in members), strict=True)]  # fmt: skip
+        nbytes = sum(mean.nbytes for mean in means)
+        share = 2 * (len(members) - 1) / len(members)  # of a ring all-reduce: what each sends, in models
+        for worker in members:
+            # That was no time to compute in, nor one in which anything was sent.
+            waited = at - self._waits_since.pop(worker)
+            self.run.workers.records[worker].granted_at += waited
+            self._flights[worker].granted_at += waited
+            seconds = share * self._links.seconds(worker, nbytes) + (
+                self._links.latency_s(worker, worker) if share else 0.0
+            )
+            self.run.coordinator.observe(at, "exchange", {"bytes": round(share * nbytes)}, worker)
+            self._later(seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))
+
+    # -- all models together -----------------------------------------------------------------------------------------
+
+    def refresh(self, then: "Callable[[], None]") -> None:
+        self._average_all(self._taking_part(), self.run.engine.now())
+        then()
+
+    def _average_all(self, models: dict[int, NodeModel], at: float) -> None:
+        nbytes = sum(t.nbytes for model in models.values() for t in (*model.tensors, *model.counters))
+        self.put_average(models, nbytes, at)
+
+
+def _copied(tensors: Any) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in tensors]

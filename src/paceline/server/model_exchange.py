@@ -1,0 +1,145 @@
+"""A model that all workers know: everybody starts from worker 0's, and the store holds what is measured and saved."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.core.errors import CheckpointError, InternalError
+from paceline.core.updates import Contents
+from paceline.model.measuring import Evaluator
+from paceline.model.spec import ModelSpec, Parameters
+from paceline.model.store import Store, model_state, spec_of_contents, store_of
+from paceline.server.engine import EVALUATOR
+from paceline.server.exchange import Result, RunExchange
+from paceline.server.workers import WorkerRecord
+from paceline.transport.messages import Evaluate, Hello, Welcome
+
+if TYPE_CHECKING:
+    from paceline.server.run import ServerRun
+
+LOST_SHARE = 0.01  # of the samples; what a script filters out on purpose is below or well known
+
+
+class ModelExchange(RunExchange):
+    """What exchanges of gradients and of whole models have in common."""
+
+    def __init__(self, run: "ServerRun") -> None:
+        super().__init__(run)
+        self.store_or_none: Store | None = None
+        self._spec_saved: ModelSpec | None = None  # of the checkpoint that the run goes on from
+        self._states: dict[int, bytes] = {}  # of workers, from there
+        self._evaluator: Hello | None = None  # received from the evaluator's process, and not yet answered
+
+    @property
+    def in_use(self) -> bool:
+        return self.store_or_none is not None
+
+    @property
+    def store(self) -> Store:
+        if self.store_or_none is None:
+            raise InternalError("there is no model yet")
+        return self.store_or_none
+
+    # -- the handshake -----------------------------------------------------------------------------------------------
+
+    def on_hello(self, worker: int, hello: Hello, at: float) -> None:
+        if worker == EVALUATOR:
+            self._evaluator = hello
+        else:
+            self.run.workers.records[worker].script.hello = hello
+        self.look_at_waiting(at)
+
+    def look_at_waiting(self, at: float) -> None:
+        """Answer those who have prepared a model; at first that waits until all have, since worker 0's is taken."""
+        workers = self.run.workers
+        waiting = [record for record in workers.running() if record.script.hello is not None]
+        if self.store_or_none is None and (
+            not waiting or not workers.alive <= {record.worker for record in waiting}
+        ):  # fmt: skip
+            return
+        for record in waiting:
+            self._welcome(record, at)
+        if self.store_or_none is not None and self._evaluator is not None:
+            self.store.spec.require_same(self._evaluator.spec, EVALUATOR)
+            self._evaluator = None
+            self.run.evaluations.by_process()
+            self.run.begin_phase_if_ready(at)
+
+    def _welcome(self, record: WorkerRecord, at: float) -> None:
+        hello, record.script.hello = record.script.hello, None
+        if hello is None:  # answered while another one was
+            return
+        if self._spec_saved is not None:
+            self._require_saved(self._spec_saved, hello.spec)
+        if self.store_or_none is None:
+            values, buffers = [v.clone() for v in hello.values], [b.clone() for b in hello.buffers]
+            engine, statistics = self.run.engine, self.run.coordinator.strategy.needs_applied
+            self.adopt(engine.make_store(hello, values, buffers, statistics=statistics), at)
+        self.store.spec.require_same(hello.spec, record.worker)
+        if hello.evaluator is not None and not self.run.evaluations.possible:
+            measure = Evaluator(*hello.evaluator)
+            self.run.evaluations.inline(lambda: measure(self.store))
+        state = self._states.pop(record.worker, None)
+        self.run.engine.send(record.worker, Welcome(self.first_model(record, hello), state))
+
+    def _require_saved(self, saved: ModelSpec, given: ModelSpec) -> None:
+        """The model to go on with must be the one that was saved."""
+        difference = saved.difference(given, "the checkpoint", "the script")
+        if difference is not None and self.run.resumption is not None:
+            raise CheckpointError(f"{self.run.resumption.found.path} is of another model: {difference}")
+
+    def adopt(self, store: Store, at: float) -> None:
+        """This is the model that the run trains."""
+        self.store_or_none = store
+        self.run.coordinator.use(store, store.nbytes)
+        if store.optimizer.notice is not None:
+            self.run.coordinator.observe(at, "warning", {"text": store.optimizer.notice})
+
+    def first_model(self, record: WorkerRecord, hello: Hello) -> Parameters:
+        """What a worker starts from."""
+        return self.run.engine.publish(record.worker, self.store, waits=False, reads=hello.reads)
+
+    def final(self, worker: int) -> Parameters | None:
+        if self.store_or_none is None:
+            return None
+        return self.run.engine.publish(worker, self.store, waits=False)
+
+    # -- evaluations, checkpoints, results ---------------------------------------------------------------------------
+
+    @property
+    def measurable(self) -> bool:
+        return self.store_or_none is not None
+
+    def evaluation(self, number: int) -> Evaluate:
+        return Evaluate(number, self.run.engine.publish(EVALUATOR, self.store, waits=False))
+
+    def contents(self) -> Contents | None:
+        return None if self.store_or_none is None else self.store.contents()
+
+    def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
+        del extra
+        self._spec_saved = spec_of_contents(contents)
+        if self._spec_saved is None:
+            raise CheckpointError("the checkpoint is of tables, and the strategy works on a model")
+        self._states = states
+        engine, statistics = self.run.engine, self.run.coordinator.strategy.needs_applied
+
+        def make(spec: ModelSpec, values: list[torch.Tensor], buffers: list[torch.Tensor], statistics: bool) -> Store:
+            return engine.make_store(Hello(spec, [], []), values, buffers, statistics=statistics)
+
+        self.adopt(store_of(contents, version, statistics, make), self.run.moment())
+
+    def came_to_nothing(self) -> str | None:
+        c = self.run.coordinator
+        if not self.run.phases.begun:
+            return "no worker called session.batches(): nothing was trained"
+        if not c.version:
+            return (
+                "no gradient was ever pushed: does the script call loss.backward() and optimizer.step() for each batch?"
+            )
+        if c.lost > LOST_SHARE * (c.used + c.lost):
+            return f"{c.lost} of {c.used + c.lost} samples were lost: skipped by the script, or refused"
+        return None
+
+    def result(self) -> Result:
+        return Result(None if self.store_or_none is None else model_state(self.store))

@@ -1,0 +1,663 @@
+"""One run from its first process to its last line, whatever engine carries it: the only implementation.
+
+The engine delivers messages, exits and the time; the coordinator decides; the exchange in use moves what workers share.
+Here is what is left: who comes and goes, when phases begin and end, and how the run ends. A run trains, then has its
+models gathered, then lets scripts come to their end while the final version is measured, and then it is finished.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.core.errors import (
+    CheckpointError,
+    InternalError,
+    JournalError,
+    OptionError,
+    PacelineError,
+    PeerError,
+    ScenarioError,
+    ScriptError,
+)
+from paceline.core.events import Cause as LeaveCause
+from paceline.core.updates import Contents
+from paceline.records.journal import Sink
+from paceline.server.checkpoint.schedule import Checkpoints, Resumption
+from paceline.server.coordinator import Coordinator
+from paceline.server.emulation import Emulation
+from paceline.server.engine import EVALUATOR, Engine
+from paceline.server.evaluation_schedule import Evaluations
+from paceline.server.exchange import Result, RunExchange
+from paceline.server.phases import Phases, as_data
+from paceline.server.plan import Cause, Plan, Progress, as_error, how_it_ended
+from paceline.server.scenario_faults import ScenarioFaults
+from paceline.server.workers import GrantOrder, ScriptState, WorkerRecord, Workers
+from paceline.strategies import build, canonical
+from paceline.strategies.base import Strategy
+from paceline.transport import messages as m
+
+RESPAWNS = 3  # processes of one worker in a row that die without a push; a fourth would hardly do better
+PROGRESS_SECONDS = 0.1  # between two reports of progress, on the wall's clock
+GATHERING_S = 5.0  # for models to come together after an interrupt
+
+Stage = Literal["training", "gathering", "finishing", "finished"]
+
+
+class ScriptWords:
+    """What scripts have asked for and what was said about them, each once."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = set(options)
+        self.asked: set[str] = set()
+        self.checked = False
+        self.remarks: set[str] = set()
+
+    def check(self) -> None:
+        """A `--set` name that no worker has asked for by the end of the first round is a slip of the pen."""
+        self.checked = True
+        unknown = sorted(self._options - self.asked)
+        if unknown:
+            known = ", ".join(sorted(self.asked)) or "none"
+            raise OptionError(f"--set {unknown[0]}: the script asks for no such option; it asks for: {known}")
+
+
+class ServerRun:
+    """One run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        strategy: Strategy,
+        sink: Sink,
+        exchanges: Sequence[type[RunExchange]],
+        *,
+        progress: Callable[[Progress], None] | None = None,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The first exchange is in use until a message belongs to another; `flush` brings the journal to disk."""
+        config = plan.config
+        self.engine = engine
+        self.plan = plan
+        self.sink = sink
+        self.workers = Workers()
+        self.workers.alive |= set(range(plan.workers))  # nobody begins before all of these are there
+        self.phases = Phases(self.workers)
+        self.emulation = Emulation(plan.scenario) if plan.scenario is not None else None
+        self.coordinator = Coordinator(strategy, self, sink, max_versions=config.max_versions, workers=self.workers)
+        awaited = engine.capabilities.own_processes and config.evaluate_every is not None
+        self.evaluations = Evaluations(self, awaited=awaited)
+        self.checkpoints = Checkpoints(self, flush)
+        self.faults = None if self.emulation is None else ScenarioFaults(self, self.emulation)
+        self.exchange: RunExchange = exchanges[0](self)
+        self.words = ScriptWords(config.options)
+        self.resumption: Resumption | None = None
+        self.cause: Cause | None = None
+        self.stage: Stage = "training"
+        self._others = exchanges[1:]
+        self._phase_stopped: str | None = None
+        self._diverged = False  # and is to go on under bsp
+        self._stood_at: float | None = 0.0  # the run's time while no phase runs; None while one does
+        self._progress = ProgressReports(progress)
+
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None
+    ) -> None:
+        """Write the header, and go on from a checkpoint if one is given, at that time of the clock."""
+        header = self.plan.header if resumption is None else resumption.header(self.plan.header)
+        self.sink.write(header)
+        self.resumption = resumption
+        if resumption is not None:
+            moment = resumption.run.at if at is None else at
+            self._stood_at, resumption.seen_until = moment, seen_until
+            if at is not None:
+                self.engine.start_clock(at)  # it went on while there was no server
+            resumption.carry_out(self, moment)
+        self.checkpoints.count_from(self.coordinator.version)
+
+    @property
+    def active(self) -> bool:
+        return self.cause is None
+
+    @property
+    def finished(self) -> bool:
+        return self.stage == "finished"
+
+    def moment(self, at: float | None = None) -> float:
+        """The run's time: after a phase, and after the run, it stands still until another begins."""
+        if self._stood_at is not None:
+            return self._stood_at
+        return self.engine.now() if at is None else at
+
+    # -- processes come and go ---------------------------------------------------------------------------------------
+
+    def start(self, worker: int) -> None:
+        """Start a process for this worker, as its next incarnation."""
+        if self.active:
+            incarnation = self.workers.next_incarnation(worker)
+            self.workers.starting[worker] = incarnation
+            self.engine.start(worker, incarnation)
+
+    def on_start(self, worker: int, incarnation: int) -> None:
+        """A process is there for this worker."""
+        old = self.workers.records.get(worker)
+        if old is not None and not old.script.gone:  # its end may be announced later than its successor
+            self.remove(old, "crash", self.moment())
+        self.workers.admit(worker, incarnation, ScriptState())
+
+    def on_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
+        """A process is no more; all that it had sent has been dealt with."""
+        at = self.moment(at)
+        if worker == EVALUATOR:
+            self.evaluations.process_gone(code, how_it_ended(code), at)
+            self.begin_phase_if_ready(at)
+            return
+        record = self.workers.get(worker, incarnation)
+        if record is None:
+            return
+        script = record.script
+        if script.ended and self.exchange.is_parting(worker):
+            self.exchange.on_script_end(record, lambda: self.on_exit(worker, incarnation, code, at))
+            return
+        if not script.ended and code > 0 and self.active:
+            raise ScriptError(f"the script of worker {worker} exited with {code}")
+        if not script.ended and code < 0 and not script.meant_to_die:
+            advice = "" if self.plan.config.respawn else " (--respawn would bring it back)"
+            what = f"the others go on{advice}" if self.active else "its script had not come to its end"
+            self.remark(f"worker {worker} {how_it_ended(code)} at {at:.3g} s; {what}", at)
+        self.remove(record, "done" if script.ended or code == 0 else "crash", at)
+        if self.plan.config.respawn and code < 0 and not script.meant_to_die:
+            self._respawn(record, at)
+
+    def on_unknown_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
+        """Of a process that only a server before this one had to do with."""
+        if worker == EVALUATOR:
+            self.evaluations.give_up()
+            self.begin_phase_if_ready(at)
+            return
+        self.workers.script_gone(worker)
+        self.workers.incarnations[worker] = incarnation
+        if self.plan.config.respawn and code < 0:
+            self.start(worker)
+        self.exchange.look_at_waiting(at)
+
+    def _respawn(self, record: WorkerRecord, at: float) -> None:
+        """Bring a worker back, unless its processes die one after the other without a push."""
+        vain = self.workers.died(record)
+        if vain < RESPAWNS:
+            self.start(record.worker)
+        else:
+            text = (
+                f"worker {record.worker} died {RESPAWNS} times in a row before its first push: it is not started again"
+            )
+            self.remark(text, at)
+
+    def remove(self, record: WorkerRecord, cause: LeaveCause, at: float) -> None:
+        """The worker takes no more part."""
+        script, worker = record.script, record.worker
+        script.gone, script.order, script.left = True, None, cause in ("leave", "done")
+        self.workers.has_started(record)
+        self.checkpoints.on_removed(worker)
+        if self.active:
+            self.coordinator.leave(worker, cause, self.moment(at))
+        self.workers.script_gone(worker)
+        self.exchange.left(worker, cause, at)
+        self.exchange.look_at_waiting(at)
+        self._notice_empty_phase()
+        self.begin_phase_if_ready(at)
+
+    # -- what scripts say --------------------------------------------------------------------------------------------
+
+    def on_message(self, worker: int, incarnation: int, message: m.ToServer, at: float) -> None:
+        """Deal with one message; the most frequent kinds come first."""
+        record = None if worker == EVALUATOR else self.workers.get(worker, incarnation)
+        if record is None and worker != EVALUATOR:
+            return  # of a process that is gone
+        if record is not None and isinstance(message, m.Push):
+            self.exchange.on_push(record, message, at)
+        elif record is not None and isinstance(message, m.More):
+            self.exchange.on_more(record, message, at)
+        else:
+            self._on_rare_message(worker, record, message, at)
+        if self.checkpoints.due:
+            self.checkpoints.take()
+
+    def _on_rare_message(self, worker: int, record: WorkerRecord | None, message: m.ToServer, at: float) -> None:
+        match message:
+            case m.Note():
+                data = {"name": message.name, "value": message.value}
+                self.coordinator.observe(self.moment(at), "report", data, worker)
+            case m.Evaluated():
+                self.evaluations.measured(message.number, message.metrics, self.moment(at))
+            case m.SavedState():
+                self.checkpoints.on_state(worker, message)
+            case m.Ready() if record is not None:
+                self._on_ready(record, message, at)
+            case m.Hello():
+                self.has_come(record)
+                self.exchange.on_hello(worker, message, at)
+            case m.OptionAsked():
+                self.words.asked.add(message.name)
+            case m.Remark():
+                self.remark(message.text, self.moment(at))
+            case m.Done() if record is not None:
+                self._out_of_loop(record, at)
+            case m.Stop():
+                self.stop_phase(message.reason, at)
+            case m.Ended():
+                self._on_ended(record, at)
+            case m.Failed():
+                raise as_error(message)
+            case _:
+                self._exchange_of(message).on_message(record, message, at)
+
+    def _exchange_of(self, message: Any) -> RunExchange:
+        """Whose message it is; the first one of another exchange changes over to that."""
+        if isinstance(message, self.exchange.messages):
+            return self.exchange
+        for kind in self._others:
+            if isinstance(message, kind.messages):
+                if self.exchange.in_use and self.resumption is not None:
+                    path = self.resumption.found.path
+                    raise CheckpointError(f"{path} is of a run that shares something else: resume the script it is of")
+                if self.exchange.in_use:
+                    raise InternalError(f"{type(message).__name__} belongs to another exchange than the one in use")
+                self.exchange.make_way()
+                self.exchange = kind(self)
+                return self.exchange
+        raise InternalError(f"a worker sent {message}, which has no meaning here")
+
+    def has_come(self, record: WorkerRecord | None) -> None:
+        """A worker's script has said what it is to work on."""
+        if record is not None:
+            self.workers.has_started(record)
+            self.workers.alive.add(record.worker)
+
+    def _on_ended(self, record: WorkerRecord | None, at: float) -> None:
+        if record is None:
+            self.evaluations.awaited = False
+            self.begin_phase_if_ready(at)
+            return
+        record.script.ended = True
+        self.exchange.on_script_end(record, lambda: self._depart(record))
+
+    def _depart(self, record: WorkerRecord) -> None:
+        """The script is at its end, and all that it sent has been taken in."""
+        at = self.engine.now()
+        self.workers.script_gone(record.worker)
+        self.exchange.look_at_waiting(at)
+        self._out_of_loop(record, at)
+        self.begin_phase_if_ready(at)
+
+    def remark(self, text: str, at: float) -> None:
+        """Something that the user should know, once."""
+        if text not in self.words.remarks:
+            self.words.remarks.add(text)
+            self.coordinator.observe(at, "warning", {"text": text})
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, record: WorkerRecord, message: m.Ready, at: float) -> None:
+        record.script.computing = False
+        answer = "over" if not self.active else self.phases.ready(record.worker, message)
+        if answer == "over":
+            self._tell_over(record)
+        elif answer == "join":
+            self.coordinator.join(record.worker, message.batch_size, at)
+            self.exchange.settle(at)
+        else:
+            self.exchange.look_at_waiting(at)
+            self.begin_phase_if_ready(at)
+
+    def begin_phase_if_ready(self, at: float) -> None:
+        """Start the phase once everybody waits for it."""
+        if not self.phases.can_begin or not self.active or self.evaluations.awaited:
+            return
+        config, first, restored = self.plan.config, self.phases.current is None, self.resumption
+        current, ledger = self.phases.begin(config.seed, self.plan.header.workers)
+        if first:
+            self.engine.start_clock(restored.run.at if restored is not None else 0.0)
+            if self.faults is not None:
+                self.faults.schedule(None if restored is None else restored.seen_until)
+        self._stood_at = None
+        at = self.engine.now()
+        members = sorted(self.workers.in_phase)
+        round_samples = current.batch_size * len(members)
+        if restored is not None:
+            before = restored.take_up(self.phases.number, ledger)
+            round_samples = round_samples if before is None or self.exchange.counts_rounds else before
+        self.coordinator.observe(at, "phase", as_data(current, math.ceil(ledger.total / round_samples)))
+        self._phase_stopped = None
+        self.coordinator.open(ledger, round_samples)
+        self.evaluations.phase_begins(current.size, at)
+        self.checkpoints.ask()
+        self.exchange.begin_phase(members, at)
+        for worker in members:
+            self.coordinator.join(worker, current.batch_size, self.engine.now())
+        self.exchange.settle(self.engine.now())
+        if first:
+            self._put_on_clock(at)
+
+    def _put_on_clock(self, at: float) -> None:
+        """What is to happen every so many seconds."""
+        every, saves = self.plan.config.evaluate_every, self.checkpoints.every
+        if every is not None and every.unit == "s":
+            self._every(every.amount, at, lambda now: self.evaluations.evaluate(self.moment(now)))
+        if saves is not None and saves.unit == "s":
+            self._every(saves.amount, at, lambda _: self.checkpoints.ask())
+
+    def _every(self, seconds: float, at: float, call: Callable[[float], None]) -> None:
+        def tick(count: int) -> None:
+            if self.active:
+                call(self.engine.now())
+                self.engine.call_at((count + 1) * seconds, tick, count + 1, keeps_alive=False)
+
+        first = int(at / seconds) + 1
+        self.engine.call_at(first * seconds, tick, first, keeps_alive=False)
+
+    def stop_phase(self, reason: str, at: float) -> None:
+        """The script wants no more of this phase."""
+        self.coordinator.observe(self.moment(at), "warning", {"text": f"the script ended the phase: {reason}"})
+        self._phase_stopped = reason
+        self.engine.wake()
+
+    def _end_phase(self, at: float) -> None:
+        """Let everybody out of the loop; what their scripts do next may be another phase."""
+        self.evaluations.phase_ends()
+        self._phase_stopped = None
+        self._stood_at = at
+        self.coordinator.close(at)
+        inside = self._close_phase(at)
+        self.checkpoints.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase all left
+        for worker in inside:
+            self._tell_over(self.workers.records[worker])
+        self.begin_phase_if_ready(at)
+
+    def _close_phase(self, at: float) -> list[int]:
+        for record in self.workers.records.values():
+            record.script.order = None
+        self.exchange.phase_over(at)
+        return self.phases.end()
+
+    def _tell_over(self, record: WorkerRecord) -> None:
+        record.script.order = None
+        if record.script.gone or record.script.ended:
+            return
+        worker = record.worker
+        final, save = self.exchange.final(worker), self.checkpoints.number_for(worker)
+        rounds_done = self.coordinator.totals.rounds_done
+        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save))
+
+    def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
+        """The script wants no more of this phase; whatever the worker computed is not delivered."""
+        at = self.moment(at)
+        self.workers.in_phase.discard(record.worker)
+        record.script.order = None
+        if self.active:
+            self.coordinator.leave(record.worker, "done", at)
+        self.exchange.left(record.worker, "done", at)
+        self._notice_empty_phase()
+
+    def _notice_empty_phase(self) -> None:
+        """Every script has left the loop: the phase is over, whatever data remains."""
+        workers = self.workers
+        if not workers.alive:
+            self.engine.wake()  # the run may be over
+        elif self.phases.running and not workers.in_phase and not workers.starting and not self._somebody_comes_back():
+            self._phase_stopped = "every worker has left the loop"
+            self.engine.wake()
+
+    def _somebody_comes_back(self) -> bool:
+        return self.faults is not None and self.faults.brings_somebody_back(self.engine.now())
+
+    # -- what the coordinator decides --------------------------------------------------------------------------------
+
+    def grant(self, order: GrantOrder) -> None:
+        self.exchange.grant(order)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        self.exchange.cancel(worker, ticket)
+
+    def set_timer(self, name: str, at: float | None, generation: int) -> None:
+        if at is not None and at < math.inf:
+            self.engine.call_at(at, self._on_timer, (name, generation))
+
+    def _on_timer(self, timer: tuple[str, int]) -> None:
+        if self.active:
+            at = self.moment()
+            self.coordinator.fire(*timer, at)
+            self.exchange.settle(at)
+
+    def on_version(self, version: int, at: float) -> None:
+        self.evaluations.on_version(version, at)
+        if not self.words.checked and self.coordinator.totals.rounds_done >= 1:
+            self.engine.wake()
+        self._progress.on_version(self, at)
+        self.checkpoints.on_version(version)
+
+    def on_work_used_up(self) -> None:
+        self.engine.wake()
+
+    def on_divergence(self, text: str) -> None:
+        del text  # the guard has warned of it
+        action = self.plan.config.on_divergence
+        if action == "stop":
+            self.end("divergence")
+        elif action == "bsp" and self.coordinator.strategy.name != "bsp":
+            self._diverged = True
+            self.engine.wake()
+
+    def on_nonfinite(self) -> None:
+        if self.plan.config.on_nonfinite == "stop" and self.active:
+            self.end("divergence")
+
+    def _switch_to_bsp(self, at: float) -> None:
+        self._diverged = False
+        strategy = build("bsp", self.plan.config.seed)
+        self.coordinator.observe(at, "warning", {"text": "going on under bsp, as --on-divergence asks"})
+        spelled = canonical(strategy)
+        self.sink.write(msgspec.structs.replace(self.plan.header, strategy=spelled, snapshot=None, restored=None))
+        self.coordinator.switch(strategy, at)
+
+    # -- what the engine's loop calls --------------------------------------------------------------------------------
+
+    def attend(self, at: float) -> None:
+        """Look after whatever the last messages made due."""
+        if self.stage == "training":
+            self._attend_training(at)
+            if not self.active:
+                self._stop_training(self.moment(at))
+        if self.stage == "gathering" and (not self.phases.running or self.exchange.can_end_phase(at)):
+            self._release()
+        if self.stage == "finishing":
+            self._attend_finishing()
+
+    def _attend_training(self, at: float) -> None:
+        if not self.active:
+            return
+        c, limit = self.coordinator, self.plan.config.max_seconds
+        if not self.words.checked and (c.totals.rounds_done >= 1 or c.phase_over):
+            self.words.check()
+        if self._diverged:
+            self._switch_to_bsp(at)
+        elif c.at_limit or (limit is not None and at >= limit and self.phases.running):
+            self.end("limit")
+        elif (c.phase_over or self._phase_stopped is not None) and self.exchange.can_end_phase(at):
+            self._end_phase(at)
+        if self.checkpoints.due:
+            self.checkpoints.take()
+        self._notice_the_end(at)
+
+    def _notice_the_end(self, at: float) -> None:
+        """Nobody may be left whose script runs: the run is done then, or it has lost all its workers."""
+        workers, phases = self.workers, self.phases
+        if not self.active or workers.alive or workers.starting or self._somebody_comes_back():
+            return
+        scripts = [record.script for record in workers.records.values()]
+        unfinished = self.resumption is not None and self.resumption.unfinished_phase is not None
+        over = phases.running and all(script.ended for script in scripts)
+        # Scripts on tables know themselves when they have done enough.
+        no_data = self.exchange.counts_rounds or not (phases.running or unfinished)
+        if over or (no_data and any(script.at_its_end for script in scripts)):
+            self.end("done")
+        elif unfinished:
+            raise PeerError(
+                "the server was restored and every worker has ended meanwhile: start it again with --resume"
+            )
+        else:
+            raise self.all_left(at)
+
+    def all_left(self, at: float) -> PacelineError:
+        """Nobody is left, and data remains."""
+        if self.emulation is not None:
+            return ScenarioError(
+                f"every worker has left at {self.coordinator.at:.6g} s and data remains: let one rejoin in the "
+                "scenario's events"
+            )
+        return PeerError(f"every worker's process has died by {at:.6g} s: --respawn would bring them back")
+
+    def on_quiet(self, at: float) -> None:
+        """Nothing can become due by itself: somebody must be at work."""
+        records = self.workers.records.values()
+        present = [record.worker for record in records if record.present]
+        stuck = self.phases.running and present and not any(record.ticket for record in records)
+        if self.active and stuck and not self.workers.starting and not self.checkpoints.busy:
+            name = self.coordinator.strategy.name
+            raise InternalError(f"{name} lets workers {present} wait for ever at {at:.6g} s")
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self, cause: Cause) -> None:
+        """Stop training; the rest follows as soon as the engine looks after the run."""
+        self.cause = cause
+        self.engine.wake()
+
+    def interrupt(self, at: float) -> None:
+        """Somebody wants the run to end: cleanly, with its report."""
+        if self.stage in ("training", "gathering"):
+            self.engine.call_at(at + GATHERING_S, self._give_up_gathering)
+        if self.stage != "finished":
+            self.end("interrupted")
+
+    def _give_up_gathering(self, _: Any) -> None:
+        if self.stage == "gathering":
+            self._release()
+
+    def _stop_training(self, at: float) -> None:
+        if not self.words.checked and self.cause not in ("error", "interrupted"):
+            self.words.check()
+        if self.cause != "done":
+            self.coordinator.stop(at, f"the run ended: {self.cause}")
+        self.stage = "gathering"
+        for record in self.workers.running():
+            self.engine.control(record.worker, "resume")  # a pause that outlasts the run must not hold its end up
+
+    def _release(self) -> None:
+        """The run is over: scripts run to their end without further work."""
+        self.stage = "finishing"
+        at = self._stood_at = self.moment()
+        if self.checkpoints.due:
+            self.checkpoints.take()
+        leaving = sorted({*self._close_phase(at), *self.workers.waiting})
+        self.workers.waiting = {}
+        if self.cause != "interrupted":
+            for worker in leaving:
+                self._tell_over(self.workers.records[worker])
+
+    def _attend_finishing(self) -> None:
+        at = self.moment()
+        if self.cause != "interrupted":
+            if not self.evaluations.measure_last(at):
+                return
+            self.engine.control(EVALUATOR, "hang_up")
+            if any(not (record.script.ended or record.script.gone) for record in self.workers.records.values()):
+                return
+        self.stage = "finished"
+        self.checkpoints.finish()
+        if self.cause != "interrupted":
+            self._say_how_it_went(at)
+        self.coordinator.observe_end(at, self.cause or "done")
+
+    def _say_how_it_went(self, at: float) -> None:
+        effort, resumption = self.engine.effort(), self.resumption
+        if effort is not None:
+            self.coordinator.observe(at, "server", effort)
+            if self.emulation is not None:
+                data = {"overruns": self.emulation.overruns, "computations": self.emulation.computations}
+                self.coordinator.observe(at, "overruns", data)
+                complaint = self.emulation.complaint()
+                if complaint is not None:
+                    self.remark(complaint, at)
+        if resumption is not None and self.coordinator.version == resumption.run.version:
+            self.remark(f"nothing was left to train: {resumption.found.path} is of a run that was done", at)
+        nothing = self.exchange.came_to_nothing() if self.cause == "done" else None
+        if nothing is not None:
+            self.remark(nothing, at)
+        watch = self.evaluations.watch
+        if watch.reached_at is not None and watch.target is not None:
+            reached = {"metric": watch.target.metric, "value": watch.target.value, "reached_at": watch.reached_at}
+            self.coordinator.observe(at, "target", reached)
+
+    def fail(self, error: BaseException) -> None:
+        """Something went wrong: say so in the journal, which may itself be what went wrong."""
+        at = self.moment()
+        self.cause, self.stage = "error", "finished"
+        with contextlib.suppress(JournalError):
+            self.coordinator.stop(at, "the run failed")
+            self.checkpoints.finish()
+            self.coordinator.observe(at, "error", {"text": str(error)})
+            self.coordinator.observe_end(at, "error")
+
+    def break_off(self) -> None:
+        """End here and now, without a word to anybody but the journal."""
+        at = self.moment()
+        self.cause, self.stage = "interrupted", "finished"
+        self.coordinator.stop(at, "the run was interrupted")
+        self.coordinator.observe_end(at, "interrupted")
+
+    def result(self) -> Result:
+        """What the run leaves."""
+        return self.exchange.result()
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a resumed run must know beside the coordinator's state."""
+        return {**self.evaluations.snapshot(), "phases": self.phases.begun, "options_checked": self.words.checked}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Go on after that."""
+        self.evaluations.restore(data)
+        self.phases.begun, self.words.checked = data["phases"], data["options_checked"]
+
+    def restore_exchange(
+        self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """Go on with what a checkpoint holds of the weights, which says what exchange they are of."""
+        for kind in self._others:
+            if kind.restores(contents):
+                self.exchange = kind(self)
+        self.exchange.restore(contents, version, states, extra)
+
+
+class ProgressReports:
+    """How far a run has come, told a few times a second."""
+
+    def __init__(self, show: Callable[[Progress], None] | None) -> None:
+        self._show = show
+        self._shown = time.monotonic()
+
+    def on_version(self, run: ServerRun, at: float) -> None:
+        """A version was made."""
+        if self._show is None or time.monotonic() - self._shown <= PROGRESS_SECONDS:
+            return
+        self._shown = time.monotonic()
+        c = run.coordinator
+        total = c.totals.used_before + c.ledger.total if c.ledger is not None else None
+        self._show(Progress(at, c.version, c.used, total, dict(run.evaluations.metrics), c.watch.loss))

@@ -1,0 +1,92 @@
+"""What a scenario does to the workers of a run: they are paused, killed, sent away, brought back and added.
+
+Slow-downs and cut links are in the emulated times already; a pause is too, and where a worker is a process it is
+stopped besides, so that nothing of it moves meanwhile.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.core.scenario.faults import ScenarioEvent
+from paceline.server.emulation import Emulation
+from paceline.server.workers import WorkerRecord
+
+if TYPE_CHECKING:
+    from paceline.server.run import ServerRun
+
+
+class ScenarioFaults:
+    """The scenario's events, each at its second of the run."""
+
+    def __init__(self, run: "ServerRun", emulation: Emulation) -> None:
+        self._run = run
+        self._emulation = emulation
+
+    def schedule(self, seen_until: float | None) -> None:
+        """Put those on the clock that lie ahead, and at once those that fell into a server's absence.
+
+        Of what a restored run has seen only newcomers' speeds matter, and pauses that still last.
+        """
+        call_at = self._run.engine.call_at
+        for event in self._emulation.scenario.events:
+            if seen_until is None or event.at > seen_until:
+                call_at(event.at, self._strike, event)
+            elif event.kind == "join":
+                self._add_workers(event)
+            elif event.kind == "pause" and event.until > seen_until:
+                call_at(event.until, self._resume, event)
+
+    def brings_somebody_back(self, at: float) -> bool:
+        """Whether a worker joins or rejoins from that second on."""
+        return any(event.kind in ("rejoin", "join") and event.at >= at for event in self._emulation.scenario.events)
+
+    def _strike(self, event: ScenarioEvent) -> None:
+        run = self._run
+        if not run.active:
+            return
+        at = run.moment()
+        for worker in event.workers or (None,):
+            run.coordinator.observe(at, "scenario", event.as_data(), worker)
+        match event.kind:
+            case "pause":
+                for worker in event.workers:
+                    run.engine.control(worker, "pause")
+                if event.for_s is not None:
+                    run.engine.call_at(event.until, self._resume, event)
+            case "crash":
+                for record in self._there(event):
+                    record.script.meant_to_die = True
+                    run.engine.control(record.worker, "kill")
+            case "leave":
+                for record in self._there(event):
+                    run.exchange.ask_to_leave(record, partial(self._send_away, record))
+            case "join":
+                self._add_workers(event)
+                self._start(event)
+            case "rejoin":
+                self._start(event)
+            case "server_crash":
+                run.engine.crash_server()
+            case _:
+                pass  # in the times already
+
+    def _there(self, event: ScenarioEvent) -> list[WorkerRecord]:
+        records = [self._run.workers.records.get(worker) for worker in event.workers]
+        return [record for record in records if record is not None and not record.script.gone]
+
+    def _resume(self, event: ScenarioEvent) -> None:
+        for worker in event.workers:
+            self._run.engine.control(worker, "resume")
+
+    def _send_away(self, record: WorkerRecord) -> None:
+        if not record.script.gone:
+            self._run.remove(record, "leave", self._run.moment())
+            self._run.engine.control(record.worker, "hang_up")
+
+    def _start(self, event: ScenarioEvent) -> None:
+        for worker in event.workers:
+            self._run.start(worker)
+
+    def _add_workers(self, event: ScenarioEvent) -> None:
+        for worker in event.workers:
+            self._emulation.times.add_worker(worker, event.speed)

@@ -1,0 +1,290 @@
+"""Messages as bytes and back. Nothing is ever unpickled: every field has a type that is checked.
+
+A message is one byte for its kind and its fields in msgpack, as it is declared. Tensors and arrays meet a hook:
+
+* what lies in the worker's region is named by its slot, or as the region's model, and not written at all;
+* the server's own weights are named likewise where the worker maps them;
+* small arrays are written where they stand: dtype, shape and bytes; of indices, the bytes alone;
+* everything else is named by dtype and shape and put on a side list, which the transport carries in its order.
+
+A `Hello` starts with the number of this format, so that versions that do not understand each other say so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from paceline.core.errors import InternalError, OptionError, PeerError
+from paceline.core.ledger import Indices
+from paceline.model.regions import SLOTS, Region
+from paceline.model.spec import ModelSpec, Parameters, PushTensors, dtype_of
+from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, RawBytes, ToServer, ToWorker
+
+FORMAT = 2
+INLINE_BYTES = 1 << 14  # of a message's arrays; more can go through a ring, which is faster than the socket
+Bytes = bytearray | memoryview
+Shape = Sequence[int]
+MakeArray = Callable[["np.dtype[Any]", Shape], Array]
+
+_INT64 = np.dtype("int64")
+_DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8")}  # asking NumPy is slow
+_DTYPE_OF_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # dtype and dimensions of an annotated array
+    Array: (None, None), Indices: (_INT64, 1), RawBytes: (np.dtype("uint8"), 1),
+}  # fmt: skip
+_IN_REGION, _LENT = 0, 1  # where parameters lie
+_MALFORMED = (
+    msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
+)  # fmt: skip
+
+
+class Codec:
+    """The language of one link. `open_region` makes the region that a worker's Hello says its model lies in.
+
+    `shared` holds those tensors of the last message that lie in the region: a transport that shares no memory sends and
+    fills them, too.
+    """
+
+    def __init__(self, open_region: Callable[[ModelSpec], Region] | None = None) -> None:
+        self.region: Region | None = None
+        self.lent: list[torch.Tensor] | None = None  # the server's own parameters, where the worker may read them
+        self.shared: list[Parameters | PushTensors] = []
+        self._open_region = open_region
+        self._loose: list[Any] = []  # the side list
+        self._inline_bytes = 0  # that are left
+        self._make: MakeArray | None = None
+        self._keeps = True  # whoever gets the message may keep its arrays
+        self._pack = msgspec.msgpack.Encoder(enc_hook=self._write).encode
+        self._decoders: dict[int, Callable[[memoryview], Any]] = {}
+
+    def forget(self) -> None:
+        """Let go of all memory; it lives as long as its tensors."""
+        self.region = self.lent = None
+        self.shared.clear()
+
+    def _begin(self) -> list[Any]:
+        self.shared.clear()
+        self._inline_bytes = INLINE_BYTES
+        if self._loose:  # of a message that failed
+            self._loose = []
+        return self._loose
+
+    # -- to bytes ----------------------------------------------------------------------------------------------------
+
+    def encode(self, message: ToServer | ToWorker) -> tuple[bytes, list[Any]]:
+        """The message's bytes, and the tensors and arrays that go with it."""
+        kind = KINDS.get(type(message))
+        if kind is None:
+            raise InternalError(f"a {type(message).__name__} has no number: it cannot leave its process")
+        prefix, loose = kind.prefix, self._begin()
+        if kind.local:
+            message = msgspec.structs.replace(message, **dict.fromkeys(kind.local))
+        if kind.type is Hello:
+            prefix += FORMAT.to_bytes(2, "little")
+            if self.region is not None:
+                self.shared.append(Parameters(0, self.region.parameters, self.region.buffers))
+                message = msgspec.structs.replace(message, values=[], buffers=[], in_region=True)
+        try:
+            data = prefix + self._pack(message)
+        except UnicodeEncodeError:  # file names that are no text end up in errors, and an error must get through
+            data = prefix + self._pack(_readable(message))
+        if loose:
+            self._loose = []  # or this would keep a whole model
+        return data, loose
+
+    def _write(self, value: Any) -> Any:
+        """What stands for a value that msgpack does not know."""
+        kind = type(value)
+        if kind is np.ndarray:
+            return self._write_array(value)
+        if kind is PushTensors:
+            if value.slot is None:
+                return self._write_all(value.flat), self._write_all(value.changes)
+            self.shared.append(value)
+            return value.slot, bytes([change is not None for change in value.changes])
+        if kind is Parameters:
+            return value.version, self._write_version(value)
+        if isinstance(value, torch.Tensor):
+            self._loose.append(value)
+            return str(value.dtype), tuple(value.shape)
+        if isinstance(value, np.generic):
+            return value.item()
+        if hasattr(value, "write_to"):  # rows that are yet to be copied, by whoever knows where they are to go
+            return self._write_array(value)
+        raise OptionError(f"{value!r} ({kind.__name__}) cannot be sent; use numbers, strings, None, lists or tuples")
+
+    def _write_array(self, array: Any) -> Any:
+        dtype, shape, size = array.dtype, array.shape, array.nbytes
+        if size > self._inline_bytes:
+            self._loose.append(array)
+            return _DTYPES[dtype], shape
+        self._inline_bytes -= size
+        data = np.asarray(array).tobytes()
+        return data if dtype is _INT64 and len(shape) == 1 else (_DTYPES[dtype], shape, data)
+
+    def _write_version(self, version: Parameters) -> Any:
+        region = self.region
+        if region is not None and version.flat is region.flat and version.buffers is region.buffers:
+            self.shared.append(version)
+            return _IN_REGION
+        if self.lent is not None and version.flat is self.lent:
+            return _LENT
+        return self._write_all(version.flat), self._write_all(version.buffers)
+
+    def _write_all(self, tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+        return [None if tensor is None else self._write(tensor) for tensor in tensors]
+
+    # -- from bytes --------------------------------------------------------------------------------------------------
+
+    def at_server(self, data: Bytes, make: MakeArray | None = None) -> tuple[Any, list[Any]]:
+        """A worker's message, and the tensors and arrays that are yet to be filled. With `make`, arrays are copies of
+        those that it has."""
+        return self._decode(data, make, False)
+
+    def at_worker(self, data: Bytes, make: MakeArray | None = None) -> tuple[Any, list[Any]]:
+        """The server's message, likewise; arrays of a kind that is read in place are those that `make` has."""
+        return self._decode(data, make, True)
+
+    def _decode(self, data: Bytes, make: MakeArray | None, to_worker: bool) -> tuple[Any, list[Any]]:
+        if not data:
+            raise PeerError("an empty message arrived")
+        kind = KIND_OF_NUMBER.get(data[0])
+        if kind is None:
+            raise PeerError(f"a message of kind {data[0]} arrived, which this process does not know")
+        if kind.to_worker is not to_worker:
+            raise PeerError(f"a message of kind {data[0]} ({kind.name}) arrived, which is none that goes this way")
+        body = memoryview(data)[1:]
+        if kind.type is Hello:
+            body = _checked_format(body)
+        decode = self._decoders.get(data[0])
+        if decode is None:
+            decode = self._decoders[data[0]] = msgspec.msgpack.Decoder(kind.type, dec_hook=self._read).decode
+        loose = self._begin()
+        self._make, self._keeps = make, not kind.in_place
+        try:
+            message = decode(body)
+            if kind.type is Hello and message.in_region:
+                message = self._enter_region(message)
+        except _MALFORMED as error:
+            raise PeerError(f"a malformed {kind.name} arrived: {error}") from error
+        if loose:
+            self._loose = []
+        return message, loose
+
+    def _read(self, kind: Any, found: Any) -> Any:
+        """The value of an annotated type that msgpack does not know, out of what `_write` put in its place."""
+        if kind is PushTensors:
+            return self._read_push(found)
+        if kind is Parameters:
+            return self._read_version(found)
+        if kind is Indices and type(found) is bytes:
+            return np.frombuffer(bytearray(found), _INT64)  # which can be written to, as torch demands
+        if kind is torch.Tensor:
+            return self._read_tensor(found)
+        demand = _DEMANDS.get(kind)
+        if demand is None:
+            raise ValueError(f"a {kind} cannot be received")
+        array = np.frombuffer(bytearray(found), _INT64) if type(found) is bytes else self._read_array(*found)
+        dtype, dimensions = demand
+        if dtype not in (None, array.dtype) or dimensions not in (None, array.ndim):
+            raise ValueError(f"an array of {array.dtype} and shape {array.shape} does not belong there")
+        return array
+
+    def _read_array(self, name: Any, shape: Any, data: Any = None) -> Array:
+        dtype, make = _DTYPE_OF_NAME[name], self._make
+        _require_shape(shape)
+        if data is not None:
+            if type(data) is not bytes:
+                raise ValueError(f"an array is bytes, not {data!r}")
+            return np.frombuffer(bytearray(data), dtype).reshape(shape)
+        array = np.empty(shape, dtype) if make is None else make(dtype, shape)
+        if make is not None and self._keeps:
+            array = array.copy()
+        self._loose.append(array)
+        return array
+
+    def _read_tensor(self, form: Any) -> torch.Tensor:
+        name, shape = form
+        _require_shape(shape)
+        tensor = torch.empty(shape, dtype=dtype_of(str(name)))
+        self._loose.append(tensor)
+        return tensor
+
+    def _read_push(self, found: Any) -> PushTensors:
+        where, what = found
+        if type(where) is list:
+            flat = [self._read_tensor(form) for form in where]
+            return PushTensors(flat, [None if form is None else self._read_tensor(form) for form in what])
+        region = self.region or self._known_region()
+        if type(where) is not int or not 0 <= where < SLOTS:
+            raise ValueError(f"slot must be 0 to {SLOTS - 1}, not {where}")
+        slot = region.slots[where]
+        changes: list[torch.Tensor | None] = []
+        if what:
+            if type(what) is not bytes or len(what) != len(slot.changes):
+                raise ValueError(f"{what!r} says which buffers have moved, the model has {len(slot.changes)}")
+            changes = [change if moved else None for change, moved in zip(slot.changes, what, strict=True)]
+        push = PushTensors(slot.flat, changes, slot.views, where)
+        self.shared.append(push)
+        return push
+
+    def _read_version(self, found: Any) -> Parameters:
+        version, where = found
+        if type(version) is not int:
+            raise ValueError(f"a version is a whole number, not {version!r}")
+        if type(where) is list:
+            flat, buffers = where
+            return Parameters(version, [self._read_tensor(f) for f in flat], [self._read_tensor(f) for f in buffers])
+        region = self.region or self._known_region()
+        if where == _IN_REGION:
+            parameters = Parameters(version, region.flat, region.buffers)
+            self.shared.append(parameters)
+            return parameters
+        if where != _LENT or self.lent is None:
+            raise ValueError("its parameters lie in the server's memory, and this link has none of it")
+        return Parameters(version, self.lent, region.buffers)
+
+    def _enter_region(self, hello: Hello) -> Hello:
+        for name, shape, _ in hello.spec.parameters + hello.spec.buffers:
+            if any(side < 0 for side in shape):
+                raise ValueError(f"{name} has shape {list(shape)}")
+        region = self.region = self._known_region() if self._open_region is None else self._open_region(hello.spec)
+        self.shared.append(Parameters(0, region.parameters, region.buffers))
+        return msgspec.structs.replace(hello, values=region.parameters, buffers=region.buffers)
+
+    def _known_region(self) -> Region:
+        if self.region is None:
+            raise ValueError("its tensors lie in a region, and this link has none")
+        return self.region
+
+
+def bytes_of(value: Any) -> memoryview:
+    """The own memory of a tensor or an array, or a copy's where it lies scattered, on a device or nowhere yet."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        value = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+def _require_shape(shape: Any) -> None:
+    for side in shape:
+        if type(side) is not int or side < 0:
+            raise ValueError(f"an array of shape {shape}")
+
+
+def _checked_format(body: memoryview) -> memoryview:
+    theirs = int.from_bytes(body[:2], "little")
+    if theirs != FORMAT:
+        raise PeerError(
+            f"a worker speaks wire format {theirs}, this server {FORMAT}: install the same version of paceline for both"
+        )
+    return body[2:]
+
+
+def _readable(message: Any) -> Any:
+    texts = {name: getattr(message, name) for name in message.__struct_fields__}
+    clean = {n: t.encode("utf-8", "backslashreplace").decode() for n, t in texts.items() if isinstance(t, str)}
+    return msgspec.structs.replace(message, **clean)

@@ -1,0 +1,71 @@
+"""The guide for authors of strategies, followed word by word in an empty folder."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import strategies
+from paceline.core import actions, events
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "howto" / "write-a-strategy.md").read_text(encoding="utf-8")
+EXAMPLE = (ROOT / "examples" / "my_strategy.py").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.S)
+
+
+def matches(expected: str, got: str) -> bool:
+    """Equal, where `...` stands for anything."""
+    pattern = ".*".join(re.escape(part) for part in expected.strip().split("..."))
+    return re.fullmatch(pattern, got.strip(), re.S) is not None
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_guide_does_what_it_says(folder: Path) -> None:
+    saved = re.findall(r"[Ss]ave (?:this|it) as `(\w+\.py)`", GUIDE)
+    assert saved == ["my_strategy.py", "wrong.py"]
+    commands = 0
+    for kind, text in BLOCKS:
+        if kind == "python" and "launch(" in text:
+            done = run([sys.executable, "-c", text], folder)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == "my_strategy:Damped:power=1 40\n"
+        elif kind == "python":
+            (folder / saved.pop(0)).write_text(text, encoding="utf-8")
+        elif kind == "console":
+            for command, expected in re.findall(r"^\$ paceline (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
+                commands += 1
+                done = run([sys.executable, "-m", "paceline", *shlex.split(command)], folder)
+                assert matches(expected, done.stdout), f"{command}\n{done.stdout}{done.stderr}"
+                assert done.returncode == (1 if "wrong.py" in command else 0), done.stderr
+    assert not saved
+    assert commands == 5
+
+
+def test_the_example_of_the_guide_is_the_one_in_the_tree() -> None:
+    assert next(text for kind, text in BLOCKS if kind == "python") == EXAMPLE
+    assert len(EXAMPLE.splitlines()) < 40
+
+
+def test_every_event_and_every_action_is_in_the_guide() -> None:
+    for module, union in ((events, events.Event), (actions, actions.Action)):
+        for cls in union.__args__:
+            assert f"`{cls.__name__}" in GUIDE, cls
+            assert getattr(strategies, cls.__name__) is getattr(module, cls.__name__)
+            for field in cls.__struct_fields__:
+                assert re.search(rf"\b{field}\b", GUIDE) or field == "stock", f"{cls.__name__}.{field}"
+
+
+def test_a_wrong_output_would_be_noticed() -> None:
+    assert matches("a ... c\n", "a b c")
+    assert not matches("a ... c", "a b d")
+    assert not matches("ab", "abc")
