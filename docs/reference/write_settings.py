@@ -14,7 +14,7 @@ Written by `docs/reference/write_settings.py` from `RunConfig` in `paceline/core
 
 Each setting is an option of `paceline run`, a `PACELINE_*` variable, a key of a scenario's `[run]` table and a keyword
 of `paceline.launch()`. The command line wins over variables, these over the `[run]` table, and that over the default;
-[The command line](../cli.md) has the rules. `launch()` reads no variables.
+[The command line](cli.md) has the rules. `launch()` reads no variables.
 
 | option | variable | `[run]` key | `launch()` | what | type | default |
 |---|---|---|---|---|---|---|

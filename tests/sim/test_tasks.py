@@ -18,7 +18,7 @@ from paceline import tasks
 from paceline.core.errors import DataError, OptionError
 from paceline.tasks import bounds, digits, linreg, shakespeare
 
-DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
 
 
 @pytest.fixture(autouse=True)

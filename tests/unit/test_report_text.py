@@ -59,13 +59,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_field_and_cause_is_documented() -> None:
-    text = (DOCS / "report.md").read_text()
+    text = (DOCS / "reference" / "report.md").read_text()
     fields = [*Report.__struct_fields__, *WorkerReport.__struct_fields__, *Staleness.__struct_fields__]
     assert [name for name in [*fields, *EPISODES] if f"`{name}`" not in text] == []
 
 
 def test_every_kind_of_line_event_and_action_is_documented() -> None:
-    text = (DOCS / "journal.md").read_text()
+    text = (DOCS / "reference" / "journal.md").read_text()
     for union in (Event, Action):
         for kind in get_args(union):
             missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in text]

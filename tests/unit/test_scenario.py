@@ -362,7 +362,7 @@ def test_a_path_that_holds_no_scenario_is_refused(path: str) -> None:
 
 
 def test_the_documented_example_and_error_are_real() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "scenarios.md").read_text(encoding="utf-8")
     example = page.split("```toml\n")[1].split("```")[0]
     made = read(example)
     assert (made.count, made.events[-1].workers, made.run["strategy"]) == (7, (7, 8), "dasp")
