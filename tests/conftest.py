@@ -25,9 +25,10 @@ _skipped: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --rewrite tests/test_transcripts.py` writes what strategies answer into the transcripts.
 
-    With tests/sim/test_reference_runs.py or tests/sim/test_recorded_runs.py it keeps what those runs do today.
+    With tests/sim/test_reference_runs.py or tests/sim/test_recorded_runs.py it keeps what those runs do today, with
+    tests/unit/test_public.py the public names and signatures.
     """
-    parser.addoption("--rewrite", action="store_true", help="regenerate what tests/scenarios and tests/reference hold")
+    parser.addoption("--rewrite", action="store_true", help="regenerate what tests compare the package with")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

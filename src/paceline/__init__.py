@@ -1,23 +1,62 @@
-"""paceline trains PyTorch models on uneven clusters: one pure strategy decides who waits for whom."""
+"""paceline trains PyTorch models on uneven clusters: one pure strategy decides who waits for whom.
+
+Public, beside the names of this module: `paceline.strategies`, `paceline.strategies.peers`, `paceline.records`,
+`paceline.scenario`, `paceline.tasks`, `paceline.transport.memory` and `paceline.engines.sim.light`. Every other package
+says that it is not, and may change in any release.
+"""
 
 from typing import TYPE_CHECKING, Any
 
+from paceline import _moved
 from paceline._version import __version__
 
 if TYPE_CHECKING:
+    from paceline.core.errors import (
+        CheckpointError,
+        DataError,
+        DivergenceError,
+        InternalError,
+        JournalError,
+        OptionError,
+        PacelineError,
+        PeerError,
+        ScenarioError,
+        ScriptError,
+        UserError,
+    )
     from paceline.launching import Run, launch
     from paceline.records.report import Report
     from paceline.session import Session, init
 
-__all__ = ["Report", "Run", "Session", "__version__", "init", "launch"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DivergenceError",
+    "InternalError",
+    "JournalError",
+    "OptionError",
+    "PacelineError",
+    "PeerError",
+    "Report",
+    "Run",
+    "ScenarioError",
+    "ScriptError",
+    "Session",
+    "UserError",
+    "__version__",
+    "init",
+    "launch",
+]
 
 _HOMES = {
+    **{name: "paceline.core.errors" for name in __all__ if name.endswith("Error")},
     "Report": "paceline.records.report",
     "Run": "paceline.launching",
     "Session": "paceline.session",
     "init": "paceline.session",
     "launch": "paceline.launching",
 }
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:
@@ -27,3 +66,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

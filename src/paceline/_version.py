@@ -1,3 +1,3 @@
-"""The one source of the version."""
+"""The one source of the version. Not public: read `paceline.__version__`."""
 
 __version__ = "0.1.0"

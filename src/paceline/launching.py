@@ -1,4 +1,7 @@
-"""Start a run from Python: `paceline.launch(train, workers=8, strategy="dasp")`."""
+"""Start a run from Python: `paceline.launch(train, workers=8, strategy="dasp")`.
+
+Not public: import `Run` and `launch` from `paceline`.
+"""
 
 import datetime
 import re
@@ -64,6 +67,13 @@ _OF_PROCESSES = tuple(setting.name for setting in SETTINGS.values() if setting.a
 class Run:
     """A finished run: its report, where its journal lies, and the trained model, or its tables as arrays by name."""
 
+    summary: Report
+    journal: Path | None
+    folder: Path | None
+    ended: Cause
+    model_state: dict[str, torch.Tensor] | None
+    tables: dict[str, Any] | None
+
     def __init__(
         self,
         summary: Report,
@@ -95,6 +105,17 @@ class Run:
     def exit_code(self) -> int:
         """What a command that made this run exits with."""
         return {"divergence": 3, "interrupted": 130, "error": 4}.get(self.ended, 0)
+
+    def __repr__(self) -> str:
+        from paceline.records.text import one_line  # it loads rich
+
+        return f"Run({one_line(self.summary, self.ended)})"
+
+    def _repr_html_(self) -> str:
+        from paceline.records.notebook import html  # it loads rich
+
+        folder = [] if self.folder is None else [("folder", str(self.folder))]
+        return html(self.summary, [("ended", self.ended), *folder])
 
 
 def launch(

@@ -1,4 +1,7 @@
-"""What the user's script holds: five lines turn a plain PyTorch loop into one worker of a run."""
+"""What the user's script holds: five lines turn a plain PyTorch loop into one worker of a run.
+
+Not public: import `Session` and `init` from `paceline`.
+"""
 
 import contextlib
 import copy

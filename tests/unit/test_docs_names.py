@@ -64,6 +64,6 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 def test_what_is_gone_is_noticed() -> None:
     assert lacking_files("`server/run.py`, `engines/local/cluster.py`") == ["engines/local/cluster.py"]
-    text = "paceline.records.journal.read, paceline.journal, paceline.launch, paceline.records.blame.fold"
-    assert lacking_modules(text) == ["paceline.journal", "paceline.records.blame.fold"]
+    text = "paceline.records.journal.read, paceline.passes, paceline.launch, paceline.records.blame.fold"
+    assert lacking_modules(text) == ["paceline.passes", "paceline.records.blame.fold"]
     assert lacking_methods("`Store.merge(...)`, `Store.blend`, `Passes.push`") == ["Passes.push", "Store.blend"]

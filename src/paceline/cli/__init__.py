@@ -1,4 +1,7 @@
-"""The `paceline` command. Each command has its own file; torch is loaded only by those that train."""
+"""The `paceline` command. Each command has its own file; torch is loaded only by those that train.
+
+Not public: use the command, or `paceline.launch` from Python.
+"""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,8 @@
 """The engines: where processes run and what a second is. One is loaded when a run asks for it by its name.
 
 A module of an engine has `launch(train, plan, sink, progress)`, which carries one run and gives its `Launched` back.
+
+Not public: `paceline.launch(engine=...)` chooses one; only `paceline.engines.sim.light` is.
 """
 
 import contextlib

@@ -1,1 +1,4 @@
-"""Tensors of one process: layout, store, optimizer, memory."""
+"""Tensors of one process: layout, store, optimizer, memory.
+
+Not public: scripts use `Session.prepare`.
+"""

@@ -1,1 +1,65 @@
-"""What a run leaves behind, and everything that is read from it: journal, metrics, report, replay."""
+"""What a run leaves behind, and everything that is read from it: journal, metrics, report, replay, waits.
+
+The names of this module are public; how its files divide the work is not.
+"""
+
+from paceline.records.journal import (
+    Decision,
+    Header,
+    Line,
+    Lines,
+    Observation,
+    PeerDecision,
+    Restored,
+    Sink,
+    Tee,
+    Writer,
+)
+from paceline.records.journal import read as read_journal
+from paceline.records.metrics import Metrics
+from paceline.records.metrics import fold as fold_metrics
+from paceline.records.replay import Difference, Replay
+from paceline.records.replay import replay as replay_journal
+from paceline.records.report import (
+    PeerPoint,
+    PeerReport,
+    Report,
+    Staleness,
+    TableReads,
+    TargetReport,
+    WorkerReport,
+    to_json,
+)
+from paceline.records.wait_attribution import Culprit, WaitAttribution, Waited
+from paceline.records.wait_attribution import fold as attribute_waits
+
+__all__ = [
+    "Culprit",
+    "Decision",
+    "Difference",
+    "Header",
+    "Line",
+    "Lines",
+    "Metrics",
+    "Observation",
+    "PeerDecision",
+    "PeerPoint",
+    "PeerReport",
+    "Replay",
+    "Report",
+    "Restored",
+    "Sink",
+    "Staleness",
+    "TableReads",
+    "TargetReport",
+    "Tee",
+    "WaitAttribution",
+    "Waited",
+    "WorkerReport",
+    "Writer",
+    "attribute_waits",
+    "fold_metrics",
+    "read_journal",
+    "replay_journal",
+    "to_json",
+]

@@ -1,6 +1,6 @@
 """The report of a run: one object with the same fields for every strategy and engine.
 
-`paceline.records.metrics` folds it out of a journal; `--json` prints it; `paceline.records.text` shows it to people.
+`paceline.records.metrics` folds it out of a journal; `--json` prints it; `text` and `notebook` show it to people.
 What has no meaning for a run is None. The fields stand in the order in which they are printed.
 """
 
@@ -97,6 +97,16 @@ class Report(msgspec.Struct, frozen=True):
     journal: str | None
     table_reads: dict[str, TableReads] | None = None  # by table
     peers: PeerReport | None = None
+
+    def __repr__(self) -> str:
+        from paceline.records.text import one_line  # it loads rich
+
+        return f"Report({one_line(self)})"
+
+    def _repr_html_(self) -> str:
+        from paceline.records.notebook import html  # it loads rich
+
+        return html(self)
 
 
 def to_json(report: Report) -> str:

@@ -1,5 +1,6 @@
 """The report for people: headline numbers with their units, a table of the workers, the target, the warnings."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,19 +9,21 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from paceline.records.report import PeerReport, Report, TargetReport, WorkerReport
 
 MOST_ROWS = 16  # beyond this, workers of similar speed and equal state share a row
+GROUPED = "clock, seconds and score: means over the group; samples: its sum"
 ROOM_FOR_BARS = 96  # columns
+MOST_METRICS = 3  # in one line
 SIMILAR = 0.75  # of the score of the fastest in the row
 
 
 def show(report: Report, console: Console) -> None:
     """Print the summary of a run."""
-    workers = f"{report.workers} worker{'s' if report.workers != 1 else ''}"
     console.print(
-        f"[bold]{escape(report.strategy)}[/bold] [dim]· {report.engine} · {workers} · seed {report.seed}[/dim]",
+        f"[bold]{escape(report.strategy)}[/bold] [dim]· {report.engine} · {_crowd(report)} · seed {report.seed}[/dim]",
         highlight=False,
     )
     console.print(_headline(report))
@@ -28,9 +31,56 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(_workers(report.per_worker, bars=console.width >= ROOM_FOR_BARS))
     for warning in report.warnings:
-        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]warning:[/yellow] {_verbatim(warning)}", highlight=False, soft_wrap=True)
     if report.journal is not None:
         console.print(f"[dim]journal {escape(report.journal)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def one_line(report: Report, ended: str | None = None) -> str:
+    """`bsp on sim, 2 workers: 6.0 s virtual, 1 version, accuracy 0.9`, for a `repr`."""
+    seconds = _seconds(report.seconds) if report.seconds else "0 s"
+    parts = [f"{seconds} {_clock(report)}", f"{report.versions:,} version{'s' if report.versions != 1 else ''}"]
+    results = _results(report)
+    parts += results[:MOST_METRICS] + (["..."] if len(results) > MOST_METRICS else [])
+    if report.target is not None:
+        parts.append(f"target {_target(report.target)}")
+    if ended is not None:
+        parts.append(f"ended: {_verbatim(ended)}")
+    return plain(f"{_verbatim(report.strategy)} on {_verbatim(report.engine)}, {_crowd(report)}: {', '.join(parts)}")
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """The headline numbers without colours: (what, how much)."""
+    return [(label, plain(text)) for label, text in _facts(report)]
+
+
+def worker_rows(report: Report) -> list[list[str]]:
+    """The table of the workers without colours; its headings are the first row."""
+    grid = _grid(report.per_worker, bars=False)
+    return [[plain(cell) for cell in row] for row in [grid.headings, *grid.rows]]
+
+
+def plain(markup: str) -> str:
+    """The text alone, without colours and on one line."""
+    return visible(Text.from_markup(markup, emoji=False).plain)
+
+
+def visible(text: str) -> str:
+    """Line ends, and characters that move a cursor or that no encoding has, spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _verbatim(text: str) -> str:
+    """Markup for text that no tag follows: `escape` alone doubles a backslash at its end, for the sake of the tag."""
+    return escape(text + " ")[:-1]
+
+
+def _crowd(report: Report) -> str:
+    return f"{report.workers} worker{'s' if report.workers != 1 else ''}"
+
+
+def _clock(report: Report) -> str:
+    return "virtual" if report.engine == "sim" else "wall-clock"
 
 
 def _headline(report: Report) -> Table:
@@ -43,12 +93,11 @@ def _headline(report: Report) -> Table:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    clock = "virtual" if report.engine == "sim" else "wall-clock"
-    facts = [("time", f"[bold]{_seconds(report.seconds)}[/bold] {clock}")]
+    facts = [("time", f"[bold]{_seconds(report.seconds)}[/bold] {_clock(report)}")]
     if report.target is not None:
         facts.append(("target", _target(report.target)))
-    if result := _result(report):
-        facts.append(("result", result))
+    if results := _results(report):
+        facts.append(("result", ", ".join(results)))
     rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
     lost = f", {_count(report.samples_discarded)} discarded" if report.samples_discarded else ""
     facts.append(("samples", f"{_count(report.samples_used)} used{rate}{lost}"))
@@ -60,7 +109,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(("staleness", f"mean {stale.mean:.2f}, 95 % within {stale.p95}, at most {stale.max} versions"))
     for name, reads in (report.table_reads or {}).items():
         mean = sum(age * count for age, count in enumerate(reads.ages)) / max(1, reads.rows)
-        text = f"{_count(reads.rows)} rows of {escape(name)}, {mean:.2f} clocks old, at most {reads.max_age}"
+        text = f"{_count(reads.rows)} rows of {_verbatim(name)}, {mean:.2f} clocks old, at most {reads.max_age}"
         facts.append(("reads", text))
     facts.append(("traffic", f"{_bytes(report.bytes_up)} up, {_bytes(report.bytes_down)} down"))
     if report.exchanges is not None:
@@ -76,15 +125,15 @@ def _of_nodes(peers: PeerReport | None) -> str:
 
 
 def _target(target: TargetReport) -> str:
-    name = f"{escape(target.metric)} {target.value:g}"
+    name = f"{_verbatim(target.metric)} {target.value:g}"
     if target.reached_at_seconds is None:
         return f"{name} [yellow]not reached[/yellow]"
     return f"{name} [green]reached at [bold]{_seconds(target.reached_at_seconds)}[/bold][/green]"
 
 
-def _result(report: Report) -> str:
+def _results(report: Report) -> list[str]:
     numbers = {"loss": report.loss, "accuracy": report.accuracy, **report.metrics}
-    return ", ".join(f"{escape(name)} {value:.4g}" for name, value in numbers.items() if value is not None)
+    return [f"{_verbatim(name)} {value:.4g}" for name, value in numbers.items() if value is not None]
 
 
 class _Row(NamedTuple):
@@ -92,21 +141,31 @@ class _Row(NamedTuple):
     name: str
 
 
-def _workers(workers: Sequence[WorkerReport], bars: bool) -> Table:
+class _Grid(NamedTuple):
+    headings: list[str]
+    rows: list[list[str]]
+    grouped: bool
+
+
+def _grid(workers: Sequence[WorkerReport], bars: bool) -> _Grid:
     rows = [_Row([w], str(w.worker)) for w in workers] if len(workers) <= MOST_ROWS else _groups(workers)
     states = any(w.state is not None for w in workers)
     grouped = len(rows) != len(workers)
+    headings = ["workers" if grouped else "worker", "clock", "samples", "compute", "transfer", "wait", "lost", "score"]
+    headings += ["waiting", *(["state"] if states else [])]
+    return _Grid(headings, [_cells(row, states, bars) for row in rows], grouped)
+
+
+def _workers(workers: Sequence[WorkerReport], bars: bool) -> Table:
+    grid = _grid(workers, bars)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim", show_edge=False)
-    table.add_column("workers" if grouped else "worker", justify="left" if grouped else "right")
-    for name in ("clock", "samples", "compute", "transfer", "wait", "lost", "score"):
-        table.add_column(name, justify="right")
-    table.add_column("waiting", justify="right")
-    if states:
-        table.add_column("state")
-    for row in rows:
-        table.add_row(*_cells(row, states, bars))
-    if grouped:
-        table.caption = "clock, seconds and score: means over the group; samples: its sum"
+    for heading in grid.headings:
+        left = heading in ("workers", "state")
+        table.add_column(heading, justify="left" if left else "right")
+    for row in grid.rows:
+        table.add_row(*row)
+    if grid.grouped:
+        table.caption = GROUPED
         table.caption_justify = "left"
     return table
 
@@ -123,7 +182,7 @@ def _cells(row: _Row, states: bool, bars: bool) -> list[str]:
         f"{sum(scores) / len(scores):.2f}" if scores else "-",
         _share(parts[2] / sum(parts), bars) if sum(parts) > 0 else "-",
     ]
-    return [*cells, escape(workers[0].state or "-")] if states else cells
+    return [*cells, _verbatim(workers[0].state or "-")] if states else cells
 
 
 def _groups(workers: Sequence[WorkerReport]) -> list[_Row]:
@@ -161,6 +220,8 @@ def _share(share: float, bars: bool) -> str:
 def _seconds(seconds: float) -> str:
     if seconds == 0:
         return "-"
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     if seconds < 0.1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 1000:
@@ -171,6 +232,8 @@ def _seconds(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
+    if not math.isfinite(number):
+        return str(number)
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.3g}"
 
 

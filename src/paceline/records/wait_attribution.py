@@ -58,7 +58,7 @@ class _Recent:
         return median(self._values)
 
 
-class Blame:
+class WaitAttribution:
     """A journal sink that adds up waiting times by who was waited for."""
 
     def __init__(self) -> None:
@@ -177,9 +177,9 @@ class Blame:
             self._free_at.clear()
 
 
-def fold(lines: Iterable[Line]) -> Blame:
+def fold(lines: Iterable[Line]) -> WaitAttribution:
     """All the lines of a journal in one go."""
-    blame = Blame()
+    waits = WaitAttribution()
     for line in lines:
-        blame.write(line)
-    return blame
+        waits.write(line)
+    return waits

@@ -1,1 +1,4 @@
-"""What exists once per run: coordinator, phases, workers, evaluations, checkpoints."""
+"""What exists once per run: coordinator, phases, workers, evaluations, checkpoints.
+
+Not public: `paceline.launch` starts it.
+"""

@@ -1,5 +1,6 @@
 """The strategies: pure state machines, one rule and one citation per file, and their registry.
 
+The names of this module are public, and so is each strategy's class with its options: `paceline.strategies.asp.Asp`.
 What an author of a strategy needs is here, too: `Strategy`, `Options` and `State` to derive from, the events that
 `handle` gets, the actions that it returns, and the bookkeeping of workers and held pushes (docs/howto).
 """

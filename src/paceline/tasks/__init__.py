@@ -1,5 +1,7 @@
 """Built-in workloads, each a short script on the public API: `paceline run --task digits`.
 
+The names of this module are public, and so are data, model and score of the digits (`tasks.digits`, `tasks.scoring`).
+
 A task's module is imported when it is asked for, so listing the tasks loads neither torch nor scikit-learn.
 """
 

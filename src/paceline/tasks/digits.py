@@ -13,6 +13,8 @@ from paceline.core.errors import DataError
 from paceline.tasks.bounds import within
 from paceline.tasks.scoring import score
 
+__all__ = ["build", "load", "train"]
+
 TRAIN_SAMPLES = 1400
 SPLIT_SEED = 0
 

@@ -5,6 +5,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+__all__ = ["score"]
+
 CHUNK = 1000  # samples per forward pass; bounds the memory of activations
 
 

@@ -13,6 +13,8 @@ from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed
 from paceline.transport.messages import ToServer, ToWorker
 
+__all__ = ["Closed", "MemoryLink"]
+
 REFUSALS = 100  # a script that swallows that many would swallow them for ever
 
 

@@ -1,1 +1,4 @@
-"""What runs beside the user's script: the batch loop, the replica, its state."""
+"""What runs beside the user's script: the batch loop, the replica, its state.
+
+Not public: scripts use `paceline.Session`.
+"""

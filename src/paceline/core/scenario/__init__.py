@@ -1,1 +1,4 @@
-"""Scenario files: the cluster they describe, its times, its network and its faults."""
+"""Scenario files: the cluster they describe, its times, its network and its faults.
+
+Not public: import from `paceline.scenario`.
+"""

@@ -1,4 +1,4 @@
-"""Light workers: cost only, no script. They make clusters of 100,000."""
+"""Light workers: cost only, no script. They make clusters of 100,000. `simulate` is public."""
 
 import math
 
@@ -16,6 +16,8 @@ from paceline.server.emulation import Emulation, Timing
 from paceline.server.workers import GrantOrder, PushArrival
 from paceline.strategies import canonical
 from paceline.strategies.base import Strategy
+
+__all__ = ["simulate"]
 
 
 class Flight(msgspec.Struct, gc=False):
