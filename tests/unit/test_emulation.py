@@ -1,12 +1,23 @@
 """A scenario's times: they count from moments, so that what messages take is not added to them."""
 
 import pytest
-from clusters import cluster
+import torch
+from clusters import Rows, cluster, mean_square, network
 from hand_driven import BATCH, HandDrivenRun
+from one_worker import work
 
+import paceline
 from paceline.core.events import Pushed
+from paceline.core.settings import RunConfig
+from paceline.engines.local.control import Setup
+from paceline.engines.local.server import LocalEngine
 from paceline.engines.local.timekeeping import Clock
-from paceline.transport.messages import Work
+from paceline.records.journal import Header
+from paceline.server.emulation import Timing
+from paceline.server.plan import Plan
+from paceline.transport.frames import Channel
+from paceline.transport.messages import Extra, More, Work
+from paceline.worker.batch_loop import BatchLoop
 
 NETWORK = "latency_ms = 10.0\nbandwidth_mbps = 8.0"  # a kilobyte takes a millisecond
 GRANTED_AT = 5.0
@@ -28,14 +39,69 @@ def arrivals(hand):
     return moments, [event for event in hand.events if isinstance(event, Pushed)]
 
 
-def test_a_grant_goes_to_the_engine_with_its_times_and_carries_none_itself(hand):
-    """Where a second passes differs: a process sleeps it, a virtual worker is let go when it has passed."""
-    first, second = hand.engine.timings[0], hand.engine.timings[1]
-    assert first.delay_s == pytest.approx(WAY_S)
-    assert first.begin == pytest.approx(GRANTED_AT + WAY_S)
-    assert first.compute_s == pytest.approx(BATCH * 0.01)
-    assert second.compute_s == pytest.approx(BATCH * 0.02)
-    assert (hand.last(0, Work).delay_s, hand.last(0, Work).compute_s) == (0.0, None)
+def test_the_engine_is_told_how_long_a_model_travels_and_how_long_to_compute(hand):
+    timing = hand.engine.timings[0]
+    assert timing.delay_s == pytest.approx(WAY_S)
+    assert timing.begin == pytest.approx(GRANTED_AT + WAY_S)
+    assert timing.compute_s == pytest.approx(BATCH * 0.01)
+    assert hand.engine.timings[1].compute_s == pytest.approx(BATCH * 0.02)
+
+
+def test_further_samples_are_computed_at_once(hand):
+    hand.engine.time = GRANTED_AT + 0.2
+    hand.says(0, More(hand.last(0, Work).ticket))
+    timing = hand.engine.timings[0]
+    assert (timing.begin, timing.delay_s) == (GRANTED_AT + 0.2, 0.0)
+    assert timing.compute_s == pytest.approx(BATCH * 0.01)
+
+
+TIMING = Timing(attempt=0, granted_at=5.0, begin=5.25, compute_s=2.0)
+AT_ONCE = Timing(attempt=1, granted_at=7.0, begin=7.0, compute_s=2.0)
+
+
+def test_a_process_is_told_to_take_that_long():
+    header = Header(engine="local", strategy="bsp", seed=0, workers=1)
+    plan = Plan(config=RunConfig(), scenario=cluster(1.0), header=header, folder=None, journal=None)
+    ours, theirs = Channel.pair()
+    engine = LocalEngine(ours, Setup(plan=plan, relay=False), on_idle=lambda: None)
+    told = []
+    engine.send = lambda worker, message: told.append((worker, message))
+    for message, timing in ((work(1, 5), TIMING), (Extra(None), AT_ONCE)):
+        engine.dispatch(3, message, None)
+        engine.dispatch(3, message, timing)
+    (_, plain), (_, grant), (_, more), (worker, extra) = told
+    assert (plain.delay_s, plain.compute_s, more.compute_s) == (0.0, None, None)
+    assert (grant.delay_s, grant.compute_s) == (0.25, 2.0)
+    assert (worker, extra.compute_s) == (3, 2.0)
+    engine.close()
+    ours.close()
+    theirs.close()
+
+
+def test_a_virtual_worker_takes_no_time_of_the_machine(monkeypatch):
+    taken = []
+    take_up = BatchLoop._take_up
+
+    def noted(self, work):
+        taken.append((work.delay_s, work.compute_s))
+        take_up(self, work)
+
+    monkeypatch.setattr(BatchLoop, "_take_up", noted)
+
+    def script():
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        session.prepare(model, optimizer)
+        for number, (x, y, _) in enumerate(session.batches(Rows(), batch_size=5)):
+            mean_square(model, x, y).backward()
+            if number % 2:  # further samples on the same grant
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run = paceline.launch(script, engine="sim", scenario=cluster(1.0, 0.5, network=NETWORK), threads=1)
+    assert run.summary.samples_used == len(Rows())
+    assert set(taken) == {(0.0, None)}
 
 
 @pytest.mark.parametrize("read_late_s", [0.0, 0.004])
