@@ -194,6 +194,36 @@ def test_duplicates_and_late_arrivals_are_refused_by_the_intake():
     assert len(pushes) == len(set(pushes))
 
 
+@pytest.mark.parametrize(
+    "events", [event("crash", 0.12, worker=1) + event("rejoin", 50.0, worker=1), event("join", 50.0)]
+)
+def test_who_would_come_after_the_last_script_has_ended_is_not_waited_for(events):
+    run, lines = launch(cluster(*EVEN, events=events), train(epochs=2))
+    assert run.summary.samples_used == 100
+    assert not [line for line in observed(lines, "scenario") if line.data["at"] == 50.0]
+    assert {e.worker for e in decisions(lines, Joined)} == {0, 1, 2, 3}
+
+
+def test_a_loop_that_everybody_has_left_is_over_although_somebody_is_to_join_later():
+    def script():
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        session.prepare(model, optimizer)
+        for _ in range(2):
+            for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=1)):
+                if number == 1:
+                    break
+                optimizer.zero_grad()
+                mean_square(model, x, y).backward()
+                optimizer.step()
+
+    run, lines = launch(cluster(*EVEN, events=event("join", 50.0)), script)
+    assert run.summary.samples_used == 2 * 4 * 5
+    assert max(line.at for line in observed(lines, "phase")) < 1.0
+    assert observed(lines, "end")[0].at < 1.0
+
+
 def test_all_workers_gone_is_an_error_that_names_the_time():
     with pytest.raises(ScenarioError, match=r"every worker has left at 0.07"):
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))

@@ -1,7 +1,10 @@
 """Scripts as people write them: loops they leave, gradients made by hand, modules with masks and moving buffers."""
 
+import contextlib
 import copy
+import os
 import pickle
+import signal
 import sys
 import threading
 
@@ -14,7 +17,7 @@ import paceline
 from paceline import strategies
 from paceline.core.errors import OptionError, ScriptError, UserError
 from paceline.core.events import Pushed
-from paceline.records.journal import Decision, Lines
+from paceline.records.journal import Decision, Lines, Observation
 
 ROWS = Rows()
 STRATEGIES = ["bsp", "asp", "dasp", "balanced", "fastest_k:k=2", "adaptive_sync"]
@@ -92,6 +95,32 @@ def test_a_script_that_swallows_its_end_is_left_behind_with_a_word():
 
     run, _ = launch(script, cluster(*EVEN, events=event("crash", 0.12, worker=1)))
     assert any("swallows its own end" in text for text in run.summary.warnings)
+
+
+@pytest.mark.parametrize("how", ["fails", "is interrupted"])
+def test_what_is_said_of_scripts_that_swallow_their_end_comes_before_the_last_line(how):
+    def script():
+        session = paceline.init()
+        model, optimizer = start(session)
+        while session.worker == 1:
+            try:
+                for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
+                    step(model, optimizer, x, y)
+            except:  # noqa: E722
+                pass
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=4)):
+            step(model, optimizer, x, y)
+            if session.worker == 0 and number == 1:
+                if how == "fails":
+                    raise ValueError("no such column")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    lines = Lines()
+    with pytest.raises(ScriptError) if how == "fails" else contextlib.nullcontext():
+        paceline.launch(script, engine="sim", scenario=cluster(*EVEN), sink=lines)
+    said = [line for line in lines if isinstance(line, Observation)]
+    assert any("swallows its own end" in line.data.get("text", "") for line in said)
+    assert (said[-1].what, lines[-1]) == ("end", said[-1])
 
 
 def test_masks_of_infinities_and_buffers_that_forward_replaces():

@@ -1,11 +1,13 @@
 """What every engine may rely on: a server run driven by hand, without a process, a thread or a clock of its own."""
 
+import msgspec
 import numpy as np
 import pytest
 from clusters import cluster, event
 from hand_driven import BATCH, FIRST, LR, SIZE, HandDrivenRun, hello
 
-from paceline.core.errors import InternalError, OptionError, PeerError, ScriptError, UserError
+from paceline.core.actions import Apply
+from paceline.core.errors import CheckpointError, InternalError, OptionError, PeerError, ScriptError, UserError
 from paceline.core.events import Joined, Left, Pushed
 from paceline.core.settings import Every, Target
 from paceline.peers import messages as p
@@ -97,6 +99,15 @@ def test_a_bsp_run_from_its_first_message_to_its_last_line():
     assert hand.lines[-1] is end
     times = [line.event.at if hasattr(line, "event") else line.at for line in hand.lines[1:]]
     assert times == sorted(times)
+
+
+def test_a_push_that_is_applied_with_no_weight_is_forgotten():
+    hand = HandDrivenRun().train()
+    hand.pushes(0)
+    (push,) = hand.run.coordinator.held
+    hand.run.coordinator._apply(Apply((push,), (0.0,), "it counts for nothing"))
+    assert hand.run.exchange.store._pushes == {}
+    assert hand.run.coordinator.version == 0
 
 
 def test_a_second_phase_begins_where_everybody_waits_for_it():
@@ -257,6 +268,20 @@ def test_a_script_that_fails_ends_the_run():
     hand.run.fail(failed.value)
     assert (hand.run.finished, hand.run.cause) == (True, "error")
     assert [line.what for line in hand.lines[-2:]] == ["error", "end"]
+
+
+def test_a_checkpoint_that_cannot_be_completed_does_not_hide_what_went_wrong(monkeypatch):
+    hand = HandDrivenRun().train()
+
+    def finish():
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(hand.run.checkpoints, "finish", finish)
+    hand.run.fail(ScriptError("no such file"))
+    assert [(line.what, line.data.get("text")) for line in hand.lines[-2:]] == [
+        ("error", "no such file"),
+        ("end", None),
+    ]
 
 
 def test_the_loss_of_everybody_is_an_error_at_once():
@@ -482,6 +507,14 @@ def evaluated(**settings):
         hand.is_ready(worker)
     assert not hand.run.phases.running
     return hand
+
+
+def test_an_evaluator_with_another_model_is_called_by_its_name():
+    hand = evaluated()
+    given = hello()
+    other = msgspec.structs.replace(given.spec, parameters=(("w", (2,), "torch.float32"),))
+    with pytest.raises(OptionError, match="the evaluator"):
+        hand.says(EVALUATOR, msgspec.structs.replace(given, spec=other))
 
 
 def test_nobody_begins_before_the_evaluator_is_ready():

@@ -297,6 +297,8 @@ class Coordinator:
             used = sum([push.samples for push in held])
         self._settle(used)
         if mass <= 0.0:
+            for push in held:
+                self._forget(push)
             return
         merged = None
         if self.updates is not None:

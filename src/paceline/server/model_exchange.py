@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.core.errors import CheckpointError, InternalError
+from paceline.core.errors import CheckpointError, InternalError, OptionError
 from paceline.core.updates import Contents
 from paceline.model.measuring import Evaluator
 from paceline.model.spec import ModelSpec, Parameters
@@ -60,7 +60,9 @@ class ModelExchange(RunExchange):
         for record in waiting:
             self._welcome(record, at)
         if self.store_or_none is not None and self._evaluator is not None:
-            self.store.spec.require_same(self._evaluator.spec, EVALUATOR)
+            difference = self.store.spec.difference(self._evaluator.spec, "worker 0", "the evaluator")
+            if difference is not None:
+                raise OptionError(difference)
             self._evaluator = None
             self.run.evaluations.by_process()
             self.run.begin_phase_if_ready(at)

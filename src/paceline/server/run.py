@@ -402,14 +402,18 @@ class ServerRun:
         if self.active:
             self.coordinator.leave(record.worker, "done", at)
         self.exchange.left(record.worker, "done", at)
-        self._notice_empty_phase()
+        self._notice_empty_phase(by_choice=True)
 
-    def _notice_empty_phase(self) -> None:
-        """Every script has left the loop: the phase is over, whatever data remains."""
+    def _notice_empty_phase(self, *, by_choice: bool = False) -> None:
+        """Every script has left the loop: the phase is over, whatever data remains.
+
+        `by_choice`: the last one wanted no more of it. Otherwise it was lost, and one that comes back goes on.
+        """
         workers = self.workers
+        empty = self.phases.running and not workers.in_phase and not workers.starting
         if not workers.alive:
             self.engine.wake()  # the run may be over
-        elif self.phases.running and not workers.in_phase and not workers.starting and not self._somebody_comes_back():
+        elif empty and (by_choice or not self._somebody_comes_back()):
             self._phase_stopped = "every worker has left the loop"
             self.engine.wake()
 
@@ -497,11 +501,15 @@ class ServerRun:
     def _notice_the_end(self, at: float) -> None:
         """Nobody may be left whose script runs: the run is done then, or it has lost all its workers."""
         workers, phases = self.workers, self.phases
-        if not self.active or workers.alive or workers.starting or self._somebody_comes_back():
+        if not self.active or workers.alive or workers.starting:
             return
         scripts = [record.script for record in workers.records.values()]
         unfinished = self.resumption is not None and self.resumption.unfinished_phase is not None
         over = phases.running and all(script.ended for script in scripts)
+        # Whoever is still to come would find nothing to do where scripts have come to their end between phases.
+        came_to_end = over or (not phases.running and not unfinished and any(script.ended for script in scripts))
+        if not came_to_end and self._somebody_comes_back():
+            return
         # Scripts on tables know themselves when they have done enough.
         no_data = self.exchange.counts_rounds or not (phases.running or unfinished)
         if over or (no_data and any(script.at_its_end for script in scripts)):
@@ -610,7 +618,8 @@ class ServerRun:
         self.cause, self.stage = "error", "finished"
         with contextlib.suppress(JournalError):
             self.coordinator.stop(at, "the run failed")
-            self.checkpoints.finish()
+            with contextlib.suppress(CheckpointError):  # the first error is the one to show
+                self.checkpoints.finish()
             self.coordinator.observe(at, "error", {"text": str(error)})
             self.coordinator.observe_end(at, "error")
 

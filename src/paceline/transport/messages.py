@@ -205,7 +205,7 @@ class Work(ToWorker, frozen=True):
     parameters: Parameters | None  # None: go on with what you have
     position: float
     slot: int = 0  # where the push is to lie, of the worker's region
-    delay_s: float = 0.0  # emulation: the model is still on its way for so long
+    delay_s: float = 0.0  # emulation: the model is there in so long; below zero, it has been there for so long
     compute_s: float | None = None  # emulation: the computation is to take so long; None: as long as it takes
     save: int | None = None  # send your SavedState under this number before you compute
     phase: int | None = None  # that it belongs to: one of an earlier phase crossed the word that its script had left

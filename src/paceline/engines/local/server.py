@@ -43,7 +43,7 @@ from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
-from paceline.transport.messages import Cancelled, Hello, ToServer
+from paceline.transport.messages import Cancelled, Hello, ToServer, Work
 
 LAST_WORDS_S = 5.0  # for a launcher that is busy
 IDLE_S = 0.2  # between two looks at what no message announces: relayed lines, the journal's failure
@@ -86,7 +86,7 @@ class LocalEngine:
         self._links = ServerLinks(channel, self._on_control, self._on_message, exact=setup.plan.scenario is not None)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
-        self._checked_memory = False
+        self._checked_memory = setup.append  # by the server before: its workers have their memory
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class LocalEngine:
         left, patience = self._alarms.seconds_left(self.now()), IDLE_S
         if left is not None:
             patience = min(patience, left)
-        if limit is not None and run.active:
+        if limit is not None and run.active and run.phases.running:
             patience = min(patience, max(0.0, limit - self.now()))
         something = self._links.wait(patience)
         self._alarms.ring(self.now())
@@ -204,7 +204,8 @@ class LocalEngine:
             if isinstance(message, Clocked):
                 message = Clocked(max(0.0, timing.end - self.now()))
             else:
-                delay = {"delay_s": timing.delay_s} if timing.delay_s else {}
+                # Counted from the decision: what the server took to copy the version is part of the modelled time.
+                delay = {"delay_s": timing.begin - self.now()} if isinstance(message, Work) else {}
                 message = msgspec.structs.replace(message, compute_s=timing.compute_s, **delay)
         self.send(worker, message)
 

@@ -87,6 +87,7 @@ class SimEngine:
                 run.start(worker)
             while not run.finished:
                 if interrupts.pending and run.active:
+                    self.abandon()  # what is to be said of scripts comes before the journal's last line
                     run.interrupt(self.now())
                 self._woken = False
                 run.attend(self.now())
@@ -208,6 +209,7 @@ class SimEngine:
 
     def _script_ended(self, worker: int, thread: ScriptThread) -> None:
         del self._threads[worker]
+        self._dispatched.pop(worker, None)
         if thread.error is not None:
             raise self._blame(worker, thread.error)
         incarnation = self.run.workers.records[worker].incarnation
@@ -290,8 +292,10 @@ def run(
         with context.running():
             engine.drive(going)
     except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for a script
+        engine.abandon()
         going.break_off()
     except Exception as error:
+        engine.abandon()
         going.fail(error)
         raise
     finally:
