@@ -17,7 +17,7 @@ from rich.table import Table
 import paceline
 from paceline import Report, scenario, tasks
 from paceline.tasks import digits
-from paceline.tasks.scoring import score
+from paceline.tasks.classification import score
 
 CLUSTER, TARGET = scenario.load(Path(__file__).with_name("uneven4.toml")), (sys.argv[1:] or ["accuracy=0.93"])[0]
 images, held_out = digits.load()  # once: worker processes get them together with the function

@@ -16,16 +16,6 @@ from paceline.core.scenario.file import (
 )
 
 __all__ = [
-    "Compute",
-    "Network",
-    "Scenario",
-    "ScenarioEvent",
-    "WorkerSpec",
-    "as_data",
-    "builtin_names",
-    "builtin_text",
-    "describe",
-    "from_data",
-    "load",
-    "parse",
-]
+    "Compute", "Network", "Scenario", "ScenarioEvent", "WorkerSpec", "as_data", "builtin_names", "builtin_text",
+    "describe", "from_data", "load", "parse",
+]  # fmt: skip

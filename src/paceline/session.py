@@ -28,12 +28,11 @@ from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed
 from paceline.transport.messages import Note, OptionAsked, Over, Ready, Remark, Stop
 from paceline.worker import context
-from paceline.worker import evaluation_worker as evaluating
 from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, stage_on
 from paceline.worker.fetching import Fetcher
-from paceline.worker.handshake import Handshake
+from paceline.worker.handshake import Handshake, serve_versions
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_scheduler import RunScheduler
 from paceline.worker.shared_replica import SlotReplica
@@ -116,11 +115,7 @@ class Session:
         return made
 
     def prepare(
-        self,
-        model: Model,
-        optimizer: Optimizer,
-        scheduler: Any = None,
-        evaluate: Evaluate | None = None,
+        self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None
     ) -> tuple[Model, Optimizer]:
         """Put model and optimizer under the run's control; the same objects come back.
 
@@ -145,7 +140,7 @@ class Session:
         self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
         greeting = self._greeting = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and evaluate is not None:
-            evaluating.serve(self._endpoint, greeting, replica, evaluate)
+            serve_versions(self._endpoint, greeting, replica, evaluate)
         greeting.greet()
         if optimizer.state and not isinstance(replica, NodeReplica):
             text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
@@ -181,12 +176,7 @@ class Session:
         self._state.keep(name, obj)
 
     def batches(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        epochs: float = 1,
-        sampling: Sampling = "epoch",
-        **loader_options: Any,
+        self, dataset: Any, batch_size: int = 1, epochs: float = 1, sampling: Sampling = "epoch", **loader_options: Any
     ) -> "Batches":
         """This worker's share of the data, sized by the strategy, as batches of at most `batch_size` samples.
 

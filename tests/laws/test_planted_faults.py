@@ -15,9 +15,9 @@ from paceline.core.actions import Action, Apply, Grant
 from paceline.core.events import Event, Left, Pushed
 from paceline.core.ledger import Allotment, EpochLedger
 from paceline.core.updates import PushRef
+from paceline.laws.check import first_difference
 from paceline.laws.checker import Violation, check
 from paceline.laws.clusters import ClusterPlan, play
-from paceline.laws.resumed_runs import first_difference
 from paceline.records.journal import Decision, Line, Observation
 from paceline.server.coordinator import Coordinator
 from paceline.server.workers import PushArrival

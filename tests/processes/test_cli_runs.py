@@ -14,7 +14,7 @@ import pytest
 
 from paceline import __version__
 from paceline.cli import main
-from paceline.cli.progress import describe, progress_shown
+from paceline.cli.streams import describe, progress_shown
 from paceline.server.plan import Progress
 
 QUICK = ["--engine", "sim", "--max-versions", "3", "--evaluate-every", "2v"]

@@ -9,7 +9,7 @@ from clusters import cluster, event
 import paceline
 from paceline import tasks
 from paceline.core.errors import DataError
-from paceline.tasks import corpora, factorize, lasso, logreg, svmlight, topics
+from paceline.tasks import factorize, lasso, logreg, svmlight, topics
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
@@ -122,7 +122,7 @@ class TestLogreg:
 class TestTopics:
     @pytest.mark.slow
     def test_four_workers_find_as_good_topics_as_one_process(self):
-        corpus = corpora.make_corpus(200, 500, 10, 100, 0)
+        corpus = topics.make_corpus(200, 500, 10, 100, 0)
         alone = topics.loss_of(topics.topics_alone(corpus, 10, 0.1, 0.05, 20, 0), 0.05)
         run = launch("topics")
         assert run.summary.metrics["loss"] == pytest.approx(alone, rel=0.03)
@@ -135,7 +135,7 @@ class TestTopics:
     def test_the_counts_are_those_of_the_assignments_whoever_comes_or_goes(self, events):
         scenario = cluster(1.0, 0.5, 0.8, events=events, jitter="lognormal:0.3")
         run = launch("topics", scenario, options={"clocks": "30"}, evaluate_every="off")
-        corpus = corpora.make_corpus(200, 500, 10, 100, 0)
+        corpus = topics.make_corpus(200, 500, 10, 100, 0)
         assigned = run.tables["assignments"].ravel()[: len(corpus.words)]
         assert assigned.min() >= 0
         assert assigned.max() < 10
@@ -145,13 +145,13 @@ class TestTopics:
     @pytest.mark.slow
     @needs_data
     def test_the_ap_corpus_is_read_whole(self):
-        corpus = corpora.load_corpus(DATA / "lda_ap")
+        corpus = topics.load_corpus(DATA / "lda_ap")
         assert (corpus.documents, corpus.vocabulary, len(corpus.words)) == (2_246, 10_473, 435_838)
 
     def test_a_file_that_is_something_else_is_named(self, tmp_path):
         (tmp_path / "ap.dat").write_text("2 apples and pears\n")
         with pytest.raises(DataError, match="is not in lda-c's format"):
-            corpora.load_corpus(tmp_path)
+            topics.load_corpus(tmp_path)
 
 
 class TestExamples:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline import tasks
 from paceline.core.errors import DataError, OptionError
-from paceline.tasks import bounds, digits, linreg, shakespeare
+from paceline.tasks import classification, digits, inputs, linreg, shakespeare
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "tasks.md"
 
@@ -105,16 +105,16 @@ def test_every_task_runs_on_virtual_workers(task: str, request: pytest.FixtureRe
 
 
 def test_an_option_out_of_bounds_is_named_with_its_bound() -> None:
-    assert bounds.within("hidden", 1, low=1) == 1
-    assert bounds.within("samples", 9, low=1, high=9) == 9
+    assert inputs.within("hidden", 1, low=1) == 1
+    assert inputs.within("samples", 9, low=1, high=9) == 9
     with pytest.raises(OptionError, match=r"hidden must be >= 1, not 0"):
-        bounds.within("hidden", 0, low=1)
+        inputs.within("hidden", 0, low=1)
     with pytest.raises(OptionError, match=r"samples must lie between 1 and 9, not 10"):
-        bounds.within("samples", 10, low=1, high=9)
+        inputs.within("samples", 10, low=1, high=9)
     with pytest.raises(OptionError, match=r"noise must be >= 0.0, not nan"):
-        bounds.within("noise", math.nan, low=0.0)
+        inputs.within("noise", math.nan, low=0.0)
     with pytest.raises(OptionError, match=r"model must be one of mlp, cnn, not 'cnm'; give --set model=cnn"):
-        bounds.one_of("model", "cnm", ("mlp", "cnn"))
+        inputs.one_of("model", "cnm", ("mlp", "cnn"))
 
 
 # -- linreg ----------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_scores_do_not_depend_on_the_chunks() -> None:
     torch.manual_seed(0)
     model = digits.build(hidden=4)
     data = TensorDataset(torch.rand(2300, 64), torch.randint(0, 10, (2300,)))
-    result = digits.score(model, data)
+    result = classification.score(model, data)
     output = model(data.tensors[0])
     assert result["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(output, data.tensors[1]).detach()))
     assert result["accuracy"] == pytest.approx(float((output.argmax(1) == data.tensors[1]).double().mean()))

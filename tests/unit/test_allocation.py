@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import numpy as np
-from paceline.engines.local.allocation import keep_freed_memory
+from paceline.engines.local.child import keep_freed_memory
 kept = keep_freed_memory()
 np.ones(1 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

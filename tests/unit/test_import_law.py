@@ -119,7 +119,7 @@ def test_what_a_function_imports_from_above_is_known() -> None:
     assert upwards("called") == {
         "session <- engines",  # a script without a launcher starts the engine of a lone worker
         "cli.run_command <- tasks",
-        "cli.tasks <- tasks",
+        "cli.inspect_commands <- tasks",
     }
 
 

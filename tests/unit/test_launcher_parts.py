@@ -18,8 +18,8 @@ from paceline.core.settings import Every, RunConfig, Target
 from paceline.engines.local import control, nursery, relay
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.loop import Loop
-from paceline.engines.local.outcome import Outcome
 from paceline.engines.local.output import Console, Transcript, Voice
+from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import packed, unpacked
 from paceline.records.journal import Decision, Header, Observation
 from paceline.server.plan import Plan, how_it_ended

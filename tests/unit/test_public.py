@@ -33,7 +33,7 @@ PUBLIC = [
     "paceline.strategies.peers",
     "paceline.tasks",
     "paceline.tasks.digits",
-    "paceline.tasks.scoring",
+    "paceline.tasks.classification",
     "paceline.transport.memory",
 ]
 # What public calls take or give and nobody needs to import.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline import scenario as scenarios
-from paceline.cli.scenario_command import scenario as show
+from paceline.cli.inspect_commands import scenario as show
 from paceline.core.errors import ScenarioError
 from paceline.core.scenario.faults import KINDS
 from paceline.scenario import Scenario, as_data, describe, from_data, load, parse

@@ -7,10 +7,9 @@ import torch
 from clusters import Rows, mean_square, network
 from one_worker import Buffered, Odd, region_of, sgd
 
-from paceline.core.errors import OptionError
 from paceline.model.spec import Parameters, gradient_norm
 from paceline.worker.replica import News, Replica, spec_of
-from paceline.worker.shared_replica import SlotReplica
+from paceline.worker.shared_replica import SlotReplica, Stage
 
 ROWS = Rows()
 
@@ -19,7 +18,8 @@ def replica(model, hooked, monkeypatch):
     monkeypatch.setattr("paceline.worker.shared_replica.HOOKED", 1 if hooked else 1 << 30)
     optimizer = sgd(model)
     spec = spec_of(model, optimizer)
-    made = SlotReplica(model, optimizer, spec, region_of(spec))
+    region = region_of(spec)
+    made = SlotReplica(model, optimizer, spec, region, Stage(region))
     made.watch_backward()
     made.mark()
     return made
@@ -206,11 +206,3 @@ def test_inline_versions_are_brought_into_the_region(monkeypatch):
     made.load(Parameters(1, twin.flat, twin.buffers))
     assert all(bool((tensor == 2).all()) for tensor in [*made.model.parameters(), *made.model.buffers()])
     assert all(bool((flat == 2).all()) for flat in made.region.flat)
-
-
-def test_parameters_elsewhere_than_in_main_memory_are_refused_by_name():
-    model = network()
-    spec = spec_of(model, sgd(model))
-    model[2].to("meta")
-    with pytest.raises(OptionError, match=r"parameter 2.weight is on meta; .*leave the model on the CPU"):
-        SlotReplica(model, sgd(model), spec, region_of(spec))

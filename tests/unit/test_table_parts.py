@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import OptionError
 from paceline.tables import server_table as shelves
-from paceline.tables.oplog import OpLog
 from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, put_rows
-from paceline.tables.rules import parse_rule
 from paceline.tables.server_table import ServerTable
-from paceline.tables.table_spec import make_spec
+from paceline.tables.table import OpLog
+from paceline.tables.table_spec import make_spec, parse_rule
 
 
 def spec_of(rows=10, width=2, dtype="float64", **options):

@@ -9,7 +9,7 @@ import pytest
 from task_stand_ins import idx_bytes, write_cifar, write_mnist
 
 from paceline.core.errors import DataError
-from paceline.tasks import cifar, idx, jpeg, mnist
+from paceline.tasks import cifar, jpeg, mnist
 
 
 def test_idx_files_plain_and_compressed(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_idx_files_plain_and_compressed(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(idx_bytes(array))
     (tmp_path / "zipped.gz").write_bytes(gzip.compress(idx_bytes(array)))
     for name in ("plain", "zipped"):
-        assert np.array_equal(idx.read_idx(idx.find_idx(tmp_path, name)), array)
+        assert np.array_equal(mnist.read_idx(mnist.find_idx(tmp_path, name)), array)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_idx_files_plain_and_compressed(tmp_path: Path) -> None:
 def test_a_damaged_idx_file_is_a_data_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        idx.read_idx(tmp_path / name)
+        mnist.read_idx(tmp_path / name)
 
 
 def test_mnist_with_labels_of_another_size(tmp_path: Path) -> None:

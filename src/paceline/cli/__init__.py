@@ -1,4 +1,4 @@
-"""The `paceline` command. Each command has its own file; torch is loaded only by those that train.
+"""The `paceline` command. Torch is loaded only by the command that trains.
 
 Not public: use the command, or `paceline.launch` from Python.
 """

@@ -12,13 +12,9 @@ from typing import Annotated
 import typer
 
 from paceline._version import __version__
-from paceline.cli.check_strategy import check_strategy
-from paceline.cli.replay_command import replay
+from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.run_command import run
-from paceline.cli.scenario_command import scenario
-from paceline.cli.strategies import strategies
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
-from paceline.cli.tasks import tasks
 from paceline.core.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
 from paceline.worker.scripts import script_traceback
 

@@ -12,8 +12,7 @@ import msgspec
 import typer
 
 from paceline import engines
-from paceline.cli.progress import progress_shown
-from paceline.cli.streams import logging_shown, output_kept_clean, say
+from paceline.cli.streams import logging_shown, output_kept_clean, progress_shown, say
 from paceline.core import settings as configuration
 from paceline.core.errors import DataError, OptionError
 from paceline.core.values import shown
@@ -25,14 +24,9 @@ DEFAULT_TASK = "digits"
 
 
 def run(
-    script: str | None,
-    arguments: list[str] | None,
-    task: str | None,
-    json: bool,
-    quiet: bool,
-    log_level: str | None,
+    script: str | None, arguments: list[str] | None, task: str | None, json: bool, quiet: bool, log_level: str | None,
     **given: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
     given = {name: value or None for name, value in given.items()}  # a flag that was not given is False to typer
     with logging_shown(configuration.chosen_log_level(log_level, os.environ)):

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -25,7 +25,6 @@ PREFIX = "PACELINE_"
 NEAR_MISS = 0.15  # share of a variable's letters that may differ: other programs may share the prefix
 
 EngineName = Literal["local", "sim"]
-ENGINES: tuple[str, ...] = get_args(EngineName)
 Divergence = Literal["warn", "stop", "bsp"]
 NonFinite = Literal["skip", "stop"]
 Transport = Literal["shm", "zeromq"]
@@ -255,12 +254,9 @@ unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed` is a parameter 
 
 
 def resolve(
-    command_line: Mapping[str, Any],
-    environment: Mapping[str, str],
-    scenario_run: Mapping[str, Any],
-    *,
+    command_line: Mapping[str, Any], environment: Mapping[str, str], scenario_run: Mapping[str, Any], *,
     spell: Callable[[Setting], str] = lambda setting: setting.flag,
-) -> RunConfig:
+) -> RunConfig:  # fmt: skip
     """The settings in force. `None` and empty variables count as not given.
 
     `spell` says how the first source writes a setting: as a flag unless told otherwise.

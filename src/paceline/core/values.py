@@ -15,12 +15,7 @@ from msgspec import inspect
 
 from paceline.core.errors import OptionError
 
-BOUNDS = {
-    "ge": (operator.ge, ">="),
-    "gt": (operator.gt, ">"),
-    "le": (operator.le, "<="),
-    "lt": (operator.lt, "<"),
-}
+BOUNDS = {"ge": (operator.ge, ">="), "gt": (operator.gt, ">"), "le": (operator.le, "<="), "lt": (operator.lt, "<")}
 FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 FINITE = sys.float_info.max  # `Meta(le=FINITE)` declares a finite number; msgspec has no other way to say it
 INT64 = 2**63  # journals, messages and torch's generators hold no larger whole numbers
@@ -206,11 +201,8 @@ def _number(value: Any, info: inspect.IntType | inspect.FloatType) -> int | floa
     except (TypeError, ValueError, OverflowError):
         raise _refusal(wanted, _stripped(value)) from None
     # Only NaN differs from itself. A flag is an int to Python, and never meant as one.
-    if (
-        isinstance(value, bool)
-        or number != number
-        or not all(holds(number, bound) for holds, _, bound in _bounds(info))
-    ):
+    within = all(holds(number, bound) for holds, _, bound in _bounds(info))
+    if isinstance(value, bool) or number != number or not within:
         raise _refusal(wanted, _stripped(value))
     if whole and not -INT64 <= number < INT64:
         raise _refusal(f"{wanted} of at most 64 bits", _stripped(value))
@@ -245,9 +237,8 @@ def _pairs(value: Any) -> dict[str, str]:
     wanted = "name=value, such as lr=0.1"
     items: list[Any] = list(value.items()) if isinstance(value, Mapping) else []
     if not isinstance(value, Mapping):
-        for pair in (
-            value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-        ):
+        listed = value.split(",") if isinstance(value, str) else value
+        for pair in listed if isinstance(listed, list | tuple) else [listed]:
             name, sign, given = str(pair).partition("=") if isinstance(pair, str) else ("", "", "")
             if not sign or not name.strip():
                 raise _refusal(wanted, pair)

@@ -5,6 +5,7 @@ Seeds fix everything: the same strategy breaks the same laws on the same cluster
 
 import random
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,7 @@ from paceline.core.errors import OptionError
 from paceline.laws.checker import check
 from paceline.laws.clusters import ClusterPlan, play, random_plan
 from paceline.laws.purity import impurities_of
-from paceline.laws.resumed_runs import first_difference
-from paceline.records.journal import Decision, Lines
+from paceline.records.journal import Decision, Line, Lines, spelled_out
 from paceline.scenario import parse
 from paceline.strategies import Strategy, build, canonical, machine_class, strategy_class
 
@@ -28,6 +28,23 @@ class Breach(msgspec.Struct, frozen=True):
     law: str
     text: str
     cluster: int | None = None
+
+
+def first_difference(lines: Iterable[Line], fresh: Callable[[], Strategy], every: int, after: int = 0) -> str | None:
+    """Feed the events again, replacing the strategy by a restored one every so many decisions from `after` on.
+
+    `fresh` makes the one that takes over; the snapshot travels through JSON, as a checkpoint does.
+    """
+    strategy, first = fresh(), True
+    for count, line in enumerate(line for line in lines if isinstance(line, Decision)):
+        if count >= after and (count - after) % every == 0 and not first:
+            written = msgspec.json.encode(spelled_out(strategy.snapshot()))
+            strategy = fresh().restore(msgspec.json.decode(written))
+        first = False
+        actions = strategy.handle(line.event)
+        if actions != line.actions:
+            return f"decision {count + 1} on {line.event}: {actions} instead of {line.actions}"
+    return None
 
 
 class Verdict(msgspec.Struct, frozen=True):

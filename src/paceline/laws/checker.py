@@ -111,9 +111,7 @@ def check(lines: Iterable[Line], *, exact_work: bool = False) -> list[Violation]
     for worker, (present, counted) in folded.time_law().items():
         if abs(present - counted) > LAW_OF_TIME * present + 1e-9:
             checker.blame("time", f"w{worker} was present for {present:.9g} s, its times make {counted:.9g} s")
-    if not checker.violations and (folded.samples_used, folded.versions) != (
-        checker.account.used,
-        checker.account.version,
-    ):
+    counted_alike = (folded.samples_used, folded.versions) == (checker.account.used, checker.account.version)
+    if not checker.violations and not counted_alike:
         checker.blame("samples", f"the report has {folded.samples_used} samples in {folded.versions} versions")
     return checker.violations

@@ -121,11 +121,7 @@ def play(
 
 def _header(spec: str, plan: ClusterPlan, scenario: Scenario) -> Header:
     return Header(
-        engine="sim",
-        strategy=spec,
-        seed=plan.seed,
-        workers=scenario.count,
-        options={"max_versions": plan.max_versions},
+        engine="sim", strategy=spec, seed=plan.seed, workers=scenario.count, options={"max_versions": plan.max_versions}
     )
 
 

@@ -210,34 +210,25 @@ class GlobalBatch(Bound):
                 self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
 
 
+BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy: from its options
+    "asp": lambda account, blame, _: Lead(account, blame, inf, inf),
+    "ssp": lambda account, blame, given: Lead(account, blame, given.staleness, given.staleness),
+    "dssp": lambda account, blame, given: Lead(account, blame, given.lower, given.upper),
+    "bsp": lambda account, blame, _: RoundsBound(account, blame, inf),
+    "fastest_k": lambda account, blame, given: RoundsBound(account, blame, given.k),
+    "adaptive_k": lambda account, blame, given: RoundsBound(account, blame, given.start, tracked=True),
+    "adaptive_k_load": lambda account, blame, _: RoundsBound(account, blame, inf, tracked=True),
+    "k_async": lambda account, blame, given: Barrier(account, blame, given.k),
+    "adaptive_sync": lambda account, blame, given: Allowance(account, blame, given.cap),
+    "dasp": lambda account, blame, given: Merging(account, blame, inf if given.theta is None else given.theta),
+    "balanced": lambda account, blame, given: GlobalBatch(account, blame, given.pieces == "guided"),
+}
+
+
 def bound_of(spec: str, account: Account, blame: Blame) -> Bound:
     """The laws of the strategy that this text names."""
-    cls, given = strategies.parse(spec)
-    options: Any = given
-    match cls.name:
-        case "asp":
-            return Lead(account, blame, inf, inf)
-        case "ssp":
-            return Lead(account, blame, options.staleness, options.staleness)
-        case "dssp":
-            return Lead(account, blame, options.lower, options.upper)
-        case "bsp":
-            return RoundsBound(account, blame, inf)
-        case "fastest_k":
-            return RoundsBound(account, blame, options.k)
-        case "adaptive_k":
-            return RoundsBound(account, blame, options.start, tracked=True)
-        case "adaptive_k_load":
-            return RoundsBound(account, blame, inf, tracked=True)
-        case "k_async":
-            return Barrier(account, blame, options.k)
-        case "adaptive_sync":
-            return Allowance(account, blame, options.cap)
-        case "dasp":
-            return Merging(account, blame, inf if options.theta is None else options.theta)
-        case "balanced":
-            return GlobalBatch(account, blame, options.pieces == "guided")
-    return Bound(account, blame)
+    cls, options = strategies.parse(spec)
+    return BOUNDS[cls.name](account, blame, options) if cls.name in BOUNDS else Bound(account, blame)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

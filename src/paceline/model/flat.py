@@ -50,9 +50,7 @@ class Layout:
 
     def views(self, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each tensor as a view into the buffers."""
-        return [
-            buffers[place.buffer][place.offset : place.offset + place.size].view(place.shape) for place in self.places
-        ]
+        return [buffers[p.buffer][p.offset : p.offset + p.size].view(p.shape) for p in self.places]
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors copied into fresh buffers."""

@@ -81,16 +81,10 @@ class Gradient(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(
-        cls,
-        flat: list[torch.Tensor],
-        missing: frozenset[int],
-        options: Sequence[GroupOptions],
-        buffer_change: Sequence[torch.Tensor | None] = (),
-        loss: float | None = None,
-        norm: float | None = None,
-        slot: int | None = None,
-        views: list[torch.Tensor] | None = None,
-    ) -> "Gradient":
+        cls, flat: list[torch.Tensor], missing: frozenset[int], options: Sequence[GroupOptions],
+        buffer_change: Sequence[torch.Tensor | None] = (), loss: float | None = None, norm: float | None = None,
+        slot: int | None = None, views: list[torch.Tensor] | None = None,
+    ) -> "Gradient":  # fmt: skip
         """A gradient of these tensors."""
         return cls(PushTensors(flat, list(buffer_change), views, slot), missing, options, loss, norm)
 

@@ -46,9 +46,7 @@ class GroupAverage:
         self._letters = {key: found for key, found in self._letters.items() if key[:2] >= (group.round, group.attempt)}
         self._shapes = [(tensor.dtype, tensor.shape) for tensor in tensors]
         kinds = dict.fromkeys(dtype for dtype, _ in self._shapes)
-        self._flat = {
-            kind: torch.cat([t.detach().cpu().reshape(-1) for t in tensors if t.dtype == kind]) for kind in kinds
-        }
+        self._flat = {k: torch.cat([t.detach().cpu().reshape(-1) for t in tensors if t.dtype == k]) for k in kinds}
         self._means_told = self.done = False
         self._unsent = []
         for part, member in enumerate(group.members):

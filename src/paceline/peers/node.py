@@ -11,30 +11,10 @@ from typing import Any
 import msgspec
 import torch
 
+from paceline.core import peer_events as events
 from paceline.core.errors import InternalError
 from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
-from paceline.core.peer_events import (
-    Asked,
-    Averaged,
-    PeerCause,
-    PeerEvent,
-    PeerJoined,
-    PeerLeft,
-    Received,
-    Started,
-    Stepped,
-)
-from paceline.peers.messages import (
-    Arrived,
-    Averages,
-    Averaging,
-    Border,
-    CentreExchange,
-    Decided,
-    Outgoing,
-    Pulled,
-    Wanted,
-)
+from paceline.peers import messages
 from paceline.peers.models import mix_in
 from paceline.strategies.peers.base import Peer
 
@@ -46,15 +26,9 @@ class Node:
     """A machine and the tensors it decides about. `send` says something to the engine, `ask` waits for an answer."""
 
     def __init__(
-        self,
-        machine: Peer,
-        number: int,
-        tensors: Callable[[], Tensors],
-        send: Callable[[Any], None],
-        ask: Callable[[Any], Any],
-        *,
-        copies: bool = True,
-    ) -> None:
+        self, machine: Peer, number: int, tensors: Callable[[], Tensors], send: Callable[[Any], None],
+        ask: Callable[[Any], Any], *, copies: bool = True,
+    ) -> None:  # fmt: skip
         """`copies`: what is sent is copied here; otherwise whoever sends it does so at once."""
         self.machine = machine
         self.number = number
@@ -63,10 +37,10 @@ class Node:
         self._ask = ask
         self._copies = copies
         self._last: list[torch.Tensor] | None = None  # each tensor right after its last exchange
-        self._received: dict[int, Arrived] = {}
+        self._received: dict[int, messages.Arrived] = {}
         self._at = 0.0
 
-    def border(self, border: Border, samples: int, loss: float | None) -> None:
+    def border(self, border: messages.Border, samples: int, loss: float | None) -> None:
         """A step was made, or the script skipped it (`samples` 0): decide, and deal with what has arrived."""
         self._at = border.at
         if border.others is not None:
@@ -77,36 +51,36 @@ class Node:
         if samples:
             change, changes = self.changes()
             took = (border.compute_s, border.wait_s)
-            self._decide(Stepped(border.at, border.step, change, changes, samples, *took, loss))
+            self._decide(events.Stepped(border.at, border.step, change, changes, samples, *took, loss))
         for arrived in border.arrived:
             if _is_mail(arrived):
                 self._take_in(arrived)
 
-    def leave(self, at: float, cause: PeerCause) -> None:
+    def leave(self, at: float, cause: events.PeerCause) -> None:
         """This node takes no more part, of its own accord: let it hand on what the others must not lose."""
         self._at = at
-        self._decide(PeerLeft(at, self.number, cause))
+        self._decide(events.PeerLeft(at, self.number, cause))
 
     def _start(self, others: tuple[int, ...]) -> None:
         tensors = self._tensors()
         if self.machine.needs_change or self.machine.needs_changes:
             self._last = [tensor.detach().clone() for tensor in tensors]
-        self._decide(Started(self._at, self.number, tuple(tensor.nbytes for tensor in tensors)))
+        self._decide(events.Started(self._at, self.number, tuple(tensor.nbytes for tensor in tensors)))
         for peer in others:
-            self._decide(PeerJoined(self._at, peer))
+            self._decide(events.PeerJoined(self._at, peer))
 
-    def _take_in(self, arrived: Arrived) -> None:
+    def _take_in(self, arrived: messages.Arrived) -> None:
         event = arrived.event
-        if isinstance(event, Received):
+        if isinstance(event, events.Received):
             self._received[event.message] = arrived
         self._decide(event)
-        if isinstance(event, Received):
+        if isinstance(event, events.Received):
             self._received.pop(event.message, None)
 
-    def _decide(self, event: PeerEvent) -> None:
+    def _decide(self, event: events.PeerEvent) -> None:
         event = msgspec.structs.replace(event, at=self._at)
         actions = self.machine.handle(event)
-        self._send(Decided(event, actions))
+        self._send(messages.Decided(event, actions))
         for action in actions:
             self._carry_out(action)
 
@@ -115,38 +89,38 @@ class Node:
         match action:
             case Send():
                 values = self.on_wire([tensors[place] for place in self._places(action.tensors)], copy=self._copies)
-                self._send(Outgoing(action.peer, action.weight, action.tensors, values))
+                self._send(messages.Outgoing(action.peer, action.weight, action.tensors, values))
                 self._remember(action.tensors)
             case Ask():
-                self._send(Wanted(action.peer))
+                self._send(messages.Wanted(action.peer))
                 self._remember(None)
             case Mix():
                 self._mix(action, tensors)
             case Exchange():
                 chosen = [tensors[place] for place in self._places(action.tensors)]
                 answer = self._ask(
-                    CentreExchange(action.alpha, action.tensors, self.on_wire(chosen, copy=self._copies))
+                    messages.CentreExchange(action.alpha, action.tensors, self.on_wire(chosen, copy=self._copies))
                 )
-                if isinstance(answer, Pulled):
+                if isinstance(answer, messages.Pulled):
                     with torch.no_grad():
                         for tensor, pull in zip(chosen, answer.values, strict=True):
                             tensor.sub_(pull.to(tensor.device, tensor.dtype))
                     self._remember(action.tensors)
             case Average():
                 values = [tensor.detach().clone() for tensor in tensors] if self._copies else list(tensors)
-                answer = self._ask(Averaging(action.round, values))
-                if isinstance(answer, Averages):
+                answer = self._ask(messages.Averaging(action.round, values))
+                if isinstance(answer, messages.Averages):
                     with torch.no_grad():
                         for tensor, mean in zip(tensors, answer.values, strict=True):
                             tensor.copy_(mean)
                     self._remember(None)
-                    self._decide(Averaged(self._at, action.round, answer.members))
+                    self._decide(events.Averaged(self._at, action.round, answer.members))
             case _:
                 pass  # tracks are for the journal alone
 
     def _mix(self, action: Mix, tensors: Tensors) -> None:
         arrived = self._received.get(action.message)
-        if arrived is None or not isinstance(arrived.event, Received) or arrived.values is None:
+        if arrived is None or not isinstance(arrived.event, events.Received) or arrived.values is None:
             raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
         mix_in(tensors, arrived.event.tensors, arrived.values, action.weight)
         if self.machine.resets_on_mix:
@@ -185,9 +159,9 @@ class Node:
         return whole if self.machine.needs_change else None, each
 
 
-def _is_mail(arrived: Arrived) -> bool:
+def _is_mail(arrived: messages.Arrived) -> bool:
     """Models and questions wait for the step; who is there, and what was sent, is known before it."""
-    return isinstance(arrived.event, Asked | Received)
+    return isinstance(arrived.event, events.Asked | events.Received)
 
 
 def _relative(moved: float, size: float) -> float:

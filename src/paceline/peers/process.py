@@ -16,26 +16,8 @@ from paceline.core.errors import PeerError
 from paceline.core.peer_events import PeerCause, Received
 from paceline.core.peer_events import Sent as SentEvent
 from paceline.model.spec import Gradient
+from paceline.peers import messages as m
 from paceline.peers.group_average import GroupAverage
-from paceline.peers.messages import (
-    Arrived,
-    Averages,
-    Averaging,
-    Border,
-    CentreExchange,
-    Collect,
-    Decided,
-    Decisions,
-    Exchanged,
-    Group,
-    Leaving,
-    Mailbox,
-    Outgoing,
-    Peering,
-    Pulled,
-    Snapshot,
-    Wanted,
-)
 from paceline.peers.peer_mailbox import PeerMailbox, kept
 from paceline.transport.base import Lost
 from paceline.transport.mail import as_bytes, from_bytes
@@ -59,15 +41,15 @@ class ProcessReplica(PeerMailbox):
         self.node = self._make_node(self._make_machine(), self.node.number)
         self._news, self._waiting, self._lends = [], [], []
         self._meeting, self._has_started = None, False
-        self._endpoint.send(Mailbox(self._mail.address, self._mail.key))
+        self._endpoint.send(m.Mailbox(self._mail.address, self._mail.key))
 
     def hear(self, message: object) -> bool:
         match message:
-            case Peering():
+            case m.Peering():
                 self._meet_peers(message)
-            case Collect():
+            case m.Collect():
                 self._give(message)
-            case Group() | Pulled():
+            case m.Group() | m.Pulled():
                 pass  # of an average that a server before this one had called; of a grant that was voided meanwhile
             case _:
                 return False
@@ -103,7 +85,7 @@ class ProcessReplica(PeerMailbox):
         others, self._others, self._has_started = self._others, None, True
         arrived = self._arrivals()
         at = time.perf_counter() - self._zero
-        border = Border(at, self._grant[0], compute_s, self._wait_s, arrived, others)
+        border = m.Border(at, self._grant[0], compute_s, self._wait_s, arrived, others)
         self.node.border(border, samples, loss)
         self._mail.release()
         self._lend()
@@ -111,12 +93,12 @@ class ProcessReplica(PeerMailbox):
 
     def _flush(self) -> None:
         if self._decided:
-            self._endpoint.send(Decisions(self._decided))
+            self._endpoint.send(m.Decisions(self._decided))
             self._decided = []
 
-    def _arrivals(self) -> list[Arrived]:
+    def _arrivals(self) -> list[m.Arrived]:
         news, self._news = self._news, []
-        sent = [Arrived(SentEvent(0.0, d.peer, d.bytes, d.seconds)) for d in self._departures.departed()]
+        sent = [m.Arrived(SentEvent(0.0, d.peer, d.bytes, d.seconds)) for d in self._departures.departed()]
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
@@ -124,47 +106,47 @@ class ProcessReplica(PeerMailbox):
 
     def _carry(self, message: object) -> None:
         match message:
-            case Decided():
+            case m.Decided():
                 self._decided.append(message)
-            case Outgoing():
+            case m.Outgoing():
                 letter = self._letter("model", message.weight, message.tensors)
                 if not self._departures.send(message.peer, letter, message.values):
                     self._comes_back(letter, [as_bytes(value).clone() for value in message.values])
-            case Wanted():
+            case m.Wanted():
                 self._departures.send(message.peer, self._letter("asked"), [])
 
     def _ask(self, message: object) -> object:
         match message:
-            case CentreExchange():
+            case m.CentreExchange():
                 self._flush()
                 values = [as_bytes(value).numpy() for value in message.values]
-                self._endpoint.send(CentreExchange(message.alpha, message.tensors, values, self._grant[1]))
+                self._endpoint.send(m.CentreExchange(message.alpha, message.tensors, values, self._grant[1]))
                 answer = self._await(lambda heard: heard if self._answers(heard) else None)
                 if answer is None:
                     return None
                 pulls = [torch.from_numpy(value.copy()) for value in answer.values]
                 pairs = zip(pulls, message.values, strict=True)
-                return Pulled([from_bytes(pull, value.dtype, value.shape) for pull, value in pairs])
-            case Averaging():
+                return m.Pulled([from_bytes(pull, value.dtype, value.shape) for pull, value in pairs])
+            case m.Averaging():
                 return self._average(message)
         raise PeerError(f"a node does not ask {message}")
 
     def _answers(self, heard: object) -> bool:
-        return isinstance(heard, Pulled) and heard.ticket == self._grant[1]
+        return isinstance(heard, m.Pulled) and heard.ticket == self._grant[1]
 
-    def _average(self, message: Averaging) -> Averages | None:
+    def _average(self, message: m.Averaging) -> m.Averages | None:
         self._flush()
-        self._endpoint.send(Averaging(message.round, []))
-        group = self._await(lambda heard: heard if isinstance(heard, Group) else None, until=self._lend)
+        self._endpoint.send(m.Averaging(message.round, []))
+        group = self._await(lambda heard: heard if isinstance(heard, m.Group) else None, until=self._lend)
         meeting = self._meeting = self._meeting or GroupAverage(self.node.number, self._life, self._mail)
         began = time.perf_counter()
         while group is not None:
             meeting.begin(group, message.values)
-            again = self._await(lambda heard: heard if isinstance(heard, Group) else None, until=meeting.advance)
+            again = self._await(lambda heard: heard if isinstance(heard, m.Group) else None, until=meeting.advance)
             if meeting.done:
-                self._endpoint.send(Exchanged(message.round, group.attempt, meeting.sent_bytes))
+                self._endpoint.send(m.Exchanged(message.round, group.attempt, meeting.sent_bytes))
                 time.sleep(max(0.0, began + group.seconds - time.perf_counter()))
-                return Averages(meeting.result(), tuple(group.members))
+                return m.Averages(meeting.result(), tuple(group.members))
             group = again  # one of them has gone: without it, then
         return None
 
@@ -231,7 +213,7 @@ class ProcessReplica(PeerMailbox):
                 self._lends.remove(peer)
         return False
 
-    def _give(self, collect: Collect) -> None:
+    def _give(self, collect: m.Collect) -> None:
         if collect.number == 0:
             self.leave("leave")
             return
@@ -248,7 +230,7 @@ class ProcessReplica(PeerMailbox):
     def _send_snapshot(self, number: int) -> None:
         values = [as_bytes(tensor).numpy() for tensor in self.tensors()]
         counters = [as_bytes(tensor).numpy() for tensor in self.counters()]
-        self._endpoint.send(Snapshot(number, values, counters))
+        self._endpoint.send(m.Snapshot(number, values, counters))
 
     def leave(self, cause: PeerCause = "done") -> None:
         """Of its own accord, before the phase is over: its weight, and what has just arrived, stay with the others."""
@@ -257,7 +239,7 @@ class ProcessReplica(PeerMailbox):
         if self._has_started:
             weighted = getattr(self.node.machine.options, "form", None) == "weighted"
             if weighted:
-                self._endpoint.send(Leaving(cause))  # or the others would go on sending it theirs
+                self._endpoint.send(m.Leaving(cause))  # or the others would go on sending it theirs
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)
             self._take_in_the_last()
@@ -289,9 +271,8 @@ class ProcessReplica(PeerMailbox):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         with torch.no_grad():
-            for home, value in zip(
-                [*self.tensors(), *self.counters()], [*state["tensors"], *state["counters"]], strict=True
-            ):
+            values = [*state["tensors"], *state["counters"]]
+            for home, value in zip([*self.tensors(), *self.counters()], values, strict=True):
                 home.copy_(value)
         # Rates and the like are the script's to set, as with a server.
         groups = self.optimizer.state_dict()["param_groups"]

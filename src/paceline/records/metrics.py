@@ -10,53 +10,110 @@ the samples since then counts as discarded. Times, bytes and the workers' own co
 is absent from the last line before the restored header until it joins again.
 """
 
+import statistics
 from collections import deque
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
+import msgspec
+
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, Track
 from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.core.peer_actions import Ask, Average, Exchange, Send
+from paceline.core.peer_events import Sent, Stepped
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
-from paceline.records.peer_metrics import PeerMetrics
-from paceline.records.report import Report, Staleness, TableReads, TargetReport, WorkerReport, to_json
+from paceline.records.report import (
+    PeerPoint,
+    PeerReport,
+    Report,
+    Staleness,
+    TableReads,
+    TargetReport,
+    WorkerReport,
+    to_json,
+)
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
 
 
-class _Worker:
-    """What is known of one worker; times of finished grants and stays are summed up, open ones are marks in time."""
-
-    __slots__ = (
-        "clock",
-        "closed",
-        "compute_s",
-        "free_at",
-        "granted_at",
-        "joined_at",
-        "lost_s",
-        "nominal",
-        "present_s",
-        "samples",
-        "state",
-        "transfer_s",
-        "wait_s",
-    )
+class PeerMetrics:
+    """What the nodes' exchanges came to, so far and between two times at which the models were measured."""
 
     def __init__(self) -> None:
-        self.nominal = 0
-        self.clock = 0
-        self.samples = 0
-        self.compute_s = 0.0
-        self.transfer_s = 0.0
-        self.wait_s = 0.0
-        self.lost_s = 0.0
-        self.present_s = 0.0  # of stays that are over
-        self.joined_at: float | None = None  # start of the stay, while present
-        self.granted_at: float | None = None  # start of the grant, while one runs
-        self.closed = 0  # grants ended by a Cancel whose seconds are still to be observed
-        self.free_at = 0.0  # when it last became free for a grant
-        self.state: str | None = None
+        self.exchanges: int | None = None  # None: a run with a server
+        self._steps = 0  # of all nodes
+        self._begun = 0  # exchanges, after a step: neither answers, nor what a leaver hands on
+        self._sending_s = 0.0
+        self._gathered_bytes = 0
+        self._thresholds: dict[int, float] = {}  # the last of each node that has one
+        self._stepped: set[int] = set()  # who has, since the models were last measured
+        self._before = (0, 0)  # steps, and exchanges begun, by then
+        self._course: list[PeerPoint] = []
+
+    def decided(self, line: PeerDecision) -> int:
+        """Take a node's decision into account; letters and their bytes are counted when they have left."""
+        self.exchanges = self.exchanges or 0
+        for action in line.actions:
+            if isinstance(action, Track) and action.name == "threshold":
+                self._thresholds[line.node] = action.value
+        if isinstance(line.event, Stepped):
+            self._steps += 1
+            self._stepped.add(line.node)
+            self._begun += sum(isinstance(action, Send | Ask | Exchange | Average) for action in line.actions)
+        elif isinstance(line.event, Sent):
+            self.exchanges += 1
+            self._sending_s += line.event.seconds
+            return line.event.bytes
+        return 0
+
+    def exchanged(self) -> None:
+        """With the centre, or in an average."""
+        self.exchanges = (self.exchanges or 0) + 1
+
+    def measured(self, line: Observation) -> None:
+        """All models were in one place."""
+        steps, begun = self._before
+        self._before = self._steps, self._begun
+        thresholds = [self._thresholds[node] for node in sorted(self._stepped & set(self._thresholds))]
+        self._course.append(PeerPoint(
+            line.at,
+            _mean_interval(self._steps - steps, self._begun - begun),
+            statistics.fmean(thresholds) if thresholds else None,
+            float(line.data["distance"]),
+        ))  # fmt: skip
+        self._stepped.clear()
+        self._gathered_bytes += line.data.get("bytes", 0)
+
+    def report(self) -> PeerReport | None:
+        """All of it; None of a run with a server."""
+        if self.exchanges is None:
+            return None
+        last = self._course[-1].consensus if self._course else None
+        interval = _mean_interval(self._steps, self._begun)
+        return PeerReport(interval, self._sending_s, last, self._gathered_bytes, list(self._course))
+
+
+def _mean_interval(steps: int, begun: int) -> float | None:
+    return steps / begun if begun else None
+
+
+class _Worker(msgspec.Struct, gc=False):
+    """What is known of one worker; times of finished grants and stays are summed up, open ones are marks in time."""
+
+    nominal: int = 0
+    clock: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    lost_s: float = 0.0
+    present_s: float = 0.0  # of stays that are over
+    joined_at: float | None = None  # start of the stay, while present
+    granted_at: float | None = None  # start of the grant, while one runs
+    closed: int = 0  # grants ended by a Cancel whose seconds are still to be observed
+    free_at: float = 0.0  # when it last became free for a grant
+    state: str | None = None
 
     def take_back(self, at: float) -> None:
         """The running grant is over without a push: its wait, which no push reports, is counted here."""

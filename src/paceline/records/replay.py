@@ -62,21 +62,17 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
         if isinstance(line, Header):
             header = msgspec.structs.replace(line, strategy=strategy_now or line.strategy)
             strategy, nodes = _found(header, path), {}
-        elif isinstance(line, Decision):
-            if strategy is None:
+        elif isinstance(line, Decision | PeerDecision):
+            if strategy is None or header is None:
                 raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
+            machine: Strategy | Peer = strategy
+            if isinstance(line, PeerDecision):
+                place = (line.node, line.life)
+                if place not in nodes:
+                    nodes[place] = strategies.build_peer(header.strategy, header.seed, line.node)
+                machine = nodes[place]
             decisions += 1
-            difference = _difference(number, line, strategy)
-            if difference is not None:
-                return Replay(decisions, difference)
-        elif isinstance(line, PeerDecision):
-            if header is None:
-                raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
-            decisions += 1
-            place = (line.node, line.life)
-            if place not in nodes:
-                nodes[place] = strategies.build_peer(header.strategy, header.seed, line.node)
-            difference = _difference(number, line, nodes[place])
+            difference = _difference(number, line, machine)
             if difference is not None:
                 return Replay(decisions, difference)
     if strategy is None:

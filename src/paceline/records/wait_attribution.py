@@ -6,7 +6,7 @@ time exceeds that worker's own median most, in seconds, and the longer of the tw
 is over its last 31 pushes; compute time is compared per sample, so that more work is not taken for a slow-down.
 """
 
-from array import array
+from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
@@ -38,24 +38,9 @@ class Culprit(msgspec.Struct, frozen=True):
     causes: dict[str, float]
 
 
-class _Recent:
+def _recent() -> deque[float]:
     """The latest values of one quantity, in constant memory."""
-
-    __slots__ = ("_next", "_values")
-
-    def __init__(self) -> None:
-        self._values = array("d")
-        self._next = 0
-
-    def add(self, value: float) -> None:
-        if len(self._values) < WINDOW:
-            self._values.append(value)
-        else:
-            self._values[self._next] = value
-            self._next = (self._next + 1) % WINDOW
-
-    def median(self) -> float:
-        return median(self._values)
+    return deque(maxlen=WINDOW)
 
 
 class WaitAttribution:
@@ -66,8 +51,8 @@ class WaitAttribution:
         self._present: set[int] = set()
         self._free_at: dict[int, float] = {}  # present workers without a grant, and since when
         self._held: dict[int, int] = {}  # samples of pushes neither applied nor discarded yet
-        self._compute: dict[int, _Recent] = {}  # seconds per sample
-        self._transfer: dict[int, _Recent] = {}  # seconds per push
+        self._compute: dict[int, deque[float]] = {}  # seconds per sample
+        self._transfer: dict[int, deque[float]] = {}  # seconds per push
         self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind) of what befell it
         self._cause: tuple[Event, int] | None = None  # the latest event but the store's answers, and its samples
 
@@ -145,8 +130,8 @@ class WaitAttribution:
             if start < event.at and end > began:
                 return kind
         if event.worker in self._compute:
-            by_compute = event.compute_s - self._compute[event.worker].median() * samples
-            by_transfer = event.transfer_s - self._transfer[event.worker].median()
+            by_compute = event.compute_s - median(self._compute[event.worker]) * samples
+            by_transfer = event.transfer_s - median(self._transfer[event.worker])
             if max(by_compute, by_transfer) > NOISE * (event.compute_s + event.transfer_s):
                 return "compute" if by_compute >= by_transfer else "transfer"
         return "compute" if event.compute_s >= event.transfer_s else "transfer"
@@ -155,8 +140,8 @@ class WaitAttribution:
         """A push enters its worker's medians once nobody can be told any more that he waited for it."""
         event, samples = self._cause or (None, 0)
         if isinstance(event, Pushed) and samples > 0:
-            self._compute.setdefault(event.worker, _Recent()).add(event.compute_s / samples)
-            self._transfer.setdefault(event.worker, _Recent()).add(event.transfer_s)
+            self._compute.setdefault(event.worker, _recent()).append(event.compute_s / samples)
+            self._transfer.setdefault(event.worker, _recent()).append(event.transfer_s)
 
     def _charge(self, waiter: int, culprit: int | None, cause: str, seconds: float) -> None:
         key = (waiter, culprit, cause)

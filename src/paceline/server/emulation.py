@@ -9,8 +9,7 @@ import msgspec
 
 from paceline.core.scenario.costs import Times
 from paceline.core.scenario.file import Scenario
-from paceline.core.scenario.message_faults import MessageFaults
-from paceline.core.scenario.network import Direction, Ways
+from paceline.core.scenario.network import Direction, MessageFaults, Ways
 
 OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario
 

@@ -24,12 +24,9 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def mean_seconds(
-    communication: Mapping[int, Sequence[float]],
-    computation: Mapping[int, Sequence[float]],
-    ks: Sequence[int],
-    loads: Sequence[int],
-    rng: random.Random,
-) -> list[Point]:
+    communication: Mapping[int, Sequence[float]], computation: Mapping[int, Sequence[float]], ks: Sequence[int],
+    loads: Sequence[int], rng: random.Random,
+) -> list[Point]:  # fmt: skip
     """mu(k, b) by Monte Carlo: every round draws each worker's C and P from those measured of it.
 
     All loads share their draws, so that a larger load never seems faster than a smaller one by chance.

@@ -22,26 +22,17 @@ from paceline.core.errors import OptionError
 from paceline.core.values import nearest, shortened, shown
 from paceline.strategies.base import Machine
 
-CENTRAL = {
-    "bsp": "bsp:Bsp",
-    "asp": "asp:Asp",
-    "ssp": "ssp:Ssp",
-    "dssp": "dssp:Dssp",
-    "adaptive_sync": "adaptive_sync:AdaptiveSync",
-    "dasp": "dasp:Dasp",
-    "fastest_k": "fastest_k:FastestK",
-    "k_async": "k_async:KAsync",
-    "adaptive_k": "adaptive_k:AdaptiveK",
-    "adaptive_k_load": "adaptive_k_load:AdaptiveKLoad",
-    "balanced": "balanced:Balanced",
-}
-PEERS = {
-    "gossip": "peers.gossip:Gossip",
-    "elastic": "peers.elastic:Elastic",
-    "local_sgd": "peers.local_sgd:LocalSgd",
-    "adaptive_gossip": "peers.adaptive_gossip:AdaptiveGossip",
-    "adaptive_elastic": "peers.adaptive_elastic:AdaptiveElastic",
-}
+
+def _places(folder: str, *names: str) -> dict[str, str]:
+    """A strategy of this package has a module of its name, and its class is that name in capitals."""
+    return {name: f"{folder}{name}:{name.title().replace('_', '')}" for name in names}
+
+
+CENTRAL = _places(
+    "", "bsp", "asp", "ssp", "dssp", "adaptive_sync", "dasp", "fastest_k", "k_async", "adaptive_k", "adaptive_k_load",
+    "balanced",
+)  # fmt: skip
+PEERS = _places("peers.", "gossip", "elastic", "local_sgd", "adaptive_gossip", "adaptive_elastic")
 GROUP = "paceline.strategies"  # of entry points
 HERE = "__main__"  # a notebook, an interactive session, or the program that was started
 
@@ -177,7 +168,7 @@ def _class_in(found: Any, name: str, who: str) -> type[Machine]:
     for part in name.split(".") if name else ():
         if not hasattr(found, part):
             classes = [
-                each for each, value in vars(found).items() if _is_machine(value) and not inspect.isabstract(value)
+                key for key, value in vars(found).items() if _is_machine(value) and not inspect.isabstract(value)
             ]
             raise OptionError(f"{shown(who)}: there is no {shown(part)} in it; {nearest(part, classes)}")
         found = getattr(found, part)

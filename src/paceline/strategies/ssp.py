@@ -23,8 +23,7 @@ from paceline.strategies.clocks import Clocks, park, released
 from paceline.strategies.roster import Roster
 
 WholeSteps = Annotated[
-    bool,
-    Meta(description="true: a stock optimizer step per push on its weighted gradient; false: the mass rule"),
+    bool, Meta(description="true: a stock optimizer step per push on its weighted gradient; false: the mass rule")
 ]
 
 

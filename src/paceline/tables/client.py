@@ -121,14 +121,9 @@ class Client:
             self._shipped.append(tick)
         self.clock += 1
         if self._entered is not None and self._entered.paced:
-            self._answers.clocked, server = None, self._losses_of_server
-            self._wait(
-                lambda: (
-                    self._answers.clocked is not None
-                    or self._answers.over is not None
-                    or self._losses_of_server != server
-                )
-            )
+            answers, server = self._answers, self._losses_of_server
+            answers.clocked = None
+            self._wait(lambda: bool(answers.clocked or answers.over) or self._losses_of_server != server)
             self._sleep_until_its_end()
         while self._answers.over is None and self._endpoint.poll():
             self._wait_once()

@@ -1,12 +1,9 @@
 """Rows of arrays, many at a time and without a loop over them: sums where rows are named more than once, and writes."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Rows = npt.NDArray[np.int64]
+from paceline.tables.table_spec import Array, Rows
 
 
 def put_rows(target: Array, places: Array | slice, rows: Array) -> None:

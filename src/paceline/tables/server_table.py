@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.tables.rowwise import add_rows, put_rows
-from paceline.tables.rules import parse_rule
-from paceline.tables.table_spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec, parse_rule
 
 SHARD_BYTES = 1 << 28  # of a range: a checkpoint writes one at a time
 

@@ -8,17 +8,99 @@ import numpy as np
 import torch
 
 from paceline.core.errors import InternalError, OptionError
-from paceline.tables.given import as_array, in_range
 from paceline.tables.messages import Rows as RowsMessage
 from paceline.tables.messages import TableLog
-from paceline.tables.oplog import OpLog
 from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, put_rows
-from paceline.tables.rules import parse_rule
-from paceline.tables.table_spec import Array, Rows, TableSpec
+from paceline.tables.table_spec import Array, Rows, TableSpec, parse_rule
 
 if TYPE_CHECKING:
     from paceline.tables.client import Client
+
+
+FIRST = 1024  # places of an operation log before its block has to grow
+
+
+def as_array(given: Any, what: str) -> Array:
+    """The numbers as an array; a tensor's own memory, where it has some."""
+    if isinstance(given, torch.Tensor):
+        try:
+            return np.asarray(given.detach().cpu().numpy())
+        except (TypeError, RuntimeError, ValueError) as error:
+            form = given.dtype if given.layout == torch.strided else given.layout
+            raise OptionError(f"{what} must be a dense tensor of a dtype that NumPy has, not {form}") from error
+    if np.ma.isMaskedArray(given):
+        raise OptionError(f"{what} must not be a masked array: fill what is masked, with .filled(0) for instance")
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of unequal lengths
+        raise OptionError(f"{what} must be an array or lists of equal lengths: {error}") from error
+
+
+def in_range(array: Array, dtype: np.dtype[Any], what: str) -> Array:
+    """The same numbers in another dtype, which must be able to hold them."""
+    if dtype.kind == "i" and array.dtype.kind in "iu" and array.size:
+        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            wrong = low if low < bounds.min else high
+            raise OptionError(f"{what}: {wrong} is not within what {dtype} holds, {bounds.min} to {bounds.max}")
+    return array.astype(dtype)
+
+
+class OpLog:
+    """A worker's increments of one clock, summed per row until they are shipped. Rows given to `add` are distinct.
+
+    Each row that is incremented gets the next place in a block that grows; what is shipped is the block's beginning, as
+    it lies, and the next clock gets another block. A write costs two look-ups and one sum, however many rows the table
+    has.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._place = np.full(spec.rows, -1, dtype=np.int32)
+        self._rows = np.empty(min(FIRST, spec.rows), dtype=np.int64)
+        self._sums = np.zeros((len(self._rows), spec.width), dtype=spec.dtype)
+        self.count = 0
+
+    def add(self, rows: Rows, deltas: Array) -> None:
+        """Add to the sums of these rows."""
+        places = self._place[rows]
+        unknown = places < 0
+        if unknown.all():
+            self._append(rows, deltas)
+            return
+        if unknown.any():
+            self._append(rows[unknown], deltas[unknown])
+            known = ~unknown
+            places, deltas = places[known], deltas[known]
+        add_rows(self._sums, places, deltas)
+
+    def of(self, rows: Rows) -> tuple[Array, Array]:
+        """Which of these rows have sums here (a mask), and those sums."""
+        places = self._place[rows]
+        known = places >= 0
+        return known, self._sums.take(places[known], axis=0)
+
+    def take(self) -> tuple[Rows, Array]:
+        """All sums, which are no longer here."""
+        rows, sums = self._rows[: self.count], self._sums[: self.count]
+        self._place[rows] = -1
+        self._rows, self._sums, self.count = np.empty_like(self._rows), np.empty_like(self._sums), 0
+        return rows, sums
+
+    def _append(self, rows: Rows, deltas: Array) -> None:
+        begin, end = self.count, self.count + len(rows)
+        if end > len(self._rows):
+            self._grow(end)
+        self._place[rows] = np.arange(begin, end, dtype=np.int32)
+        self._rows[begin:end] = rows
+        self._sums[begin:end] = deltas
+        self.count = end
+
+    def _grow(self, needed: int) -> None:
+        size = min(max(needed, 2 * len(self._rows)), len(self._place))
+        rows, sums = np.empty(size, dtype=np.int64), np.empty((size, self._sums.shape[1]), dtype=self._sums.dtype)
+        rows[: self.count], sums[: self.count] = self._rows[: self.count], self._sums[: self.count]
+        self._rows, self._sums = rows, sums
 
 
 class Table:

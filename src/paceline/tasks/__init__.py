@@ -1,16 +1,19 @@
 """Built-in workloads, each a short script on the public API: `paceline run --task digits`.
 
-The names of this module are public, and so are data, model and score of the digits (`tasks.digits`, `tasks.scoring`).
+The names of this module are public, and so are `tasks.digits` and `tasks.classification`: data, model and score of the
+digits.
 
 A task's module is imported when it is asked for, so listing the tasks loads neither torch nor scikit-learn.
 """
 
+import functools
 import importlib
+import tomllib
 from collections.abc import Callable
+from importlib import resources
 
 from paceline.core.errors import OptionError
 from paceline.core.values import nearest, shown
-from paceline.tasks.tuned import learning_rate, learning_rates
 
 __all__ = ["describe", "get", "learning_rate", "learning_rates", "names"]
 
@@ -25,6 +28,26 @@ _SUMMARIES = {
     "shakespeare": "a small character transformer with AdamW, from input.txt (--data-dir)",
     "topics": "a topic model by Gibbs sampling on tables; made documents, or the AP corpus (--data-dir)",
 }
+
+
+@functools.cache
+def learning_rates(task: str) -> dict[str, float]:
+    """By strategy as it was tuned, options included; empty for a task that was not."""
+    text = (resources.files("paceline.tasks") / "learning_rates.toml").read_text(encoding="utf-8")
+    return dict(tomllib.loads(text).get(task, {}))
+
+
+def learning_rate(task: str, strategy: str) -> float:
+    """The tuned rate of a strategy, given as `name` or `name:option=value`; its name alone decides."""
+    name = strategy.partition(":")[0].strip()
+    for spec, rate in learning_rates(task).items():
+        if spec.partition(":")[0] == name:
+            return rate
+    tuned = ", ".join(spec.partition(":")[0] for spec in learning_rates(task)) or "none"
+    raise OptionError(
+        f"no learning rate was tuned for {name!r} on task {task!r} (tuned: {tuned}); "
+        "give --set lr=VALUE, or tune one: python benchmarks/tune_learning_rates.py"
+    )
 
 
 def names() -> list[str]:

@@ -12,16 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.core.errors import DataError
 from paceline.tasks import jpeg
-from paceline.tasks.bounds import within
-from paceline.tasks.folders import require_file, require_folder
-from paceline.tasks.pixels import Pixels
-from paceline.tasks.scoring import score
+from paceline.tasks.classification import Pixels, fit
+from paceline.tasks.inputs import require_file, require_folder, within
 
 CHUNK = 1000  # images decoded at once; bounds the memory of the float stages
 SUBSET_SEED = 0
@@ -101,16 +98,4 @@ def train() -> None:
     images, labels = session.once(key, lambda: load(folder, index, chosen)).tensors
     train_set = TensorDataset(images[:samples], labels[:samples])
     test_set = TensorDataset(images[samples:], labels[samples:])
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return score(model, test_set)
-
-    model = build().to(session.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    session.prepare(model, optimizer, evaluate=evaluate)
-    for x, y in session.batches(train_set, batch_size=batch_size, epochs=epochs):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x.to(session.device)), y.to(session.device))
-        loss.backward()
-        session.report(loss=loss)
-        optimizer.step()
+    fit(session, build(), train_set, test_set, lr, momentum, batch_size, epochs)

@@ -5,13 +5,12 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.core.errors import DataError
-from paceline.tasks.bounds import within
-from paceline.tasks.scoring import score
+from paceline.tasks.classification import fit
+from paceline.tasks.inputs import within
 
 __all__ = ["build", "load", "train"]
 
@@ -47,16 +46,4 @@ def train() -> None:
     batch_size = session.option("batch_size", 16)  # 8 workers: 11 rounds an epoch
     epochs = session.option("epochs", 20.0)  # 8 workers reach 0.93 in about 7
     train_set, held_out = session.once("digits", load)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return score(model, held_out)
-
-    model = build(hidden).to(session.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    session.prepare(model, optimizer, evaluate=evaluate)
-    for x, y in session.batches(train_set, batch_size=batch_size, epochs=epochs):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x.to(session.device)), y.to(session.device))
-        loss.backward()
-        session.report(loss=loss)
-        optimizer.step()
+    fit(session, build(hidden), train_set, held_out, lr, momentum, batch_size, epochs)

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 import paceline
 from paceline.core.errors import DataError
-from paceline.tasks.bounds import within
-from paceline.tasks.folders import require_file
+from paceline.tasks.inputs import require_file, within
 
 Matrix = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 import paceline
 from paceline.tasks import svmlight
-from paceline.tasks.bounds import within
-from paceline.tasks.folders import require_file
+from paceline.tasks.inputs import require_file, within
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.tasks.bounds import within
+from paceline.tasks.inputs import within
 
 
 def make_data(samples: int, features: int, noise: float, seed: int) -> TensorDataset:

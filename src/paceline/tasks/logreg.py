@@ -11,8 +11,7 @@ import numpy as np
 
 import paceline
 from paceline.tasks import svmlight
-from paceline.tasks.bounds import within
-from paceline.tasks.folders import require_file
+from paceline.tasks.inputs import require_file, within
 from paceline.tasks.svmlight import Examples, Numbers, Whole
 
 HELD_OUT = 5  # one made example in so many

@@ -4,20 +4,53 @@ Reads the four idx files, plain or compressed, from the data folder; other data 
 (Fashion-MNIST, KMNIST) work as well. Evaluates `accuracy` and `loss` on the test images.
 """
 
+import gzip
+import math
+import struct
+import zlib
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.core.errors import DataError
-from paceline.tasks.bounds import one_of, within
-from paceline.tasks.folders import require_folder
-from paceline.tasks.idx import find_idx, read_idx
-from paceline.tasks.pixels import Pixels
-from paceline.tasks.scoring import score
+from paceline.tasks.classification import Pixels, fit
+from paceline.tasks.inputs import one_of, require_file, require_folder, within
+
+UNSIGNED_BYTE = 0x08
+
+
+def find_idx(folder: Path, name: str) -> Path:
+    """The file as it is, or compressed."""
+    return require_file(folder, name, f"{name}.gz")
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """The array in an idx file, decompressed if its name ends in `.gz`.
+
+    The format: two zero bytes, a type code, the number of dimensions, their sizes (big-endian, 32 bits), then the
+    values row by row. Only unsigned bytes are read, which is all that MNIST and its relatives use.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch the file again") from error
+    if len(content) < 4 or content[:3] != bytes((0, 0, UNSIGNED_BYTE)):
+        raise DataError(f"{path} starts with {content[:4].hex()}, not with 000008, as idx files of bytes do")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataError(f"{path} ends within its header of {start} bytes; fetch the file again")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if len(content) - start != math.prod(shape):
+        raise DataError(
+            f"{path} has {len(content) - start} values where its header promises {math.prod(shape)}; fetch it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def load(folder: Path, part: str) -> TensorDataset:
@@ -57,16 +90,4 @@ def train() -> None:
     momentum = session.option("momentum", 0.9)
     batch_size = session.option("batch_size", 64)
     epochs = session.option("epochs", 2.0)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return score(model, test_set)
-
-    model = build(kind, hidden).to(session.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    session.prepare(model, optimizer, evaluate=evaluate)
-    for x, y in session.batches(train_set, batch_size=batch_size, epochs=epochs):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x.to(session.device)), y.to(session.device))
-        loss.backward()
-        session.report(loss=loss)
-        optimizer.step()
+    fit(session, build(kind, hidden), train_set, test_set, lr, momentum, batch_size, epochs)

@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.core.errors import DataError, OptionError
-from paceline.tasks.bounds import within
-from paceline.tasks.folders import require_file, require_folder
+from paceline.tasks.inputs import require_file, require_folder, within
 
 CHUNK = 100  # stretches per forward pass of an evaluation; bounds the memory of activations
 

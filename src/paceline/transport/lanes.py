@@ -48,7 +48,7 @@ class LaneOut:
 
     def place(self, arrays: Sequence[Any]) -> Placed | None:
         """Copy these into the ring; None if they are too few to be worth it, or there is no room."""
-        total = sum(_aligned(array.nbytes) for array in arrays)
+        total = sum(aligned(array.nbytes) for array in arrays)
         if not LEAST_BYTES <= total <= MOST_BYTES:
             return None
         descriptor = None
@@ -66,7 +66,7 @@ class LaneOut:
         at = offset
         for array in arrays:
             _write(array, _view(self._memory, at, array.dtype, array.shape))
-            at += _aligned(array.nbytes)
+            at += aligned(array.nbytes)
         self._head = begin + total
         return Placed(offset, total, self._head, descriptor)
 
@@ -107,7 +107,7 @@ class LaneIn:
 
         def next_array(dtype: "np.dtype[Any]", shape: Shape) -> Any:
             nonlocal at
-            place, at = at, at + _aligned(prod(shape) * dtype.itemsize)
+            place, at = at, at + aligned(prod(shape) * dtype.itemsize)
             if at > offset + total:
                 raise ValueError(f"an array of {dtype} {shape} does not fit into {total} bytes")
             return _view(memory, place, dtype, shape)
@@ -132,5 +132,6 @@ def _write(array: Any, out: Any) -> None:
         array.write_to(out)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """So many bytes, or a few more, that what follows them begins at a cache line."""
     return -(-nbytes // ALIGNED) * ALIGNED

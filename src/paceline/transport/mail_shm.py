@@ -22,11 +22,11 @@ import torch
 
 from paceline.core.errors import PeerError
 from paceline.model.memory_budget import ShortOfMemoryError
+from paceline.transport.lanes import aligned
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, Letter, decode, encode
 from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE
-ALIGNED = 64
 MOST_SLOTS = 64
 LONGEST_NAME = 100  # bytes of a socket's name; Linux takes 107
 LONGEST_LETTER = 1 << 18  # bytes of a header, which may name thousands of tensors; the kernel takes no more
@@ -52,7 +52,7 @@ class _Memory:
                 if size
                 else torch.empty(0, dtype=torch.uint8)
             )
-            at += _aligned(size)
+            at += aligned(size)
         return found
 
 
@@ -103,7 +103,7 @@ class ShmMail:
         self.on_their_way = 0  # whatever was posted is where its reader finds it
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        self._largest = sum(map(_aligned, sizes))
+        self._largest = sum(map(aligned, sizes))
 
     def meet(self, peer: Box) -> None:
         known = self._boxes.get(peer.node)
@@ -134,7 +134,7 @@ class ShmMail:
         if box is None:
             return False
         sizes = tuple(value.nbytes for value in values)
-        slot = self._slot_for(peer, sum(map(_aligned, sizes))) if sizes else None
+        slot = self._slot_for(peer, sum(map(aligned, sizes))) if sizes else None
         if sizes and slot is None:
             return False
         if slot is not None:
@@ -250,7 +250,7 @@ class ShmMail:
             require_sealed(descriptors[0])
             self._mapped[place] = _Memory(descriptors[0], os.fstat(descriptors[0]).st_size - PAGE)
         memory = self._mapped.get(place)
-        if memory is None or min(letter.sizes) < 0 or sum(map(_aligned, letter.sizes)) > memory.nbytes:
+        if memory is None or min(letter.sizes) < 0 or sum(map(aligned, letter.sizes)) > memory.nbytes:
             raise PeerError(f"a letter of node {letter.sender} names {sum(letter.sizes)} bytes that are not there")
         if int(memory.state) != letter.number:
             return None  # its sender has taken it back
@@ -281,7 +281,3 @@ class ShmMail:
 
 def _name(address: str) -> str:
     return f"\0{address[1:]}" if address.startswith("@") else address
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNED) * ALIGNED

@@ -20,20 +20,8 @@ import numpy as np
 
 from paceline.core.errors import InternalError
 from paceline.core.ledger import Allotment, Indices
+from paceline.transport import messages as m
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.messages import (
-    Cancelled,
-    Done,
-    Extra,
-    More,
-    Over,
-    Push,
-    Ready,
-    Remark,
-    SavedState,
-    ToWorker,
-    Work,
-)
 from paceline.worker.fetching import Fetcher, pieces_of
 from paceline.worker.handshake import Handshake
 from paceline.worker.replica import News, Replica
@@ -63,17 +51,11 @@ class BatchLoop:
     """The loop of one worker over one phase."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        replica: Replica,
-        fetcher: Fetcher,
-        ready: Ready,
-        greeting: Handshake,
-        state: WorkerState,
-        on_work: Callable[[float], None] | None = None,
-    ) -> None:
+        self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, greeting: Handshake,
+        state: WorkerState, on_work: Callable[[float], None] | None = None,
+    ) -> None:  # fmt: skip
         self.replica = replica
-        self.over: Over | None = None
+        self.over: m.Over | None = None
         self.position = 0.0
         self._endpoint = endpoint
         self._fetcher = fetcher
@@ -151,7 +133,7 @@ class BatchLoop:
                 self.replica.leave()
             self.replica.interrupted = None  # of a loop that this script has left
             with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
-                self._endpoint.send(Done(self._ready.phase))
+                self._endpoint.send(m.Done(self._ready.phase))
 
     # -- pieces and pushes -------------------------------------------------------------------------------------------
 
@@ -178,7 +160,7 @@ class BatchLoop:
     def _remark(self, text: str) -> None:
         if text not in self._remarked:
             self._remarked.add(text)
-            self._endpoint.send(Remark(text))
+            self._endpoint.send(m.Remark(text))
 
     def _push(self) -> None:
         edited = self._pushed < EDITS_WATCHED and self.replica.edited()
@@ -206,11 +188,11 @@ class BatchLoop:
         self.replica.cross(compute_s, loss)
         if self._was_told_meanwhile():
             return
-        self._endpoint.send(Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
+        self._endpoint.send(m.Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         answer = self._hear()
         # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
-        if edited and isinstance(answer, Work):
+        if edited and isinstance(answer, m.Work):
             self._remark(
                 "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
                 "overwritten by the next version"
@@ -225,7 +207,7 @@ class BatchLoop:
         self._await_work(message)
         return True
 
-    def _interrupting(self) -> ToWorker | None:
+    def _interrupting(self) -> m.ToWorker | None:
         """What a node was told in the middle of an exchange; a server that was lost there is found again."""
         message, self.replica.interrupted = self.replica.interrupted, None
         return self._find_server() if isinstance(message, Lost) else message
@@ -236,7 +218,7 @@ class BatchLoop:
 
     # -- grants ------------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> ToWorker:
+    def _hear(self) -> m.ToWorker:
         """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
         try:
             self.replica.idle()
@@ -244,19 +226,19 @@ class BatchLoop:
         except Lost:
             return self._find_server()
 
-    def _find_server(self) -> ToWorker:
+    def _find_server(self) -> m.ToWorker:
         self._greeting.again()
         self._endpoint.send(self._ready)
-        return Cancelled(self._grant.ticket)
+        return m.Cancelled(self._grant.ticket)
 
-    def _interruption(self, until: float = 0.0) -> ToWorker | None:
+    def _interruption(self, until: float = 0.0) -> m.ToWorker | None:
         """What ends the grant before its time, if anything comes until then."""
         while True:
             remaining = until - perf_counter() if until else 0.0
             if self._endpoint.poll(max(0.0, remaining)):
                 message = self._hear()
                 self.replica.hear(message)
-                if isinstance(message, Work | Over) or message == Cancelled(self._grant.ticket):
+                if isinstance(message, m.Work | m.Over) or message == m.Cancelled(self._grant.ticket):
                     return message
             elif remaining <= 0.0:
                 return None
@@ -269,14 +251,14 @@ class BatchLoop:
         self._await_work(message)
         return True
 
-    def _await_work(self, message: ToWorker | None = None) -> None:
+    def _await_work(self, message: m.ToWorker | None = None) -> None:
         """Wait for a grant, and for its model to arrive; or for the end of the phase."""
         while self.over is None:
             message = message or self._hear()
-            if isinstance(message, Work) and message.phase is not None and message.phase < self._ready.phase:
+            if isinstance(message, m.Work) and message.phase is not None and message.phase < self._ready.phase:
                 message = None  # it crossed the word that this script had left that phase
                 continue
-            if isinstance(message, Work):
+            if isinstance(message, m.Work):
                 delayed = message.delay_s > 0.0
                 self._take_up(message)
                 message = self._interrupting()
@@ -285,22 +267,22 @@ class BatchLoop:
                 if message is None:
                     return
                 continue
-            if isinstance(message, Over):
+            if isinstance(message, m.Over):
                 # The end of an earlier phase may have crossed the word that this script had left it.
                 if message.run_over or message.phase >= self._ready.phase:
                     self._finish(message)
-            elif not (self.replica.hear(message) or isinstance(message, Cancelled | Extra)):
+            elif not (self.replica.hear(message) or isinstance(message, m.Cancelled | m.Extra)):
                 # Those may cross a push, or an end by Lost.
                 raise InternalError(f"a worker that waits for work was sent {message}")
             message = None
 
     def _ask_for_more(self) -> None:
         self._accumulates = True
-        self._endpoint.send(More(self._grant.ticket))
+        self._endpoint.send(m.More(self._grant.ticket))
         answer = self._hear()
         while self.replica.hear(answer):
             answer = self._hear()
-        if not isinstance(answer, Extra):  # the grant was voided meanwhile
+        if not isinstance(answer, m.Extra):  # the grant was voided meanwhile
             self._await_work(answer)
         elif answer.allotment is not None:
             if answer.compute_s is not None:
@@ -310,7 +292,7 @@ class BatchLoop:
             self._add_computed()
             self._push()
 
-    def _take_up(self, work: Work) -> None:
+    def _take_up(self, work: m.Work) -> None:
         now = perf_counter()
         self._began = now + work.delay_s
         self._read_at = max(now, self._began)
@@ -320,7 +302,7 @@ class BatchLoop:
         waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
-            self._endpoint.send(SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
+            self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
         self._grant.ticket = work.ticket
         self.position = work.position
         if self._on_work is not None:
@@ -343,7 +325,7 @@ class BatchLoop:
         self._grant.queue.extend([(number, piece) for piece in pieces])
         self._grant.batches = self._fetcher.batches(pieces)
 
-    def _finish(self, over: Over) -> None:
+    def _finish(self, over: m.Over) -> None:
         self.over = over
         self.position = over.position
         self._grant.queue.clear()
@@ -351,6 +333,6 @@ class BatchLoop:
         self._state.reach(self._ready.phase, over=True)
         if over.save is not None:
             # A run that ended in mid-phase is resumed in that phase.
-            self._endpoint.send(SavedState(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
+            self._endpoint.send(m.SavedState(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
         if over.parameters is not None:
             self.replica.load(over.parameters)

@@ -1,9 +1,12 @@
-"""How a worker introduces itself: when its script has prepared a model, and to a server that has come back."""
+"""How a worker, or the evaluator, introduces itself: when its script has prepared a model, and to a server that came
+back."""
 
-from typing import Any
+from typing import Any, NoReturn
 
+from paceline.model.measuring import Evaluate as EvaluateFunction
+from paceline.model.measuring import measure
 from paceline.transport.base import Endpoint, Lost
-from paceline.transport.messages import Hello, Welcome
+from paceline.transport.messages import Evaluate, Evaluated, Hello, Welcome
 from paceline.worker.replica import Replica
 from paceline.worker.state import WorkerState
 
@@ -45,3 +48,24 @@ class Handshake:
         """The run's model, and this worker's state where the run goes on from a checkpoint."""
         self._replica.load(answer.parameters)
         self._state.welcome(answer.state)
+
+
+def serve_versions(endpoint: Endpoint, greeting: Handshake, replica: Replica, evaluate: EvaluateFunction) -> NoReturn:
+    """The evaluator's side: measure each version the server asks about, until the link closes.
+
+    It runs the same script as the workers, up to `prepare`, in a process of its own; so the user's function has
+    everything that exists before `prepare`, and measuring takes nothing from the workers.
+    """
+    greeting.send()
+    while True:
+        try:
+            message = endpoint.receive()
+        except Lost:
+            endpoint.reconnect()
+            greeting.send()
+            continue
+        if isinstance(message, Welcome):
+            replica.load(message.parameters)
+        elif isinstance(message, Evaluate):
+            replica.load(message.parameters)
+            endpoint.send(Evaluated(message.number, measure(evaluate, replica.model)))

@@ -23,7 +23,6 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from paceline.core.errors import OptionError
 from paceline.model.buffers import Changes, write_changes
 from paceline.model.regions import SLOTS, Region, Slot
 from paceline.model.spec import Gradient, ModelSpec, Parameters
@@ -84,31 +83,15 @@ class Stage:
             torch._foreach_copy_(list(buffers), self.region.buffers)
 
 
-def stage_for(region: Region, spec: ModelSpec, parameters: Sequence[torch.Tensor]) -> Stage:
-    """The stage on which these parameters are computed with."""
-    for (name, _, _), parameter in zip(spec.parameters, parameters, strict=True):
-        if parameter.device.type != "cpu":
-            raise OptionError(
-                f"parameter {name} is on {parameter.device}; only parameters in main memory can be shared: leave the "
-                "model on the CPU"
-            )
-    return Stage(region)
-
-
 class SlotReplica(Replica):
     """The user's module on a region."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        spec: ModelSpec,
-        region: Region,
-        stage: Stage | None = None,
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec, region: Region, stage: Stage
     ) -> None:
         super().__init__(model, optimizer, spec)
         self.region = region
-        self._stage = stage or stage_for(region, spec, self.parameters)
+        self._stage = stage
         self._slot = 0
         self._gathered = self._stage.gradients(0)
         self._views = self._gathered.views

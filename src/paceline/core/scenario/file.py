@@ -23,19 +23,9 @@ from paceline.core.scenario.words import describe
 from paceline.core.values import nearest, shortened, shown
 
 __all__ = [
-    "Compute",
-    "Network",
-    "Scenario",
-    "ScenarioEvent",
-    "WorkerSpec",
-    "as_data",
-    "builtin_names",
-    "builtin_text",
-    "describe",
-    "from_data",
-    "load",
-    "parse",
-]
+    "Compute", "Network", "Scenario", "ScenarioEvent", "WorkerSpec", "as_data", "builtin_names", "builtin_text",
+    "describe", "from_data", "load", "parse",
+]  # fmt: skip
 
 _TOP = ("seed", "compute", "network", "workers", "events", "run")
 _NO_JITTER = Jitter()

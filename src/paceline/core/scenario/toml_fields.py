@@ -33,15 +33,9 @@ class Fields:
         return key in self.data
 
     def number(
-        self,
-        key: str,
-        fix: str,
-        *,
-        above: float = -math.inf,
-        at_least: float = -math.inf,
-        at_most: float = math.inf,
+        self, key: str, fix: str, *, above: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf,
         default: float | None = None,
-    ) -> float:
+    ) -> float:  # fmt: skip
         """A finite number within bounds; without a default the key must be there."""
         value = self._given(key, fix, default)
         # Compared, not converted: a whole number may be beyond what a float holds.

@@ -6,16 +6,20 @@ business alone.
 """
 
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,24 +27,31 @@ import torch
 from paceline.core.errors import InternalError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.local import scratch
-from paceline.engines.local.allocation import keep_freed_memory
-from paceline.engines.local.control import Failure, Finished, Role, encode, for_child
+from paceline.engines.local.control import Failure, Finished, Relinked, Role, Unlinked, encode, for_child
 from paceline.engines.local.processes import end_own_group
-from paceline.engines.local.quick_start import leave_compiler_out
-from paceline.engines.local.worker_links import LAST_WORDS_S, WorkerLinks
 from paceline.engines.local.workload import unpacked
 from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a node may receive
 from paceline.strategies import Peer, build_peer
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
 from paceline.transport.base import Closed, Lost
-from paceline.transport.frames import Channel
+from paceline.transport.frames import Channel, Frame
 from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
+from paceline.transport.shm import ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import Shared, WorkerContext
 from paceline.worker.scripts import script_traceback
 
+if TYPE_CHECKING:
+    from paceline.transport.zeromq import ZeromqEndpoint
+
+
 EVALUATIONS = -1  # the random streams of evaluations are nobody's, as in the simulator
+KEPT = 64 << 20  # bytes of freed memory
+LARGEST = 32 << 20  # of a block that is kept; the most that glibc takes
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # by torch, as not to be compiled
+OTHERWISE_WRAPPED = "LBFGS"
 NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers, the simulator's
 
 
@@ -193,3 +204,114 @@ def _who(role: Role) -> str:
 def _say(given: WorkerContext, message: Ended | Failed) -> None:
     with contextlib.suppress(Closed, Lost):
         given.endpoint.send(message)
+
+
+def keep_freed_memory() -> bool:
+    """Have freed memory stay with this process; whether it could be arranged. A setting of the user's own stands.
+
+    Arrays of the same size come and go with every push, step and clock. glibc hands large blocks back to the kernel as
+    soon as they are freed, and the next array of that size pays for every page anew, which costs more than what is done
+    with it. Up to `KEPT` bytes are kept instead.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, KEPT)) and bool(mallopt(_MMAP_THRESHOLD, LARGEST))
+
+
+def leave_compiler_out() -> None:
+    """Start without torch's compiler.
+
+    Torch marks some methods of its optimizers as not to be compiled, and the mark imports the whole compiler when an
+    optimizer is made or saved: 2.3 s of processor time in each of a run's processes, beside 2.0 s for torch itself.
+    Without the mark the methods are the same; a script that compiles its model imports the compiler then. Inside a
+    compiled function, where the mark would matter, nobody adds parameter groups or zeroes gradients of an optimizer
+    that a parameter server steps.
+
+    A node of a run without a server makes its steps itself, and there the wrapper of every optimizer's `step` does the
+    same. It turns gradients off, which stays, and tells the compiler to break its graph, which matters to a compiled
+    `step()` alone.
+    """
+    for name in MARKED:
+        method = getattr(torch.optim.Optimizer, name)
+        setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind.__name__ != OTHERWISE_WRAPPED:
+            inner = getattr(vars(kind).get("step"), "__wrapped__", None)
+            if inner is not None:
+                kind.step = _without_gradients(inner)  # type: ignore[method-assign]
+
+
+def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def plain(self: torch.optim.Optimizer, *given: Any, **named: Any) -> Any:
+        with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
+            return step(self, *given, **named)
+
+    return plain
+
+
+LAST_WORDS_S = 5.0
+
+Fresh = tuple[str, list[int]] | None  # where the server is, or the link to it; None: there will be none
+
+
+class WorkerLinks:
+    """A worker's control socket, and the link to the server that it may bring anew.
+
+    A thread of its own hears the launcher from the moment the role is known: a script computes for as long as it likes,
+    and the launcher's death must be noticed meanwhile.
+    """
+
+    def __init__(self, control: Channel) -> None:
+        self._control = control
+        self._fresh: SimpleQueue[Fresh] = SimpleQueue()
+        threading.Thread(target=self._watch, name="paceline-control", daemon=True).start()
+
+    def endpoint(self, role: Role, descriptors: list[int]) -> "ShmEndpoint | ZeromqEndpoint":
+        """The link to the server."""
+        if role.transport == "shm":
+            return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
+        from paceline.transport.zeromq import ZeromqEndpoint  # workers that share memory do without its thread
+
+        return ZeromqEndpoint(role.address, role.token, lambda: (self._await()[0], role.token))
+
+    def report(self, failure: Failure) -> None:
+        """Tell the launcher, in case there is no server any more that would."""
+        self._control.send(encode(failure))
+        self._control.finish(LAST_WORDS_S)
+
+    def _await(self) -> tuple[str, list[int]]:
+        """The latest word about a server; servers that came and went meanwhile are passed over."""
+        fresh = self._fresh.get()
+        while not self._fresh.empty():
+            for descriptor in fresh[1] if fresh is not None else ():
+                os.close(descriptor)
+            fresh = self._fresh.get()
+        if fresh is None:
+            self._fresh.put(None)
+            raise Closed
+        return fresh
+
+    def _watch(self) -> None:
+        try:
+            while (frame := self._control.receive()) is not None:
+                self._hear(frame)
+        finally:
+            end_own_group()  # whoever cannot hear the launcher must not go on without it
+
+    def _hear(self, frame: Frame) -> None:
+        match for_child(frame.data):
+            case Relinked(address):
+                self._fresh.put((address, frame.descriptors))
+            case Unlinked():
+                self._fresh.put(None)
+
+
+def _channel(descriptors: list[int]) -> Channel:
+    if not descriptors:
+        raise InternalError("a link was announced and its descriptor did not come with it")
+    return Channel(socket.socket(fileno=descriptors[0]))

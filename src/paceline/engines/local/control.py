@@ -5,7 +5,7 @@ and deaths, and the server asks for both. A link's descriptor travels with the m
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from paceline.core.errors import PeerError
 from paceline.core.settings import Transport
 from paceline.server.plan import Cause, Plan, Progress
 
+T = TypeVar("T")
 Blame = Literal["user", "script", "peer", "internal"]
 
 
@@ -169,9 +170,9 @@ def _from_text(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"{kind} has no plain form")
 
 
-_to_server = msgspec.msgpack.Decoder(ToServer, dec_hook=_from_text)
-_to_launcher = msgspec.msgpack.Decoder(ToLauncher, dec_hook=_from_text)
-_to_child = msgspec.msgpack.Decoder(ToChild, dec_hook=_from_text)
+_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer, dec_hook=_from_text)
+_to_launcher: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(ToLauncher, dec_hook=_from_text)
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild, dec_hook=_from_text)
 
 
 def encode(message: ToServer | ToLauncher | ToChild) -> bytes:
@@ -181,23 +182,20 @@ def encode(message: ToServer | ToLauncher | ToChild) -> bytes:
 
 def for_server(data: bytes | bytearray) -> ToServer:
     """A message that the launcher sent to the server."""
-    message: ToServer = _decode(_to_server, data, "server")
-    return message
+    return _decode(_to_server, data, "server")
 
 
 def for_launcher(data: bytes | bytearray) -> ToLauncher:
     """A message that a child sent to the launcher."""
-    message: ToLauncher = _decode(_to_launcher, data, "launcher")
-    return message
+    return _decode(_to_launcher, data, "launcher")
 
 
 def for_child(data: bytes | bytearray) -> ToChild:
     """A message that the launcher sent to a worker or the evaluator."""
-    message: ToChild = _decode(_to_child, data, "worker")
-    return message
+    return _decode(_to_child, data, "worker")
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes | bytearray, whose: str) -> Any:
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes | bytearray, whose: str) -> T:
     try:
         return decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -15,29 +15,13 @@ from pathlib import Path
 from typing import assert_never
 
 from paceline.core.errors import InternalError, UserError
+from paceline.engines.local import control, relay
 from paceline.engines.local import nursery as nurseries
-from paceline.engines.local import relay
 from paceline.engines.local.children import Children, ProcessPlace
-from paceline.engines.local.control import (
-    Began,
-    Failure,
-    Finished,
-    Interrupt,
-    JournalLines,
-    Listening,
-    Progressed,
-    Setup,
-    Signal,
-    StartWorker,
-    ToServer,
-    encode,
-    for_launcher,
-)
-from paceline.engines.local.interrupt_pipe import interrupts
-from paceline.engines.local.loop import Loop
-from paceline.engines.local.outcome import Outcome
+from paceline.engines.local.loop import Loop, interrupts
 from paceline.engines.local.output import Console, Transcript
 from paceline.engines.local.processes import Process
+from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log
@@ -59,13 +43,9 @@ class Launcher:
     """One run's processes."""
 
     def __init__(
-        self,
-        plan: Plan,
-        workload: Workload,
-        log: Sink,
-        sink: Sink | None = None,
+        self, plan: Plan, workload: Workload, log: Sink, sink: Sink | None = None,
         progress: Callable[[Progress], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._plan = plan
         self._log = log
         self._sink = sink  # wants every line
@@ -75,9 +55,9 @@ class Launcher:
         self._stage = Console()
         self._children = Children(plan, workload, self._stage, self._tell_server)
         self._server: Process | None = None
-        self._finished: Finished | None = None
-        self._failure: Failure | None = None  # that the server did not tell of
-        self._script_failure: Failure | None = None
+        self._finished: control.Finished | None = None
+        self._failure: control.Failure | None = None  # that the server did not tell of
+        self._script_failure: control.Failure | None = None
         self._model: int | None = None
         self._kill_at: dict[Process, float] = {}
         self._interrupts = 0
@@ -93,7 +73,7 @@ class Launcher:
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
                 if self._interrupts:  # before there was a server to tell
-                    self._tell_server(Interrupt())
+                    self._tell_server(control.Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
@@ -120,7 +100,7 @@ class Launcher:
             "server", self._stage, Transcript(plan.folder, "server"), self._children.nursery
         )
         self._loop.watch(server, self._on_server_word, lambda: self._on_server_exit(server))
-        setup = Setup(
+        setup = control.Setup(
             plan=plan,
             began=self._began,
             relay=self._sink is not None or logger.isEnabledFor(logging.DEBUG),
@@ -141,31 +121,31 @@ class Launcher:
 
     # -- words -------------------------------------------------------------------------------------------------------
 
-    def _tell_server(self, message: ToServer, descriptors: tuple[int, ...] = ()) -> None:
+    def _tell_server(self, message: control.ToServer, descriptors: tuple[int, ...] = ()) -> None:
         if self._server is not None and self._server.alive:
-            self._server.send(encode(message), descriptors)
+            self._server.send(control.encode(message), descriptors)
 
     def _on_server_word(self, frame: Frame) -> None:
-        message = for_launcher(frame.data)
+        message = control.for_launcher(frame.data)
         match message:
-            case JournalLines():
+            case control.JournalLines():
                 for line in relay.unpacked(message):
                     self._write(line)
-            case Progressed():
+            case control.Progressed():
                 if self._progress is not None:
                     self._progress(message.progress)
-            case StartWorker():
+            case control.StartWorker():
                 if self._finished is None and not self._interrupts:
                     self._start(ProcessPlace(message.worker, message.incarnation))
-            case Signal():
+            case control.Signal():
                 self._signal(message.worker, message.number)
-            case Listening():
+            case control.Listening():
                 self._children.listening(message.address)
-            case Began():
+            case control.Began():
                 self._began = message.zero
-            case Finished():
+            case control.Finished():
                 self._on_finished(message, frame.descriptors)
-            case Failure():
+            case control.Failure():
                 self._fail(message)
             case _:
                 assert_never(message)
@@ -177,8 +157,8 @@ class Launcher:
 
     def _on_child_word(self, frame: Frame) -> None:
         """A script that fails tells the server too; only where there is none is it for the launcher to act."""
-        message = for_launcher(frame.data)
-        if isinstance(message, Failure):
+        message = control.for_launcher(frame.data)
+        if isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
                 self._fail(message)
@@ -195,7 +175,7 @@ class Launcher:
         if self._finished is not None:
             self._end_all()
         else:
-            self._tell_server(Interrupt())
+            self._tell_server(control.Interrupt())
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -205,7 +185,7 @@ class Launcher:
         broken = told is not None and (told.error is not None or told.cause in ("error", "interrupted"))
         return self._failure is None and not broken
 
-    def _on_finished(self, message: Finished, descriptors: list[int]) -> None:
+    def _on_finished(self, message: control.Finished, descriptors: list[int]) -> None:
         self._finished = message
         self._model = descriptors[0] if descriptors else None
         self._children.unlink()
@@ -236,11 +216,13 @@ class Launcher:
         if self._script_failure is not None:
             self._failure = self._script_failure  # a server that died before it could tell
         elif self._interrupts:
-            self._failure = Failure("peer", f"{how} while the run was being interrupted")
+            self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
         elif newest is None:
-            self._failure = Failure("peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}")
+            self._failure = control.Failure(
+                "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"
+            )
         elif self._restarts > RESTARTS:
-            self._failure = Failure("peer", f"{how}, {RESTARTS} restarts from {newest} came no further")
+            self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {newest} came no further")
         else:
             logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
             self._restored_from = newest
@@ -256,7 +238,7 @@ class Launcher:
         if self._finished is not None and self._outcome_is_good and code < 0 and not asked:
             logger.warning("%s %s after the run was over", place.name, how_it_ended(code))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: control.Failure) -> None:
         self._failure = failure
         self._end_all()
 
@@ -284,7 +266,7 @@ class Launcher:
             del self._kill_at[process]
             process.signal(signal.SIGKILL)
 
-    def _why(self) -> Failure | None:
+    def _why(self) -> control.Failure | None:
         """What went wrong. A script's own words say more than its exit code, if that is all that the server saw."""
         told = self._finished.error if self._finished is not None else None
         own = self._script_failure

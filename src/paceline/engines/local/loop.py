@@ -1,8 +1,12 @@
 """One loop for all that a launcher waits for: words, output and ends of processes, and descriptors of its own."""
 
 import contextlib
+import os
 import selectors
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 from paceline.engines.local.output import Voice
 from paceline.engines.local.processes import Process
@@ -95,3 +99,34 @@ def _listener(selector: selectors.BaseSelector, voice: Voice) -> Callable[[], No
             selector.unregister(voice.descriptor)
 
     return listen
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[int]:
+    """A descriptor from which one byte can be read for each interrupt while this lasts.
+
+    Signals whose handling is not Python's own stay as they are, and a thread that is not the main one has none.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = {}
+
+    def note(_: int, __: FrameType | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # nobody means more by the thousandth
+            os.write(writer, b"!")
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) is signal.default_int_handler:
+                    before[number] = signal.signal(number, note)
+        yield reader
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)

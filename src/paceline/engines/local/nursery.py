@@ -374,9 +374,8 @@ def _preload() -> None:
     gc.disable()
     from paceline import session  # noqa: F401
     from paceline.engines.local import child, server  # noqa: F401
-    from paceline.engines.local.quick_start import leave_compiler_out
 
-    leave_compiler_out()
+    child.leave_compiler_out()
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child would write to every page that it shares with the others

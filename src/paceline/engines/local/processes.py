@@ -143,16 +143,6 @@ def end_own_group() -> NoReturn:
     os._exit(1)  # where it leads no group
 
 
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exited with {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _handle(pid: int) -> int | None:
     """A descriptor that tells of the process's end; where there is none, one has to look from time to time."""
     return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None

@@ -1,4 +1,6 @@
-"""How a server takes its leave: the trained model behind a descriptor, and what went wrong in a form that travels."""
+"""How a run ends: what the server hands over (the model behind a descriptor, what went wrong in a form that travels),
+and what the run's caller sees of it: a report, a model, or an exception.
+"""
 
 import contextlib
 import os
@@ -8,13 +10,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import numpy as np
 import safetensors.torch
 import torch
 
 from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
-from paceline.engines.local import control
+from paceline.engines.local.control import Blame, Failure
+from paceline.records.report import Report
 from paceline.server.exchange import Result
+from paceline.server.plan import Cause
+
+_ERRORS: dict[Blame, type[PacelineError]] = {
+    "user": UserError, "script": ScriptError, "peer": PeerError, "internal": InternalError,
+}  # fmt: skip
 
 
 def trained_state(left: Result) -> dict[str, torch.Tensor] | None:
@@ -72,14 +81,52 @@ def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -
     return None
 
 
-def as_failure(error: Exception) -> control.Failure:
+def as_failure(error: Exception) -> Failure:
     """An error as it travels: the script's own traceback, where it came from a worker, else ours."""
-    blames: list[tuple[type[PacelineError], control.Blame]] = [
-        (UserError, "user"), (ScriptError, "script"), (PeerError, "peer"),
-    ]  # fmt: skip
     notes = "\n".join(getattr(error, "__notes__", ()))
-    for kind, blame in blames:
-        if isinstance(error, kind):
-            return control.Failure(blame, str(error), notes)
+    for blame, kind in _ERRORS.items():
+        if isinstance(error, kind) and blame != "internal":
+            return Failure(blame, str(error), notes)
     text = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
-    return control.Failure("internal", text, notes or traceback.format_exc())
+    return Failure("internal", text, notes or traceback.format_exc())
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended. A descriptor of the model's state belongs to whoever has this, who must `close` it."""
+
+    cause: Cause
+    encoded_report: bytes
+    failure: Failure | None
+    model: int | None
+    keys: list[str] = []  # of the model's state, in its own order
+    tables: bool = False  # it is not a model's but that of tables
+
+    @property
+    def report(self) -> Report | None:
+        """The run's report; there is none if it came to nothing."""
+        if not self.encoded_report:
+            return None
+        return msgspec.json.decode(self.encoded_report, type=Report, strict=False)  # "nan" is how JSON has it
+
+    def state(self) -> dict[str, torch.Tensor] | None:
+        """The trained model under its ordinary `state_dict` keys, or the tables by their names."""
+        if self.model is None:
+            return None
+        with open(self.model, "rb", closefd=False) as file:
+            file.seek(0)
+            state = safetensors.torch.load(file.read())
+        return {key: state[key] for key in self.keys or state}
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, by whose fault it is; the other process's traceback goes with it as a note."""
+        if self.failure is None:
+            return
+        error = _ERRORS[self.failure.blame](self.failure.text)
+        if self.failure.traceback:
+            error.add_note(self.failure.traceback.rstrip())
+        raise error
+
+    def close(self) -> None:
+        if self.model is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.model)

@@ -19,12 +19,11 @@ import torch
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
 from paceline.engines.local import control as told
-from paceline.engines.local.alarms import Alarms, Call
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.result_handover import as_failure, behind_descriptor, save_nodes, save_result, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
-from paceline.engines.local.timekeeping import Clock, Effort, TimedStore
+from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
 from paceline.gradients.server import GradientExchange
 from paceline.model.memory_budget import require_server
 from paceline.model.regions import Region
@@ -35,7 +34,7 @@ from paceline.records.journal import Observation, Tee, Writer, read
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
 from paceline.server.emulation import Timing
-from paceline.server.engine import EVALUATOR, Control
+from paceline.server.engine import EVALUATOR, Call, Control
 from paceline.server.plan import Progress
 from paceline.server.run import ServerRun
 from paceline.strategies import build_central, is_peer

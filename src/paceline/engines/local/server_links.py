@@ -12,9 +12,9 @@ from paceline.engines.local import scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
-from paceline.transport.base import Lost
+from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.frames import Channel
-from paceline.transport.messages import ToServer, ToWorker
+from paceline.transport.messages import ToServer
 from paceline.transport.shm import ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub
 
@@ -23,8 +23,8 @@ WRITE_S = 0.001  # between two attempts to write to a link that was full
 Place = tuple[int, int, bool]  # worker, incarnation, whether it is the evaluator
 
 
-class Link(Protocol):
-    """The server's end of one process's link."""
+class Link(ServerEnd, Protocol):
+    """The server's end of one process's link, which never waits for a full socket."""
 
     @property
     def region(self) -> Region | None: ...
@@ -33,12 +33,6 @@ class Link(Protocol):
     def wants_write(self) -> bool: ...
 
     def flush(self) -> None: ...
-
-    def deliver(self, message: ToWorker) -> None: ...
-
-    def collect(self) -> ToServer | None: ...
-
-    def close(self) -> None: ...
 
 
 class Member:
@@ -60,13 +54,9 @@ class ServerLinks:
     """Who is linked, and what has come from whom."""
 
     def __init__(
-        self,
-        channel: Channel,
-        on_control: Callable[[], None],
-        on_message: Callable[[Member, ToServer], None],
-        *,
+        self, channel: Channel, on_control: Callable[[], None], on_message: Callable[[Member, ToServer], None], *,
         exact: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`exact`: waits end in time; others may take a millisecond longer, and are for any number of workers."""
         self._channel = channel
         self._on_message = on_message

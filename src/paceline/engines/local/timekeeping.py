@@ -1,13 +1,17 @@
-"""What the server measures with: the run's clock, and its own effort."""
+"""The server's time: the run's clock, calls to be made at their moments on it, and what the server itself takes."""
 
+import heapq
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from paceline.core.updates import Merged, PushRef
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Store
+from paceline.server.engine import Call
 
 LONG_BYTES = 1 << 20  # of a model whose steps are worth a system call each
 
@@ -68,3 +72,33 @@ class TimedStore(Store):
         version = super().write_to(flat, buffers)
         self._effort.copy_s += self._clock() - began
         return version
+
+
+class Alarms:
+    """A heap of calls; whoever made one that no longer matters lets it run into nothing."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Call, Any, bool]] = []
+        self.moving = 0  # calls that a run may be waiting for
+        self._count = itertools.count()
+
+    def at(self, moment: float, call: Call, argument: Any = None, *, moves: bool = True) -> None:
+        """Make the call once that moment has come; calls of one moment keep their order.
+
+        `moves`: a run in which nothing else happens may go on because of it.
+        """
+        self.moving += moves
+        heapq.heappush(self._heap, (moment, next(self._count), call, argument, moves))
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until the next call; None if there is none."""
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def ring(self, now: float) -> None:
+        """Make all calls whose moment has come, those made meanwhile not included."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            due.append(heapq.heappop(self._heap))
+        for _, _, call, argument, moves in due:
+            self.moving -= moves
+            call(argument)

@@ -16,11 +16,6 @@ class Interrupts:
     def __init__(self) -> None:
         self.pending = False
 
-    def raise_if_pending(self) -> None:
-        """To be called where nothing is under way."""
-        if self.pending:
-            raise KeyboardInterrupt
-
 
 @contextlib.contextmanager
 def deferred(stop: Callable[[], None]) -> Iterator[Interrupts]:

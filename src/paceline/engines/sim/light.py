@@ -175,17 +175,10 @@ def make_cluster(kernel: Kernel, scenario: Scenario, work: int, model_bytes: int
 
 
 def simulate(
-    strategy: Strategy,
-    scenario: Scenario,
-    *,
-    work: int = 1,
-    max_versions: int | None = None,
-    max_seconds: float | None = None,
-    samples: int | None = None,
-    model_bytes: int = 0,
-    sink: Sink | None = None,
+    strategy: Strategy, scenario: Scenario, *, work: int = 1, max_versions: int | None = None,
+    max_seconds: float | None = None, samples: int | None = None, model_bytes: int = 0, sink: Sink | None = None,
     seed: int = 0,
-) -> Coordinator:
+) -> Coordinator:  # fmt: skip
     """Run a strategy on light workers until one of the limits; what happened goes to `sink`.
 
     `seed` is the one the strategy was built with: a replay builds it again. A run whose workers have all left before

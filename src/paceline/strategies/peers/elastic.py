@@ -24,8 +24,7 @@ BETA = 0.9  # of all nodes together, shared out among those present
 
 Alpha = (
     Annotated[
-        float,
-        Meta(ge=0, lt=1, description="share of the distance that each side moves; none: 0.9 / nodes, 0: no tie"),
+        float, Meta(ge=0, lt=1, description="share of the distance that each side moves; none: 0.9 / nodes, 0: no tie")
     ]
     | None
 )

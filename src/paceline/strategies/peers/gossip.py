@@ -40,8 +40,7 @@ Form = Annotated[
     Meta(description="push: send the model; pull: ask for the peer's; weighted: push that keeps the mean exact"),
 ]
 Peers = Annotated[
-    Choice,
-    Meta(description="random: any peer; ring: the next node; exponential: in turn the 1st, 2nd, 4th, ... next"),
+    Choice, Meta(description="random: any peer; ring: the next node; exponential: in turn the 1st, 2nd, 4th, ... next")
 ]
 
 
