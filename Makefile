@@ -6,11 +6,13 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak structure
+.PHONY: help setup demo test lint docs check bench soak structure
 
 help:
 	@echo "make demo       train on four real processes, one 4x slower, beside what the simulator predicts"
 	@echo "make test       the whole test suite"
+	@echo "make lint       lint, format and types"
+	@echo "make docs       the pages of docs/ as a site in site/; a broken link is an error"
 	@echo "make check      lint, format, types and the fast tests"
 	@echo "make bench      every benchmark; results go to benchmarks/results/"
 	@echo "make soak       the slow and the long-running tests"
@@ -21,7 +23,7 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "paceline needs Python 3.11 or later, not " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev,bench]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev,bench,docs]'
 	$(BIN)/python -m compileall -q -j 0 .venv/lib || true  # what pip does with one core; some packages bring broken files
 	touch $@
 
@@ -31,10 +33,15 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST)
 
-check: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)

@@ -140,7 +140,7 @@ def test_a_process_of_the_local_engine_knows_every_kind():
 
 
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_arrives_is_what_was_sent(kind, data):
     message = data.draw(instances(kind))
@@ -152,7 +152,7 @@ def test_what_arrives_is_what_was_sent(kind, data):
 
 
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_a_damaged_message_does_not_arrive(kind, data):
     encoded, _ = Codec().encode(data.draw(instances(kind)))
@@ -191,7 +191,7 @@ def of_arrays():
 @pytest.mark.parametrize(
     ("kind", "place", "demand", "listed"), list(of_arrays()), ids=lambda value: getattr(value, "__name__", "")
 )
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_arrays_that_are_not_what_they_should_be_are_refused(kind, place, demand, listed, data):
     encoded, _ = Codec().encode(data.draw(instances(kind)))

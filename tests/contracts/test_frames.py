@@ -6,11 +6,11 @@ import socket
 import threading
 from itertools import cycle
 
+import leaks
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.census import Census
 from paceline.core.errors import PeerError
 from paceline.transport.base import Lost
 from paceline.transport.frames import LONGEST, MOST_DESCRIPTORS, Channel
@@ -20,12 +20,12 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def channels():
-    census = Census()
+    watch = leaks.Watch()
     pair = Channel.pair()
     yield pair
     for channel in pair:
         channel.close()
-    census.require_nothing_left()
+    watch.require_nothing_left()
 
 
 def collected(one, other):
@@ -185,7 +185,7 @@ def test_too_many_descriptors_are_refused(channels):
         one.send(b"", [0] * (MOST_DESCRIPTORS + 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=300), max_size=12), st.lists(st.integers(1, 500), min_size=1, max_size=9))
 def test_splits_do_not_matter(bodies, cuts):
     ours, theirs = socket.socketpair()
@@ -204,7 +204,7 @@ def test_splits_do_not_matter(bodies, cuts):
     assert got == bodies
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_frame_or_the_peers_fault(noise):
     ours, theirs = socket.socketpair()

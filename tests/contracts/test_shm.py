@@ -6,11 +6,11 @@ import socket
 import struct
 import threading
 
+import leaks
 import numpy as np
 import pytest
 import torch
 
-from contracts.census import Census
 from contracts.contract import SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError, UserError
 from paceline.core.ledger import Allotment
@@ -33,14 +33,14 @@ def linked(relink=None):
 class TestShm(ProcessContract):
     @pytest.fixture(autouse=True)
     def _leave_nothing_behind(self):
-        census = Census()
+        watch = leaks.Watch()
         self.links = []
         yield
         while self.links:
             for end in self.links.pop():
                 end.close()
         end = None
-        census.require_nothing_left()
+        watch.require_nothing_left()
 
     def make(self):
         self.links.append(linked())

@@ -274,7 +274,7 @@ def test_a_tensor_is_carried_where_it_lies():
     assert all(map(is_, Codec().encode(Hello(SPEC, values, buffers))[1], [*values, *buffers]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(KIND_OF_NUMBER)), st.binary(max_size=120))
 @example(1, FORMAT.to_bytes(2, "little") + b"\x92")
 @example(3, b"\x97")
@@ -287,7 +287,7 @@ def test_random_bytes_are_a_message_or_the_peers_fault(kind, noise):
 VALUES = st.none() | st.booleans() | st.integers(-3, 70) | st.floats() | st.binary(max_size=16) | st.text(max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(15, [[], [], []])
 @example(17, [[], [], []])
 @given(
@@ -301,7 +301,7 @@ def test_random_fields_are_a_message_or_the_peers_fault(kind, fields):
         assert blamed(decode, data) != ""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_messages_are_messages_or_the_peers_fault(data):
     worker, server = codecs()

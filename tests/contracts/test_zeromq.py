@@ -5,11 +5,11 @@ import select
 import time
 import uuid
 
+import leaks
 import pytest
 import torch
 import zmq
 
-from contracts.census import Census
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.model.spec import Gradient
@@ -29,7 +29,7 @@ def until(condition):
 class TestZeromq(ProcessContract):
     @pytest.fixture(autouse=True)
     def _leave_nothing_behind(self):
-        census = Census()
+        watch = leaks.Watch()
         self.hub = ZeromqHub()
         self.workers = []
         yield
@@ -37,7 +37,7 @@ class TestZeromq(ProcessContract):
             self.workers.pop().close()
         self.hub.close()
         del self.hub
-        census.require_nothing_left()
+        watch.require_nothing_left()
 
     def make(self):
         token = uuid.uuid4().hex

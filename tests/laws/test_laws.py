@@ -1,6 +1,7 @@
 """Every registered strategy keeps the laws on any cluster, whatever befalls it.
 
-A strategy is tested by being registered. LAWS_SEED chooses other clusters, PACELINE_SOAK=1 twenty times as many.
+A strategy is tested by being registered. The clusters are the same every time, and with PACELINE_SOAK=1
+they are twenty times as many.
 """
 
 import ast
@@ -9,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,6 @@ from paceline.strategies import Strategy
 
 LAWS = Path(laws.__file__).parent
 SOAK = os.environ.get("PACELINE_SOAK") == "1"
-SEED = os.environ.get("LAWS_SEED")
 EXAMPLES = 80
 DEAR = {"adaptive_k_load": 25}  # each of its runs draws a frontier twice
 pytestmark = [pytest.mark.soak] if SOAK else []  # so that the long form is among what `make soak` asks for
@@ -55,15 +54,10 @@ def specs(name: str) -> st.SearchStrategy[str]:
 
 
 def on_clusters(test: Callable[..., Any], examples: int) -> Callable[..., Any]:
-    """The same clusters every time, or those of the seed in LAWS_SEED."""
-    chosen = settings(
+    return settings(
         max_examples=examples * (20 if SOAK else 1),
-        deadline=None,
-        derandomize=SEED is None,
-        database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )(test)
-    return chosen if SEED is None else hypothesis.seed(int(SEED))(chosen)
 
 
 def of_other_chance(spec: str, plan: ClusterPlan) -> Callable[[], Strategy]:

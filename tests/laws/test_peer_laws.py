@@ -106,9 +106,7 @@ def builder(spec: str) -> Callable[[int], Peer]:
 
 
 def for_all(test: Callable[..., None], examples: int = EXAMPLES) -> None:
-    settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )(test)()
+    settings(max_examples=examples, suppress_health_check=list(HealthCheck))(test)()
 
 
 @pytest.mark.parametrize("spec", SPECS)

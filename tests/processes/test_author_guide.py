@@ -1,6 +1,5 @@
 """The guide for authors of strategies, followed word by word in an empty folder."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline import strategies
+from paceline.cli import main
 from paceline.core import actions, events
+from paceline.laws import clusters
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "howto" / "write-a-strategy.md").read_text(encoding="utf-8")
@@ -24,19 +25,20 @@ def matches(expected: str, got: str) -> bool:
     return re.fullmatch(pattern, got.strip(), re.S) is not None
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(folder: Path) -> None:
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.fresh
+def test_the_guide_does_what_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(clusters, "MAX_LINES", 5_000)  # the wrong one makes runs that do not end
     saved = re.findall(r"[Ss]ave (?:this|it) as `(\w+\.py)`", GUIDE)
     assert saved == ["my_strategy.py", "wrong.py"]
     commands = 0
     for kind, text in BLOCKS:
         if kind == "python" and "launch(" in text:
-            done = run([sys.executable, "-c", text], folder)
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert done.stdout == "my_strategy:Damped:power=1 40\n"
         elif kind == "python":
@@ -44,9 +46,10 @@ def test_the_guide_does_what_it_says(folder: Path) -> None:
         elif kind == "console":
             for command, expected in re.findall(r"^\$ paceline (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
                 commands += 1
-                done = run([sys.executable, "-m", "paceline", *shlex.split(command)], folder)
-                assert matches(expected, done.stdout), f"{command}\n{done.stdout}{done.stderr}"
-                assert done.returncode == (1 if "wrong.py" in command else 0), done.stderr
+                code = main(shlex.split(command))
+                out, err = capfd.readouterr()
+                assert matches(expected, out), f"{command}\n{out}{err}"
+                assert code == (1 if "wrong.py" in command else 0), err
     assert not saved
     assert commands == 5
 

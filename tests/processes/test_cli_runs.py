@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -75,12 +74,6 @@ def script(folder: Path, before: str = "", inside: str = "pass") -> str:
     return str(path)
 
 
-def in_a_process(arguments: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *arguments]
-    environment = {**os.environ, **variables}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_json_is_the_report_and_nothing_else(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--task", "digits", "--scenario", "even4", "--quiet", "--json", *QUICK]) == 0
     out, err = capsys.readouterr()
@@ -117,15 +110,19 @@ def test_what_follows_the_script_is_the_scripts_own(folder: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_prints_of_the_script_leave_the_json_alone(folder: Path) -> None:
+@pytest.mark.fresh
+def test_prints_of_the_script_leave_the_json_alone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output is moved aside where the system has it, which pytest's own is not."""
     train = script(folder, before="import os; print('from python'); sys.stdout.flush(); os.system('echo from a child')")
-    clean = in_a_process(["run", "-q", "--json", "--scenario", "even4", *QUICK, train], folder)
+    command = [sys.executable, "-m", "paceline", "run", "-q", "--json", "--scenario", "even4", *QUICK, train]
+    clean = subprocess.run(command, capture_output=True, text=True, check=False)
     assert clean.returncode == 0, clean.stderr
     assert json.loads(clean.stdout)["workers"] == 4
     assert {"from python", "from a child"} <= set(clean.stderr.splitlines())
-    plain = in_a_process(["run", "-q", "--scenario", "even4", *QUICK, train], folder)
-    assert {"from python", "from a child"} <= set(plain.stdout.splitlines())
-    assert plain.stderr == ""
+    assert main(["run", "-q", "--scenario", "even4", *QUICK, train]) == 0
+    out, err = capfd.readouterr()
+    assert {"from python", "from a child"} <= set(out.splitlines())
+    assert err == ""
 
 
 def test_precedence_of_sources_in_a_run(
@@ -255,17 +252,13 @@ def test_an_error_of_our_own_asks_for_a_report(
     assert err.splitlines()[-1].startswith(f"paceline: internal error in version {__version__}: please report")
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_with_the_report_so_far(folder: Path) -> None:
+def test_ctrl_c_ends_with_the_report_so_far(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     interrupt = "import os, signal\n    if session.worker == 1 and number == 1: os.kill(os.getpid(), signal.SIGINT)"
     train = script(folder, inside=interrupt)
-    done = in_a_process(
-        ["run", "--engine", "sim", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train], folder
-    )
-    assert done.returncode == 130, done.stderr
-    report = json.loads(done.stdout)
-    assert report["versions"] < 8
-    assert "Traceback" not in done.stderr
+    assert main(["run", "--engine", "sim", "-q", "--json", "--scenario", "even4", "--journal", "j.jsonl", train]) == 130
+    out, err = capsys.readouterr()
+    assert json.loads(out)["versions"] < 8
+    assert "Traceback" not in err
     assert main(["replay", str(folder / "j.jsonl")]) == 0
 
 

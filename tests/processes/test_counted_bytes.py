@@ -24,6 +24,7 @@ def own_network():
 @pytest.mark.parametrize(
     "strategy", ["adaptive_gossip:warmup=8", pytest.param("gossip:period=2", marks=pytest.mark.soak)]
 )  # fmt: skip
+@pytest.mark.fresh
 def test_the_loopback_has_carried_what_the_report_says(strategy, monkeypatch):
     network = own_network()
     if network is None:

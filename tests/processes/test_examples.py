@@ -1,11 +1,15 @@
 """The examples run as a newcomer would run them."""
 
 import json
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from paceline.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -16,17 +20,25 @@ def test_examples_are_short(example):
     assert len(example.read_text().splitlines()) <= 80, "an example is read in one go"
 
 
-def run_in(folder: Path, *command: object) -> str:
-    """What the command prints; it must succeed."""
-    arguments = [sys.executable, *map(str, command)]
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run an example in an empty folder, by itself or by the command line, and take what it prints."""
+
+    def run(script: str, *arguments: str, by: Sequence[str] = ()) -> str:
+        path = str(EXAMPLES / script)
+        if by:
+            assert main([*by, path, *arguments]) == 0
+        else:
+            monkeypatch.setattr(sys, "argv", [path, *arguments])
+            runpy.run_path(path, run_name="__main__")
+        return capfd.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_demo_shows_three_strategies_simulated_and_on_real_processes(tmp_path):
-    shown = run_in(tmp_path, EXAMPLES / "demo.py", "accuracy=0.6")  # nearer than its own, and sooner reached
+def test_the_demo_shows_three_strategies_simulated_and_on_real_processes(run, tmp_path):
+    shown = run("demo.py", "accuracy=0.6")  # nearer than its own, and sooner reached
     rows = [line.split() for line in shown.splitlines() if line.count(" / ") == 5]
     assert [row[0] for row in rows] == ["bsp", "dasp", "balanced"], shown
     assert "inf" not in shown
@@ -41,17 +53,20 @@ def test_the_demo_shows_three_strategies_simulated_and_on_real_processes(tmp_pat
         (["--engine", "sim", "--scenario", "uneven8"], "balanced · sim · 8 workers"),
     ],
 )
-def test_the_example_script_runs_under_every_engine(tmp_path, engine, told):
-    shown = run_in(
-        tmp_path, "-m", "paceline", "run", *engine, "--strategy", "balanced", "--epochs", "3", EXAMPLES / "train.py"
-    )
+def test_the_example_script_runs_under_every_engine(run, engine, told):
+    shown = run("train.py", by=["run", *engine, "--strategy", "balanced", "--epochs", "3"])
     assert "held-out accuracy" in shown
     assert told in shown
 
 
 @pytest.mark.slow
+@pytest.mark.fresh
 def test_the_example_script_trains_alone(tmp_path):
-    assert "held-out accuracy" in run_in(tmp_path, EXAMPLES / "train.py")
+    """In an interpreter that knows nothing yet, as a newcomer starts it."""
+    command = [sys.executable, str(EXAMPLES / "train.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "held-out accuracy" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,15 +75,13 @@ def test_the_example_script_trains_alone(tmp_path):
     "engine",
     [pytest.param(["--workers", "2"], marks=pytest.mark.soak), ["--engine", "sim", "--scenario", "even4"]],
 )
-def test_the_example_on_tables_runs_under_every_engine(tmp_path, engine):
-    script = EXAMPLES / "factors.py"
-    shown = run_in(tmp_path, "-m", "paceline", "run", *engine, "--strategy", "ssp:staleness=3", "--json", script)
-    report = json.loads(shown)
+def test_the_example_on_tables_runs_under_every_engine(run, engine):
+    report = json.loads(run("factors.py", by=["run", *engine, "--strategy", "ssp:staleness=3", "--json"]))
     assert report["loss"] < 0.7  # from 1.0
     assert report["table_reads"]["users"]["max_age"] <= 3
 
 
 @pytest.mark.slow
-def test_the_example_on_tables_runs_alone(tmp_path):
-    run_in(tmp_path, EXAMPLES / "factors.py")
+def test_the_example_on_tables_runs_alone(run, tmp_path):
+    run("factors.py")
     assert list(tmp_path.iterdir()) == []

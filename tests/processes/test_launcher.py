@@ -12,6 +12,7 @@ import leaks
 import pytest
 import torch
 from clusters import Rows, mean_square, network
+from launching import launch
 
 import paceline
 from paceline.core import errors
@@ -19,8 +20,6 @@ from paceline.records import journal
 from paceline.records.journal import Header, Lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-QUICK = {"workers": 2, "threads": 1, "evaluate_every": "off"}
 
 
 class Training:
@@ -69,9 +68,7 @@ def slip_afterwards(session):
 
 def test_what_a_caller_gets(tmp_path):
     lines, shown = Lines(), []
-    run = paceline.launch(
-        Training(epochs=30), workers=2, threads=1, sink=lines, progress=shown.append, runs_dir=tmp_path / "runs"
-    )
+    run = launch(Training(epochs=30), tmp_path, sink=lines, progress=shown.append, evaluate_every="10v")
     assert (run.ended, run.exit_code, run.summary.engine, run.summary.samples_used) == ("done", 0, "local", 1200)
     assert lines == list(journal.read(run.journal))
     header = lines[0]
@@ -87,7 +84,7 @@ def test_what_a_caller_gets(tmp_path):
 
 def test_a_script_that_raises_ends_everything_and_is_the_first_thing_said(capsys):
     with pytest.raises(errors.ScriptError, match=r"ValueError in worker 1, batch 3.*a slip of the pen") as caught:
-        paceline.launch(Training(epochs=10_000, at_batch=slip_in_worker_1), **QUICK)
+        launch(Training(epochs=10_000, at_batch=slip_in_worker_1))
     (note,) = caught.value.__notes__
     assert note.splitlines()[-1] == "ValueError: a slip of the pen"
     assert "slip_in_worker_1" in note
@@ -96,18 +93,18 @@ def test_a_script_that_raises_ends_everything_and_is_the_first_thing_said(capsys
 
 def test_a_script_that_raises_after_training_fails_the_run():
     with pytest.raises(errors.ScriptError, match="cannot save the model"):
-        paceline.launch(Training(afterwards=slip_afterwards), max_versions=2, **QUICK)
+        launch(Training(afterwards=slip_afterwards), max_versions=2)
 
 
 def test_a_thread_may_launch_and_a_worker_may_not():
     caught = []
 
     def nested(_):
-        paceline.launch(Training(), **QUICK)
+        launch(Training())
 
     def body():
         try:
-            paceline.launch(Training(afterwards=nested), **QUICK)
+            launch(Training(afterwards=nested))
         except errors.UserError as error:
             caught.append(str(error))
 
@@ -124,7 +121,7 @@ def test_a_server_that_dies_without_a_checkpoint_ends_the_run():
             os.kill(named_children(os.getppid())["server"], signal.SIGKILL)
 
     with pytest.raises(errors.PeerError, match=r"the server process was killed by SIGKILL, .*--checkpoint-every"):
-        paceline.launch(Training(epochs=10_000, at_batch=kill_server), **QUICK)
+        launch(Training(epochs=10_000, at_batch=kill_server))
 
 
 def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path, caplog):
@@ -135,9 +132,7 @@ def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path, caplog):
             mark.touch()
             os.kill(named_children(os.getppid())["server"], signal.SIGKILL)
 
-    run = paceline.launch(
-        Training(epochs=12, at_batch=kill_server_once), **QUICK, checkpoint_every="5v", runs_dir=tmp_path / "runs"
-    )
+    run = launch(Training(epochs=12, at_batch=kill_server_once), folder=tmp_path, checkpoint_every="5v")
     assert (run.ended, run.summary.samples_used) == ("done", 480)
     assert [r.message for r in caplog.records if "the server process was killed by SIGKILL: going on" in r.message]
 
@@ -178,6 +173,7 @@ def wait_for(process, text, times=1):
         times -= text in line
 
 
+@pytest.mark.fresh
 def test_a_program_needs_no_guard_and_its_functions_no_module(tmp_path):
     with program(tmp_path) as process:
         output, _ = process.communicate()
@@ -185,6 +181,7 @@ def test_a_program_needs_no_guard_and_its_functions_no_module(tmp_path):
     assert "ended done 64" in output
 
 
+@pytest.mark.fresh
 def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path):
     with program(tmp_path, epochs=10**6) as process:
         wait_for(process, "under way", times=2)
@@ -195,6 +192,7 @@ def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.fresh
 def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left, stopped):
     with program(tmp_path, epochs=10**6, loaders=1) as process:
         wait_for(process, "under way", times=2)
@@ -206,6 +204,7 @@ def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left,
         time.sleep(0.05)
 
 
+@pytest.mark.fresh
 def test_whoever_asks_twice_does_not_wait(tmp_path):
     with program(tmp_path, epochs=10**6) as process:
         wait_for(process, "under way")

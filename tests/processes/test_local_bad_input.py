@@ -3,14 +3,13 @@
 import pytest
 import torch
 from clusters import Rows, mean_square, network
+from launching import launch
 from local_jobs import Job
 
 import paceline
 from paceline.core.errors import OptionError, ScriptError, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-SETTINGS = {"engine": "local", "workers": 2, "threads": 1, "evaluate_every": "off"}
 
 
 class Odd:
@@ -73,20 +72,20 @@ class Odd:
 )
 def test_a_clear_error_ends_the_run(what, error, words):
     with pytest.raises(UserError if issubclass(error, UserError) else error, match=words):
-        paceline.launch(Odd(what), **SETTINGS)
+        launch(Odd(what))
 
 
 def test_gradients_that_are_not_finite_are_refused_with_worker_and_step(tmp_path):
-    done = paceline.launch(Odd("nan"), **SETTINGS)
+    done = launch(Odd("nan"))
     assert done.ended == "done"
     assert any("worker 1 at its step 1 is not finite" in text for text in done.summary.warnings)
     assert all(torch.isfinite(value).all() for value in done.model_state.values())
-    stopped = paceline.launch(Odd("nan"), on_nonfinite="stop", **SETTINGS)
+    stopped = launch(Odd("nan"), on_nonfinite="stop")
     assert (stopped.ended, stopped.exit_code) == ("divergence", 3)
 
 
 def test_fewer_samples_than_workers_are_settled_by_some_of_them(tmp_path):
-    done = paceline.launch(Job(tmp_path, size=2, epochs=3, batch_size=4, evaluates=False), **{**SETTINGS, "workers": 3})
+    done = launch(Job(tmp_path, size=2, epochs=3, batch_size=4, evaluates=False), workers=3)
     assert (done.ended, done.summary.samples_used) == ("done", 6)
     with pytest.raises(UserError, match="a row per worker: 3 workers, but 2 samples"):
-        paceline.launch(Job(tmp_path, size=2, evaluates=False, sampling="shard"), **{**SETTINGS, "workers": 3})
+        launch(Job(tmp_path, size=2, evaluates=False, sampling="shard"), workers=3)

@@ -109,6 +109,7 @@ def test_an_option_that_nobody_asks_for_is_bad_input(folder: Path, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.fresh
 def test_signals_end_with_the_report_so_far(folder: Path, number: signal.Signals) -> None:
     inside = "number == 3 and print('under way', file=sys.stderr, flush=True)"
     command = [sys.executable, "-m", "paceline", *REAL, "--json", script(folder, "10**6", inside)]

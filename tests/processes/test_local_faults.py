@@ -1,10 +1,9 @@
 """Whatever befalls real workers, every sample of the epoch is settled and nothing is left behind.
 
-All strategies against all faults are run by `make soak`; an ordinary run takes a sample that the seed names.
+All strategies against all faults are run by `make soak`, the pairs of tests/support/fault_pairs.py by an ordinary run.
 """
 
 import os
-import random
 import signal
 import threading
 import time
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster, event
+from fault_pairs import ALL_PAIRS, FAULTS, PAIRS
+from launching import launch, lines_of
 from local_jobs import Job
 
-import paceline
-from paceline import strategies
 from paceline.core.actions import Cancel, Grant
 from paceline.core.events import Joined, Left, Pushed
 from paceline.records import journal
@@ -27,25 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 SPEEDS = (1.0, 0.5, 0.25)
 FASTEST, SLOWEST, NEWCOMER = 0, 2, 3
 SIZE, EPOCHS, BATCH = 60, 3, 4
-OPTIONS = {"fastest_k": "fastest_k:k=2", "k_async": "k_async:k=2", "adaptive_k": "adaptive_k:start=2"}
-STRATEGIES = [OPTIONS.get(name, name) for name in strategies.names()]
-NODES = [
-    "gossip", "gossip:form=pull", "gossip:form=weighted", "adaptive_gossip:warmup=2", "elastic:period=2",
-    "adaptive_elastic:warmup=2", "local_sgd:period=2",
-]  # fmt: skip
-FAULTS = ("slowest killed", "fastest killed", "parked killed", "stopped 3 s", "newcomer", "server killed")
-SEED = os.environ.get("LAWS_SEED", "1")
-CHANCE = random.Random(f"faults {SEED}")
-CENTRAL = [(s, f) for s in STRATEGIES for f in FAULTS]
-# A node that waits for an average has its grant in its hands: it is never parked without one.
-PEERS = [(s, f) for s in NODES for f in FAULTS if (s, f) != ("local_sgd:period=2", "parked killed")]
-SAMPLE = [*CHANCE.sample(CENTRAL, 3), *CHANCE.sample(PEERS, 3)]
 
 
 def cases():
     found = []
-    for strategy, fault in CENTRAL + PEERS:
-        marks = () if (strategy, fault) in SAMPLE else (pytest.mark.soak,)
+    for strategy, fault in ALL_PAIRS:
+        marks = () if (strategy, fault) in PAIRS else (pytest.mark.soak,)
         found.append(pytest.param(strategy, fault, marks=marks, id=f"{strategy}-{fault.replace(' ', '_')}"))
     return found
 
@@ -145,7 +131,7 @@ def has_grant(line, worker, before):
     return before
 
 
-JOBS = {"newcomer": Patient, "stopped 3 s": Pulse, "parked killed": Holding}
+JOBS = {"newcomer": Patient, "stopped": Pulse, "parked killed": Holding}
 
 
 def scenario_of(fault):
@@ -156,10 +142,16 @@ def scenario_of(fault):
             return cluster(*SPEEDS, events=event("crash", 0.25, worker=FASTEST))
         case "parked killed":  # by the test
             return cluster(*SPEEDS)
-        case "stopped 3 s":
-            return cluster(*SPEEDS, events=event("pause", 0.2, worker=1, for_=3.0))
+        case "stopped":
+            return cluster(*SPEEDS, events=event("pause", 0.2, worker=1, for_=1.5))
         case "newcomer":
             return cluster(*SPEEDS, events=event("join", 0.1))
+        case "left and back":
+            return cluster(*SPEEDS, events=event("leave", 0.1, worker=1) + event("rejoin", 0.3, worker=1))
+        case "bad network":
+            bad = event("slow", 0.1, worker=0, for_=0.3, factor=2) + event("partition", 0.15, worker=1, for_=0.2)
+            bad += event("duplicate", 0.05, share=0.5) + event("reorder", 0.05, share=0.5)
+            return cluster(*SPEEDS, network="latency_ms = 5", events=bad)
         case "server killed":
             return cluster(*SPEEDS, events=event("server_crash", 0.4))
     raise AssertionError(fault)
@@ -168,16 +160,16 @@ def scenario_of(fault):
 @pytest.mark.parametrize(("strategy", "fault"), cases())
 def test_every_sample_is_settled(tmp_path, strategy, fault):
     job = JOBS.get(fault, Job)(tmp_path, SIZE, EPOCHS, BATCH, evaluates=False)
-    settings = {"evaluate_every": "off", "threads": 1, "runs_dir": tmp_path / "runs"}
+    settings = {}
     if fault == "parked killed":
         settings["sink"] = Killer(tmp_path)
     if fault == "server killed":
         settings["checkpoint_every"] = "4v"
-    done = paceline.launch(job, engine="local", scenario=scenario_of(fault), strategy=strategy, **settings)
+    done = launch(job, tmp_path, scenario=scenario_of(fault), strategy=strategy, **settings)
     assert done.ended == "done"
     assert done.summary.samples_used == SIZE * EPOCHS
     assert replay(done.journal).difference is None
-    check_that_it_happened(fault, list(journal.read(done.journal)), tmp_path)
+    check_that_it_happened(fault, lines_of(done), tmp_path)
 
 
 def check_that_it_happened(fault, lines, notes):
@@ -191,7 +183,7 @@ def check_that_it_happened(fault, lines, notes):
             assert not (granted and is_death(line, FASTEST))
             granted = has_grant(line, FASTEST, granted)
         return
-    if fault == "stopped 3 s":
+    if fault == "stopped":
         assert float((notes / "stood-still").read_text()) > 0.5
     if fault == "newcomer":
         assert NEWCOMER in {e.worker for e in events if isinstance(e, Joined)}
@@ -200,5 +192,5 @@ def check_that_it_happened(fault, lines, notes):
         headers = [line for line in lines if isinstance(line, journal.Header)]
         assert len(headers) == 2
         assert headers[1].restored is not None
-    observed = {line.what for line in lines if isinstance(line, Observation)}
-    assert "scenario" in observed
+    happened = {line.data["kind"] for line in lines if isinstance(line, Observation) and line.what == "scenario"}
+    assert happened == set(FAULTS[fault])

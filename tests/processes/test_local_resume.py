@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from clusters import Rows, mean_square
+from launching import launch
 
 import paceline
 from paceline.core.errors import OptionError
@@ -17,8 +18,6 @@ from paceline.records.replay import replay
 from paceline.server.checkpoint import files as checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-SETTINGS = {"engine": "local", "workers": 2, "threads": 1, "evaluate_every": "off"}
 
 
 class Counter:
@@ -76,7 +75,7 @@ class Job:
 def train(tmp_path, name, **settings):
     folder = tmp_path / name
     folder.mkdir()
-    done = paceline.launch(Job(folder), **{**SETTINGS, "runs_dir": folder / "runs", **settings})
+    done = launch(Job(folder), folder, **settings)
     counters = {file.name: json.loads(file.read_text()) for file in folder.glob("counter-*.json")}
     return done, counters
 

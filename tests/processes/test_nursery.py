@@ -13,6 +13,7 @@ import leaks
 import pytest
 import torch
 from clusters import Rows, mean_square, network
+from launching import launch
 
 import paceline
 from paceline.core import errors
@@ -21,8 +22,6 @@ from paceline.engines.local.output import Console, Transcript
 from paceline.engines.local.processes import Process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-QUICK = {"workers": 2, "threads": 1, "evaluate_every": "off"}
 
 
 class Training:
@@ -51,6 +50,14 @@ def own():
     made = nursery.Nursery(ignoring=["PYTEST_CURRENT_TEST"])
     yield made
     made.end()
+
+
+@pytest.fixture
+def kept():
+    """The nursery of the session, for tests that leave it as it is."""
+    made = nursery.take()
+    yield made
+    nursery.give_back(made)
 
 
 @pytest.fixture
@@ -140,6 +147,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.fresh
 def test_a_process_finds_what_a_fresh_interpreter_finds(tmp_path):
     (tmp_path / "program.py").write_text(FINDINGS)
     (tmp_path / "there").mkdir()
@@ -171,21 +179,21 @@ def test_brothers_share_no_random_state(tmp_path):
         drawn = [numpy.random.default_rng().random(), uuid.uuid4().hex, multiprocessing.current_process().authkey.hex()]
         (tmp_path / f"{paceline.init().worker}.json").write_text(json.dumps(drawn))
 
-    paceline.launch(train, **QUICK)
+    launch(train)
     one, other = (json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(2))
     assert not set(one) & set(other)
 
 
-def test_the_nursery_has_one_thread_and_its_children_are_the_launchers(own):
-    process = process_from(own)
+def test_the_nursery_has_one_thread_and_its_children_are_the_launchers(kept):
+    process = process_from(kept)
     try:
-        assert len(list(Path(f"/proc/{own.pid}/task").iterdir())) == 1
+        assert len(list(Path(f"/proc/{kept.pid}/task").iterdir())) == 1
         assert parent_of(process.pid) == os.getpid()
         assert scratch.group_of(process.pid) == [process.pid]
-        assert own.usable
+        assert kept.usable
         while command_of(process.pid) != "paceline: worker 0":  # the last that it does before its role
             time.sleep(0.01)
-        assert len(list(Path(f"/proc/{own.pid}/fd").iterdir())) == 5  # streams, socket, the launcher's handle
+        assert len(list(Path(f"/proc/{kept.pid}/fd").iterdir())) == 5  # streams, socket, the launcher's handle
     finally:
         process.bury()
 
@@ -194,11 +202,12 @@ def test_the_nursery_has_one_thread_and_its_children_are_the_launchers(own):
     "way", ["fork", *(pytest.param(way, marks=pytest.mark.soak) for way in ("forkserver", "spawn"))]
 )
 def test_loaders_work_in_its_children(taken, way):
-    done = paceline.launch(Training(num_workers=2, multiprocessing_context=way), **QUICK)
+    done = launch(Training(num_workers=2, multiprocessing_context=way))
     assert done.summary.samples_used == 80
     assert taken[0].usable
 
 
+@pytest.mark.fresh
 def test_its_imports_ask_nothing_of_cuda():
     code = (
         "import torch\n"
@@ -214,22 +223,22 @@ def test_its_imports_ask_nothing_of_cuda():
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("orphaned", [False, True])
-def test_a_signal_that_ended_a_process_is_seen_with_and_without_the_nursery(own, number, orphaned):
-    process = process_from(own)
+def test_a_signal_that_ended_a_process_is_seen_with_and_without_the_nursery(own, orphaned):
+    processes = {number: process_from(own) for number in (signal.SIGKILL, signal.SIGSEGV)}
     if orphaned:
         os.kill(own.pid, signal.SIGKILL)
         own.end()
-    os.kill(process.pid, number)
-    while not process.exited:
-        time.sleep(0.01)
-    assert process.bury() == -number
+    for number, process in processes.items():
+        os.kill(process.pid, number)
+        while not process.exited:
+            time.sleep(0.01)
+        assert process.bury() == -number
 
 
 def test_an_exit_code_is_seen_after_the_nurserys_death(taken, caplog):
     def run():
-        return paceline.launch(Training(end_oneself), **QUICK)
+        return launch(Training(end_oneself))
 
     kill_when_taken(taken)
     with pytest.raises(errors.ScriptError, match="the script of worker 1 exited with 7"):
@@ -260,6 +269,7 @@ def children_of_this_process():
 # -- without a nursery -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fresh
 def test_a_nursery_that_is_killed_takes_nobody_along_and_later_processes_are_fresh(taken, caplog, tmp_path):
     def die_once(session, number):
         mark = tmp_path / f"{session.worker}"
@@ -272,7 +282,7 @@ def test_a_nursery_that_is_killed_takes_nobody_along_and_later_processes_are_fre
             time.sleep(0.01)
 
     kill_when_taken(taken)
-    done = paceline.launch(Training(die_once), **QUICK, strategy="asp", respawn=True)
+    done = launch(Training(die_once), strategy="asp", respawn=True)
     assert done.summary.samples_used == 80
     assert (tmp_path / "0").read_text().startswith("paceline: worker 0")
     assert (tmp_path / "1").read_text().startswith(sys.executable)
@@ -280,6 +290,7 @@ def test_a_nursery_that_is_killed_takes_nobody_along_and_later_processes_are_fre
 
 
 @pytest.mark.parametrize("when", ["before", "while it imports"])
+@pytest.mark.fresh
 def test_without_the_nursery_a_run_starts_fresh_processes(taken, caplog, monkeypatch, when):
     take = nursery.take
 
@@ -292,7 +303,7 @@ def test_without_the_nursery_a_run_starts_fresh_processes(taken, caplog, monkeyp
         return found
 
     monkeypatch.setattr(nursery, "take", killed)
-    done = paceline.launch(Training(), **QUICK)
+    done = launch(Training(), workers=1)
     assert done.summary.samples_used == 80
     assert len(warned(caplog)) == 1
 
@@ -330,23 +341,25 @@ def test_one_that_was_stopped_in_the_middle_and_then_killed_is_given_up(own, cap
         process.bury()
 
 
+@pytest.mark.fresh
 def test_imports_that_start_a_thread_make_processes_fresh_and_are_named(tmp_path, monkeypatch, caplog):
     (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    done = paceline.launch(Training(), **QUICK)
+    done = launch(Training(), workers=1)
     assert done.summary.samples_used == 80
     (said,) = warned(caplog)
     assert "its imports have started 1 threads" in said
 
 
+@pytest.mark.fresh
 def test_start_fresh_uses_none(taken, tmp_path):
     def train():
         (tmp_path / "command").write_text(Path("/proc/self/cmdline").read_text())
         Training()()
 
-    assert paceline.launch(train, **QUICK, start="fresh").summary.samples_used == 80
+    assert launch(train, workers=1, start="fresh").summary.samples_used == 80
     assert not taken
     assert (tmp_path / "command").read_text().startswith(sys.executable)
 
@@ -359,7 +372,7 @@ def test_it_serves_the_next_run_as_long_as_the_process_is_the_same_to_it(taken, 
         with monkeypatch.context() as change:
             if changed:
                 change.setenv("MKL_NUM_THREADS", "1")
-            assert paceline.launch(Training(), **QUICK).ended == "done"
+            assert launch(Training()).ended == "done"
     first, second, other, again = [each.pid for each in taken]
     assert first == second == again != other
 
@@ -393,17 +406,18 @@ def with_a_variable():
 CHANGES = [with_umask, with_one_core, with_a_folder_to_import_from, with_a_signal_ignored, with_a_variable]
 
 
-def test_a_process_that_has_changed_is_not_served(own):
+def test_a_process_that_has_changed_is_not_served(kept):
     for change in CHANGES:
-        assert own.serves
+        assert kept.serves
         back = change()
         try:
-            assert not own.serves, change.__name__
+            assert not kept.serves, change.__name__
         finally:
             back()
 
 
 @pytest.mark.parametrize("moment", ["at once", "ready"])
+@pytest.mark.fresh
 def test_it_ends_with_the_process_that_has_it(nothing_left, moment):
     wait = "made.listen(); " if moment == "ready" else ""
     code = f"from paceline.engines.local.nursery import Nursery; made = Nursery(); {wait}print(made.pid, flush=True);"
@@ -442,6 +456,7 @@ print(done.ended)
 
 
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.fresh
 def test_ctrl_c_is_heard_while_a_nursery_starts(times):
     """Once: the run ends as soon as there is a server to say so. Twice: at once."""
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=-1, stderr=-1, text=True) as program:

@@ -1,6 +1,7 @@
 """The project as others meet it: the wheel, the clone, the promises of its files."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -84,6 +85,7 @@ def train_and_replay(folder: Path, *paceline: object, **variables: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fresh
 def test_the_wheel_trains_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """What it needs from elsewhere is found where the tests have it; an empty environment is made in `make soak`."""
     installed = tmp_path / "installed"
@@ -96,6 +98,7 @@ def test_the_wheel_trains_without_the_checkout(wheel: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.soak
+@pytest.mark.fresh
 def test_the_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     outside(tmp_path, sys.executable, "-m", "venv", tmp_path / "empty")
     binaries, constraints = tmp_path / "empty" / "bin", ROOT / "constraints.txt"
@@ -187,6 +190,7 @@ def test_what_was_tested_together_lies_in_the_declared_ranges() -> None:
     assert pinned["torch"] == "2.13.0"
 
 
+@functools.cache
 def imported_by_the_package() -> set[str]:
     """Top-level names of everything that some module of the package imports, wherever it does so."""
     found = set()
@@ -220,12 +224,34 @@ def test_nothing_is_unpickled_but_what_the_security_page_names() -> None:
     assert "the function that `paceline.launch` was given" in (ROOT / "SECURITY.md").read_text()
 
 
-def test_ci_runs_the_whole_suite_without_gaps() -> None:
+def test_ci_runs_lint_types_documentation_and_the_whole_suite_without_gaps() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "set -euo pipefail" in script.read_text()
-    assert "PACELINE_CI_NO_SKIPS=1" in script.read_text()
-    assert "make test" in script.read_text()
+    lines = script.read_text().splitlines()
+    assert {"set -euo pipefail", "export PACELINE_CI_NO_SKIPS=1"} <= set(lines)
+    assert [line for line in lines if line.startswith("make")] == ["make lint", "make docs", "make test"]
+    recipes = {name: commands_of(name) for name in ("lint", "docs", "test")}
+    assert recipes["lint"] == ["$(BIN)/ruff check .", "$(BIN)/ruff format --check .", "$(BIN)/mypy"]
+    assert "mkdocs build --strict" in recipes["docs"][0]
+    assert recipes["test"] == ["$(PYTEST)"]
+
+
+def commands_of(target: str) -> list[str]:
+    """What `make` runs for it."""
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe is not None, target
+    return [line.strip() for line in recipe[1].splitlines()]
+
+
+def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
+    assert PYPROJECT["tool"]["pytest"]["ini_options"]["timeout"] == 120
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 0.2\n")
+    (tmp_path / "test_it.py").write_text("import time\n\ndef test_hangs():\n    time.sleep(600)\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "Timeout" in done.stdout
+    assert "1 failed" in done.stdout
 
 
 @pytest.mark.slow

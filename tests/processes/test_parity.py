@@ -23,6 +23,7 @@ import pytest
 import torch
 from clusters import cluster
 from digests import lines_of, shown
+from launching import launch
 from local_jobs import Job
 from reference_runs import CENTRAL, PEERS, Train
 
@@ -86,8 +87,7 @@ def test_the_same_actions_through_memory_and_through_processes(tmp_path, strateg
     paceline.launch(job, engine="sim", scenario=cluster(*SPEEDS), strategy=strategy, sink=virtual)
     order = [line.event.worker for line in virtual if isinstance(line, Decision) and isinstance(line.event, Pushed)]
     path = tmp_path / "real.jsonl"
-    settings = {"engine": "local", "workers": len(SPEEDS), "threads": 1, "evaluate_every": "off", "journal": path}
-    paceline.launch(Scripted(tmp_path, order, path), strategy=strategy, **settings)
+    launch(Scripted(tmp_path, order, path), workers=len(SPEEDS), strategy=strategy, journal=path)
     assert conversation(journal.read(path)) == conversation(virtual)
 
 
@@ -119,8 +119,8 @@ def emulate(engine, name, folder, seed=4):
     """The run and its journal's lines."""
     path = folder / f"{engine}.jsonl"
     scenario = parse(EMULATED + SLOWER_UNDER.get(name, SLOWER), "parity", folder)
-    settings = {"strategy": STRATEGIES[name], "seed": seed, "threads": 1, "evaluate_every": "off", "journal": path}
-    run = paceline.launch(Train((0.6,), batch_size=4), engine=engine, scenario=scenario, **settings)
+    settings = {"strategy": STRATEGIES[name], "seed": seed, "journal": path}
+    run = launch(Train((0.6,), batch_size=4), engine=engine, scenario=scenario, **settings)
     return run, lines_of(path)
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from clusters import cluster, event
+from launching import launch
 
 import paceline
 from paceline.core.errors import UserError
@@ -17,10 +18,6 @@ from paceline.records.metrics import fold
 from paceline.records.replay import replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
-
-
-def launch(train, **settings):
-    return paceline.launch(train, engine="local", evaluate_every="off", **settings)
 
 
 class Count:
@@ -143,7 +140,7 @@ def test_the_evaluators_process_measures_the_tables():
             if not session.clock():
                 break
 
-    run = paceline.launch(train, engine="local", workers=2, strategy="bsp", target="loss=2")
+    run = launch(train, strategy="bsp", target="loss=2", evaluate_every="1v")
     assert run.ended == "target"
 
 

@@ -1,10 +1,5 @@
 """`python train.py` without a launcher: one worker in its own process, and the same model as plain PyTorch."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 import torch
 from clusters import Rows, mean_square, network
 
@@ -56,12 +51,3 @@ def test_accumulation_break_stop_and_a_second_phase():
             session.stop("enough")
         optimizer.step()
     assert count == 3
-
-
-@pytest.mark.slow
-def test_a_script_runs_by_itself(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(Path("examples/train.py").read_text())
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout

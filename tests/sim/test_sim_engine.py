@@ -298,7 +298,7 @@ def test_a_strategy_that_decides_by_the_loss_asks_for_it():
         launch(cluster(*EVEN), train(report_loss=False), strategy="adaptive_k:test=trend")
 
 
-def test_no_thread_is_left(leaves_nothing_behind):
+def test_no_thread_is_left(nothing_left):
     launch(cluster(*EVEN))
     with pytest.raises(ScenarioError):
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))

@@ -191,12 +191,13 @@ def train():
         optimizer.step()
 
 {guard}
-    run = paceline.launch(train, engine="local", workers=2, strategy=Damped, journal="j.jsonl")
+    run = paceline.launch(train, engine="local", workers=1, evaluate_every="off", strategy=Damped, journal="j.jsonl")
     print(run.summary.strategy)
 """
 
 
 @pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.fresh
 def test_a_program_with_its_own_strategy(guarded: bool, mine: Path) -> None:
     """The server loads the program's file: what starts a run in it must not start one there."""
     guard = 'if __name__ == "__main__":' if guarded else "if True:"

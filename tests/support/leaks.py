@@ -1,4 +1,4 @@
-"""What a run may leave behind, and how to see it: processes, descriptors, threads, shared memory, temporary files.
+"""What a test may leave behind, and how to see it: processes, descriptors, threads, shared memory, temporary files.
 
 Children inherit the environment, so a tag in it names every process that a test started, however far removed and
 whoever adopted it. Processes from a nursery that outlives the test show the nursery's environment, with the tag of the
@@ -6,6 +6,7 @@ whole session. Zombies show none, but those that count are children of this proc
 """
 
 import contextlib
+import gc
 import os
 import re
 import threading
@@ -68,37 +69,57 @@ def stale_blocks():
     return left
 
 
-class Watch:
-    """From here to `check`: whatever appears must be gone again."""
+def mappings():
+    """How often this process has mapped memory of paceline's."""
+    return Path("/proc/self/maps").read_text().count("memfd:paceline")
 
-    def __init__(self, temporary):
+
+class Watch:
+    """From here to `require_nothing_left`: whatever appears must be gone again.
+
+    Without a temporary folder it watches this process alone, for tests that start none.
+    """
+
+    def __init__(self, temporary=None):
         self.tag = uuid.uuid4().hex
         self.temporary = temporary
-        self.processes = tagged_processes(SESSION).keys() | zombies()
+        self.processes = set() if temporary is None else tagged_processes(SESSION).keys() | zombies()
+        self.blocks = set() if temporary is None else set(stale_blocks())
         self.threads = set(threading.enumerate())
         self.descriptors = descriptors()
-        self.blocks = set(stale_blocks())
+        self.mappings = mappings()
 
-    def left(self, patience_s=5.0):
+    def require_nothing_left(self):
+        left = self.left()
+        assert not left, f"left behind: {left}"
+
+    def left(self, patience_s=10.0):
         """All that is left, in words; ending takes a moment, so nothing is complained about before that."""
         deadline = time.monotonic() + patience_s
         while True:
             complaints = self._complaints()
             if not complaints or time.monotonic() > deadline:
                 return complaints
-            time.sleep(0.05)
+            gc.collect()
+            time.sleep(0.02)
 
     def _complaints(self):
-        alive = tagged_processes(self.tag) | tagged_processes(SESSION)
-        complaints = [f"process {pid}: {command}" for pid, command in alive.items() if pid not in self.processes]
-        complaints += [f"zombie {pid}" for pid in zombies() - self.processes]
+        complaints = self._in_this_process()
+        if self.temporary is not None:
+            alive = tagged_processes(self.tag) | tagged_processes(SESSION)
+            complaints += [f"process {pid}: {command}" for pid, command in alive.items() if pid not in self.processes]
+            complaints += [f"zombie {pid}" for pid in zombies() - self.processes]
+            complaints += [f"shared memory {name}" for name in set(stale_blocks()) - self.blocks]
+            complaints += [f"temporary {path.name}" for path in self.temporary.iterdir()]
+        return complaints
+
+    def _in_this_process(self):
         alive = [t.name for t in threading.enumerate() if t not in self.threads and t.is_alive()]
-        complaints += [f"thread {name}" for name in alive]
+        complaints = [f"thread {name}" for name in alive]
         mine = descriptors()
         for name in sorted(set(mine)):
             extra = mine.count(name) - self.descriptors.count(name)
             if extra > 0:
                 complaints.append(f"{extra} open {name}")
-        complaints += [f"shared memory {name}" for name in set(stale_blocks()) - self.blocks]
-        complaints += [f"temporary {path.name}" for path in self.temporary.iterdir()]
-        return complaints
+        extra = mappings() - self.mappings  # fewer is what an earlier test left to the garbage collector
+        return complaints + ([f"{extra} mappings of shared memory"] if extra > 0 else [])

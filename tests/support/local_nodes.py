@@ -8,7 +8,6 @@ import torch
 from clusters import Rows, cluster, mean_square, network
 
 import paceline
-from paceline.records import journal
 from paceline.records.journal import Observation, PeerDecision
 
 ROWS = Rows(96)
@@ -54,14 +53,6 @@ class Job:
 
 def evaluate(model):
     return {"loss": float(mean_square(model, ROWS.x, ROWS.y))}
-
-
-def launch(strategy, tmp_path, job=None, **settings):
-    given = {"evaluate_every": "off", "threads": 1, "runs_dir": tmp_path / "runs", **settings}
-    if "workers" not in given:
-        given.setdefault("scenario", EVEN)
-    done = paceline.launch(job or Job(), engine="local", strategy=strategy, **given)
-    return done, list(journal.read(done.journal))
 
 
 def decided(lines, kind):

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InternalError
@@ -202,7 +202,6 @@ def done_in(pace: RateCourse, start: float, end: float) -> float:
     return total
 
 
-@settings(deadline=None)
 @given(spells, seconds, seconds)
 def test_the_work_done_within_the_stretched_time_is_the_work_asked(
     events: list[ScenarioEvent], start: float, work: float
@@ -212,7 +211,6 @@ def test_the_work_done_within_the_stretched_time_is_the_work_asked(
     assert done_in(pace, start, start + lasts) == pytest.approx(work, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(spells, st.integers(0, 160), st.integers(1, 400))
 def test_brute_force_stepping_agrees(events: list[ScenarioEvent], quarters: int, tenths: int) -> None:
     """Steps of 1/64 s on which every pace is constant, as events begin and end at quarters of a second."""
@@ -230,7 +228,6 @@ def test_brute_force_stepping_agrees(events: list[ScenarioEvent], quarters: int,
     assert end == pytest.approx(at + (left / rate if rate else 0.0), abs=1e-6)
 
 
-@settings(deadline=None)
 @given(spells, seconds, seconds, st.floats(0.0, 1.0))
 def test_splitting_work_changes_nothing(events: list[ScenarioEvent], start: float, work: float, share: float) -> None:
     pace = pace_of(events)
@@ -243,7 +240,6 @@ def test_splitting_work_changes_nothing(events: list[ScenarioEvent], start: floa
     assert done_in(pace, start, start + both) == pytest.approx(done_in(pace, start, start + whole), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(spells, seconds, seconds, seconds)
 def test_later_starts_and_more_work_never_end_sooner(
     events: list[ScenarioEvent], start: float, later: float, work: float
@@ -256,7 +252,6 @@ def test_later_starts_and_more_work_never_end_sooner(
     assert start + pace.stretched(start, work + later) >= end
 
 
-@settings(deadline=None)
 @given(seconds, seconds, st.lists(st.tuples(seconds, st.floats(0.1, 10)), min_size=1, max_size=4))
 def test_a_computation_outside_all_events_is_not_touched(
     start: float, work: float, spans: list[tuple[float, float]]

@@ -17,7 +17,7 @@ def drain(ledger, worker=0, work=7):
         yield allotment
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     size=st.integers(1, 60),
     epochs=st.integers(1, 4),
@@ -148,7 +148,7 @@ def test_bad_ledgers(sampling, size, epochs, workers, message):
         make_ledger(sampling, size, epochs, 0, workers)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     sampling=st.sampled_from(["epoch", "shard", "replacement"]),
     size=st.integers(5, 60),

@@ -77,7 +77,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert same(value, unpack(pack(value)))
@@ -140,7 +140,7 @@ def test_a_value_that_contains_itself_is_refused():
         pack(value)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 300), st.integers(1, 255))
 def test_damaged_bytes_are_an_error_of_their_own(noise, place, flip):
     whole = bytearray(pack({"a": [1, 2.5, None], "b": torch.arange(4)}))
