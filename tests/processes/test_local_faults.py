@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import cluster, event
+import torch
+from clusters import Rows, cluster, event, mean_square, network
 from fault_pairs import ALL_PAIRS, FAULTS, PAIRS
 from launching import launch, lines_of
 from local_jobs import Job
 
+import paceline
 from paceline.core.actions import Cancel, Grant
 from paceline.core.events import Joined, Left, Pushed
 from paceline.records import journal
@@ -194,3 +196,34 @@ def check_that_it_happened(fault, lines, notes):
         assert headers[1].restored is not None
     happened = {line.data["kind"] for line in lines if isinstance(line, Observation) and line.what == "scenario"}
     assert happened == set(FAULTS[fault])
+
+
+class Twice(Job):
+    """Two loops, and a while between them."""
+
+    BETWEEN_S = 2.0
+
+    def __call__(self):
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        session.prepare(model, optimizer)
+        for loop in range(2):
+            time.sleep(self.BETWEEN_S * loop)
+            for x, y, _ in session.batches(Rows(self.size), batch_size=self.batch_size, epochs=1):
+                optimizer.zero_grad()
+                mean_square(model, x, y).backward()
+                optimizer.step()
+
+
+def test_a_server_that_is_killed_between_two_phases_is_killed_once(tmp_path):
+    scenario = cluster(*SPEEDS, events=event("server_crash", 2.0))  # the first phase takes 0.4 s
+    job = Twice(tmp_path, 40, 1, BATCH, evaluates=False)
+    settings = {"evaluate_every": "off", "threads": 1, "runs_dir": tmp_path / "runs", "checkpoint_every": "4v"}
+    done = paceline.launch(job, engine="local", scenario=scenario, **settings)
+    lines = list(journal.read(done.journal))
+    assert done.summary.samples_used == 80
+    assert len([line for line in lines if isinstance(line, journal.Header)]) == 2
+    (struck,) = [line for line in lines if isinstance(line, Observation) and line.what == "scenario"]
+    assert struck.data["kind"] == "server_crash"
+    assert replay(done.journal).difference is None

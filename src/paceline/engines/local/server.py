@@ -257,11 +257,14 @@ class Server:
         self._setup = setup
         plan, config = setup.plan, setup.plan.config
         self._metrics = Metrics()
+        self._struck_until = 0.0  # by a scenario, under a server before this one
         self._writer: Writer | None = None
         if plan.journal is not None:
             if setup.append:
                 for line in read(plan.journal):
                     self._metrics.write(line)
+                    if isinstance(line, Observation) and line.what == "scenario":
+                        self._struck_until = max(self._struck_until, line.data["at"])
             self._writer = Writer(plan.journal, append=setup.append)
         self._resumption = Resumption(Path(setup.restore)) if setup.restore is not None else None
         peer = is_peer(config.strategy)
@@ -298,7 +301,8 @@ class Server:
             run.begin()
             return
         lost = self._metrics.beyond(resumption.run.restored)  # what a server before this one did after the checkpoint
-        seen_until = self._metrics.seconds if setup.append else resumption.run.at
+        # What strikes between two phases is on record at a time that stood still: an event's own second counts, too.
+        seen_until = max(self._metrics.seconds, self._struck_until) if setup.append else resumption.run.at
         died_at = time.monotonic() - setup.began if setup.append and setup.began is not None else None
         run.begin(resumption, died_at, seen_until)
         if any(lost.values()):
