@@ -8,7 +8,7 @@ from hand_driven import BATCH, FIRST, LR, SIZE, HandDrivenRun, hello
 
 from paceline.core.actions import Apply
 from paceline.core.errors import CheckpointError, InternalError, OptionError, PeerError, ScriptError, UserError
-from paceline.core.events import Joined, Left, Pushed
+from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.core.settings import Every, Target
 from paceline.peers import messages as p
 from paceline.peers.server import PeerExchange
@@ -121,6 +121,17 @@ def test_a_second_phase_begins_where_everybody_waits_for_it():
     assert [line.at for line in hand.observed("phase")] == [0.0, 5.0]
     assert hand.last(0, Work).phase == 1
     assert hand.engine.clock_started == [0.0]
+
+
+def test_a_timer_between_two_phases_fires_at_its_own_time():
+    hand = HandDrivenRun().train()
+    hand.engine.time = 1.0
+    for _ in range(2):
+        for worker in (0, 1):
+            hand.pushes(worker)
+    hand.run.set_timer("again", 3.0, hand.run.coordinator.timers.set("again", 3.0))
+    hand.engine.advance(5.0)
+    assert [event for event in hand.events if isinstance(event, TimerFired)] == [TimerFired(3.0, "again")]
 
 
 def test_a_worker_that_asks_for_a_phase_that_is_over_is_told_so():

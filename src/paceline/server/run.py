@@ -434,7 +434,7 @@ class ServerRun:
 
     def _on_timer(self, timer: tuple[str, int]) -> None:
         if self.active:
-            at = self.moment()
+            at = self.engine.now()  # also between phases, or one that is set again and again would be due at once
             self.coordinator.fire(*timer, at)
             self.exchange.settle(at)
 
