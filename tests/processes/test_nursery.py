@@ -236,30 +236,33 @@ def test_a_signal_that_ended_a_process_is_seen_with_and_without_the_nursery(own,
         assert process.bury() == -number
 
 
-def test_an_exit_code_is_seen_after_the_nurserys_death(taken, caplog):
-    def run():
-        return launch(Training(end_oneself))
+def test_an_exit_code_is_seen_after_the_nurserys_death(taken, caplog, tmp_path):
+    def end_oneself(session, number):
+        wait_for(tmp_path / "killed")
+        if session.worker == 1 and number == 1:
+            os._exit(7)
 
-    kill_when_taken(taken)
+    kill_when_taken(taken, tmp_path / "killed")
     with pytest.raises(errors.ScriptError, match="the script of worker 1 exited with 7"):
-        run()
+        launch(Training(end_oneself))
     assert not warned(caplog)  # nothing had to be started after it
 
 
-def end_oneself(session, number):
-    if session.worker == 1 and number == 1:
-        os._exit(7)
-
-
-def kill_when_taken(taken):
-    """As soon as both workers are there."""
+def kill_when_taken(taken, killed):
+    """As soon as both workers are there; `killed` appears when that is done, and scripts wait for it."""
 
     def kill():
         while not taken or len(children_of_this_process()) < 4:
             time.sleep(0.005)
         os.kill(taken[0].pid, signal.SIGKILL)
+        killed.touch()
 
     threading.Thread(target=kill, daemon=True).start()
+
+
+def wait_for(file):
+    while not file.exists():
+        time.sleep(0.005)
 
 
 def children_of_this_process():
@@ -276,12 +279,15 @@ def test_a_nursery_that_is_killed_takes_nobody_along_and_later_processes_are_fre
         first = not mark.exists()
         if number in (0, 2):
             mark.write_text(Path("/proc/self/cmdline").read_text())
+        wait_for(tmp_path / "killed")
         if session.worker == 1 and number == 0 and first:
             os.kill(os.getpid(), signal.SIGKILL)
-        while session.worker == 0 and number == 2 and "paceline: " in (tmp_path / "1").read_text():
-            time.sleep(0.01)
+        if session.worker == 0 and number == 2:
+            wait_for(tmp_path / "1")
+            while "paceline: " in (tmp_path / "1").read_text():
+                time.sleep(0.01)
 
-    kill_when_taken(taken)
+    kill_when_taken(taken, tmp_path / "killed")
     done = launch(Training(die_once), strategy="asp", respawn=True)
     assert done.summary.samples_used == 80
     assert (tmp_path / "0").read_text().startswith("paceline: worker 0")
