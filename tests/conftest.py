@@ -1,5 +1,6 @@
 """What holds for the whole suite: soak tests run only when asked for, and on CI a skipped test is a failure."""
 
+import importlib
 import os
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def shared() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def one_nursery() -> Iterator[None]:
     """All runs of this process start from one nursery: a test that starts five processes imports torch in none."""
+    # It sets variables of the process when it is imported, and a nursery from before that serves no run after it.
+    importlib.import_module("sklearn")
     os.environ[leaks.TAG] = leaks.SESSION
     with nursery.kept(ignoring=OF_A_TEST):
         yield

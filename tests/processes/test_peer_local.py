@@ -11,8 +11,7 @@ import time
 import pytest
 import torch
 from clusters import cluster, event, mean_square, network
-from launching import launch, lines_of
-from local_nodes import EVEN, ROWS, Job, decided, observed
+from local_nodes import EVEN, ROWS, Job, decided, nodes, observed
 
 import paceline
 from paceline.core.errors import UserError
@@ -40,14 +39,6 @@ def cases():
     pairs = [(machine, way) for machine in MACHINES for way in WAYS]
     assert set(ORDINARY) <= set(pairs)
     return [pytest.param(*pair, marks=() if pair in ORDINARY else (pytest.mark.soak,)) for pair in pairs]
-
-
-def nodes(strategy, folder, job=None, **settings):
-    """A run without a server, of four even nodes unless told otherwise, and its journal."""
-    if "workers" not in settings:
-        settings.setdefault("scenario", EVEN)
-    done = launch(job or Job(), folder, strategy=strategy, **settings)
-    return done, lines_of(done)
 
 
 @pytest.mark.parametrize(("machine", "way"), cases())

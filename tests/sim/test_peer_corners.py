@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from clusters import cluster, event, mean_square, network
-from local_nodes import ROWS, Job, decided, evaluate, launch
+from local_nodes import ROWS, Job, decided, evaluate, nodes
 
 import paceline
 from paceline.core.peer_actions import Mix, Send
@@ -27,7 +27,7 @@ SLOW_LINE = "latency_ms = 200\nbandwidth_mbps = 1000"
 def test_a_newcomer_is_given_a_model_by_a_node_that_has_nothing_to_do(tmp_path):
     events = event("crash", 0.2, worker=0) + event("rejoin", 0.3, worker=0) + event("crash", 7.0, worker=2)
     scenario = cluster(1.0, 1.0, 0.004, events=events)  # worker 2 sits on the last batch until it dies
-    done, _ = launch("gossip", tmp_path, Job(epochs=1), scenario=scenario)
+    done, _ = nodes("gossip", tmp_path, Job(epochs=1), scenario=scenario)
     assert done.summary.samples_used == len(ROWS)
 
 
@@ -50,7 +50,7 @@ class DyingJob(Job):
 @pytest.mark.parametrize("line", [SLOW_LINE, ""])
 def test_a_node_that_dies_in_the_middle_of_an_average_is_left_out(tmp_path, line):
     scenario = cluster(1.0, 1.0, 1.0, network=line)
-    done, lines = launch("local_sgd:period=2", tmp_path, DyingJob(epochs=1), scenario=scenario)
+    done, lines = nodes("local_sgd:period=2", tmp_path, DyingJob(epochs=1), scenario=scenario)
     assert done.summary.samples_used == len(ROWS)
     assert replay(done.journal).difference is None
     assert set(done.nodes) == {0, 1}
@@ -61,7 +61,7 @@ def test_a_node_that_dies_in_the_middle_of_an_average_is_left_out(tmp_path, line
 def test_several_nodes_that_leave_at_once_lose_no_weight(tmp_path):
     events = event("leave", 0.5, worker=1) + event("leave", 0.5, worker=2) + event("leave", 0.52, worker=3)
     scenario = cluster(1.0, 1.0, 1.0, 1.0, events=events)
-    _, lines = launch("gossip:form=weighted", tmp_path, Job(epochs=6), scenario=scenario)
+    _, lines = nodes("gossip:form=weighted", tmp_path, Job(epochs=6), scenario=scenario)
     weight = dict.fromkeys(range(4), 1.0)
     for line in lines:
         if isinstance(line, PeerDecision):
@@ -92,7 +92,7 @@ class LeavingJob:
 
 @pytest.mark.soak
 def test_a_leaver_whose_reader_dies_gives_its_weight_to_another(tmp_path):
-    done, lines = launch("gossip:form=weighted,peers=ring", tmp_path, LeavingJob(), workers=3)
+    done, lines = nodes("gossip:form=weighted,peers=ring", tmp_path, LeavingJob(), workers=3)
     assert replay(done.journal).difference is None
     weight, of_leaver = dict.fromkeys(range(3), 1.0), 0
     for line in lines:
@@ -127,7 +127,7 @@ def test_a_loop_that_is_stopped_ends_with_one_average_which_everybody_has(tmp_pa
     for attempt in range(3):
         notes = tmp_path / str(attempt)
         notes.mkdir()
-        done, _ = launch("gossip", notes, StoppingJob(notes=notes), workers=3, evaluate_every="3v")
+        done, _ = nodes("gossip", notes, StoppingJob(notes=notes), workers=3, evaluate_every="3v")
         used = {report.worker: report.samples for report in done.summary.per_worker}
         for name, value in done.model_state.items():
             mean = sum(done.nodes[node][name] * used[node] for node in used) / sum(used.values())
@@ -155,14 +155,14 @@ class OddJob:
 @pytest.mark.soak
 @pytest.mark.parametrize("machine", ["gossip", "elastic:period=1", "local_sgd:period=2", "adaptive_gossip"])
 def test_tensors_without_a_byte_are_no_trouble(tmp_path, machine):
-    done, _ = launch(machine, tmp_path, OddJob(), scenario=cluster(1.0, 1.0), evaluate_every="1e")
+    done, _ = nodes(machine, tmp_path, OddJob(), scenario=cluster(1.0, 1.0), evaluate_every="1e")
     assert done.ended == "done"
     assert done.model_state["nothing"].shape == (0, 3)
 
 
 @pytest.mark.soak
 def test_a_checkpoint_in_mid_run_holds_the_average_of_the_nodes(tmp_path):
-    done, _ = launch("gossip", tmp_path, scenario=cluster(1.0, 1.0), checkpoint_every="16v", max_versions=40)
+    done, _ = nodes("gossip", tmp_path, scenario=cluster(1.0, 1.0), checkpoint_every="16v", max_versions=40)
     taken = sorted((done.folder / checkpoint.FOLDER).iterdir())
     assert taken
     start = {name: value.detach() for name, value in network().named_parameters()}
@@ -178,6 +178,6 @@ def test_a_checkpoint_in_mid_run_holds_the_average_of_the_nodes(tmp_path):
 @pytest.mark.soak
 def test_a_pause_that_outlasts_the_run_does_not_hold_it_up(tmp_path):
     scenario = cluster(1.0, 1.0, events=event("pause", 0.2, worker=1, for_=20.0))
-    done, _ = launch("gossip", tmp_path, Job(epochs=50), scenario=scenario, max_seconds=1)
+    done, _ = nodes("gossip", tmp_path, Job(epochs=50), scenario=scenario, max_seconds=1)
     assert done.ended == "limit"
     assert done.summary.seconds < 10

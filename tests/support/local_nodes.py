@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from clusters import Rows, cluster, mean_square, network
+from launching import launch, lines_of
 
 import paceline
 from paceline.records.journal import Observation, PeerDecision
@@ -53,6 +54,14 @@ class Job:
 
 def evaluate(model):
     return {"loss": float(mean_square(model, ROWS.x, ROWS.y))}
+
+
+def nodes(strategy, folder, job=None, **settings):
+    """A run without a server, of four even nodes unless told otherwise, and its journal."""
+    if "workers" not in settings:
+        settings.setdefault("scenario", EVEN)
+    done = launch(job or Job(), folder, strategy=strategy, **settings)
+    return done, lines_of(done)
 
 
 def decided(lines, kind):
