@@ -41,7 +41,7 @@ LAW = (
     ("gradients", "tables", "peers"),
     (TOP,),
     ("engines",),
-    ("forecast", "compare"),
+    ("forecast", "compare", "laws"),
     ("cli", "tasks"),
 )
 LEVELS = {room: level for level, rooms in enumerate(LAW) for room in rooms}
