@@ -219,8 +219,7 @@ class Twice(Job):
 def test_a_server_that_is_killed_between_two_phases_is_killed_once(tmp_path):
     scenario = cluster(*SPEEDS, events=event("server_crash", 2.0))  # the first phase takes 0.4 s
     job = Twice(tmp_path, 40, 1, BATCH, evaluates=False)
-    settings = {"evaluate_every": "off", "threads": 1, "runs_dir": tmp_path / "runs", "checkpoint_every": "4v"}
-    done = paceline.launch(job, engine="local", scenario=scenario, **settings)
+    done = launch(job, tmp_path, scenario=scenario, checkpoint_every="4v")
     lines = list(journal.read(done.journal))
     assert done.summary.samples_used == 80
     assert len([line for line in lines if isinstance(line, journal.Header)]) == 2
