@@ -10,28 +10,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from paceline.core.errors import InternalError
 from paceline.core.settings import Capabilities, RunConfig
 from paceline.gradients.server import GradientExchange
-from paceline.model.spec import ModelSpec, Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
 from paceline.records.journal import Header
 from paceline.records.logs import Log
 from paceline.server.emulation import Timing
-from paceline.server.engine import Call, Control
+from paceline.server.engine import Call, Control, TensorsByReference
 from paceline.server.plan import Plan
 from paceline.server.run import ServerRun
 from paceline.strategies import build
 from paceline.tables.server import TableExchange
-from paceline.transport.messages import Hello, ToServer, ToWorker, Work
+from paceline.transport.messages import ToServer, ToWorker, Work
 from paceline.worker.context import Shared, WorkerContext
 
 WORKER = 0
 
 
-class Alone:
+class Alone(TensorsByReference):
     """Engine and link of the only worker."""
 
     name = "alone"
@@ -99,19 +96,6 @@ class Alone:
     def recall(self, worker: int, ticket: int) -> None:
         del worker
         self._answers = deque(m for m in self._answers if not (isinstance(m, Work) and m.ticket == ticket))
-
-    def make_store(
-        self, hello: Hello, values: list[torch.Tensor], buffers: list[torch.Tensor], *, statistics: bool
-    ) -> Store:  # fmt: skip
-        return Store(hello.spec, values, buffers, statistics)
-
-    def region(self, worker: int) -> None:
-        """Tensors go by reference."""
-        del worker
-
-    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
-        del worker, waits, reads
-        return store.read()
 
     def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
         return call()

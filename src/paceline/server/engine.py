@@ -67,3 +67,20 @@ class Engine(Protocol):
 
     def effort(self) -> dict[str, float] | None:
         """Processor seconds that the server spent, where it has a process of its own."""
+
+
+class TensorsByReference:
+    """The half of an engine that moves tensors, where server and workers are one process."""
+
+    def make_store(self, hello: Hello, values: list[Any], buffers: list[Any], *, statistics: bool) -> Store:
+        """In main memory."""
+        return Store(hello.spec, values, buffers, statistics)
+
+    def region(self, worker: int) -> None:
+        """Nothing is shared by address."""
+        del worker
+
+    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
+        """One immutable copy for everybody."""
+        del worker, waits, reads
+        return store.read()

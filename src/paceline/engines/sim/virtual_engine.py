@@ -17,8 +17,6 @@ from paceline.engines.sim.interrupts import deferred
 from paceline.engines.sim.kernel import Call, Kernel
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
 from paceline.gradients.server import GradientExchange
-from paceline.model.spec import Parameters
-from paceline.model.store import Store
 from paceline.peers.virtual import VirtualPeerExchange
 from paceline.records.journal import Sink, Tee, Writer
 from paceline.records.logs import Log
@@ -26,21 +24,21 @@ from paceline.records.metrics import Metrics
 from paceline.records.replay import started
 from paceline.records.report import save_report
 from paceline.server.emulation import Timing
-from paceline.server.engine import Control
+from paceline.server.engine import Control, TensorsByReference
 from paceline.server.exchange import Launched, RunExchange
 from paceline.server.plan import Plan, Progress
 from paceline.server.run import ServerRun
 from paceline.strategies import is_peer
 from paceline.tables.messages import Tick
 from paceline.tables.server import TableExchange
-from paceline.transport.messages import Ended, Hello, Push, ToServer
+from paceline.transport.messages import Ended, Push, ToServer
 from paceline.worker import context
 from paceline.worker.context import Shared, WorkerContext
 
 NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers
 
 
-class SimEngine:
+class SimEngine(TensorsByReference):
     """Carries a run in virtual time, its workers as threads of this process."""
 
     name = "sim"
@@ -255,19 +253,6 @@ class SimEngine:
             del self._dispatched[worker]
 
     # -- the model ---------------------------------------------------------------------------------------------------
-
-    def make_store(
-        self, hello: Hello, values: list[torch.Tensor], buffers: list[torch.Tensor], *, statistics: bool
-    ) -> Store:  # fmt: skip
-        return Store(hello.spec, values, buffers, statistics)
-
-    def region(self, worker: int) -> None:
-        """Tensors go by reference."""
-        del worker
-
-    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
-        del worker, waits, reads
-        return store.read()
 
     def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
         self._turns.take(self._evaluations)
