@@ -177,7 +177,7 @@ class TransportContract:
     def test_a_push_carries_its_tensors_unchanged(self):
         worker, server = self.make()
         values = torch.arange(1000, dtype=torch.float32)
-        worker.send(Push(7, 3, Gradient.of([values.clone()], frozenset({2}), [{"lr": 0.1}], [], 0.25)))
+        worker.send(Push(7, 3, Gradient([values.clone()], frozenset({2}), [{"lr": 0.1}], [], 0.25)))
         got = self.take(server)
         assert torch.equal(got.gradient.flat[0], values)
         assert (got.gradient.missing, got.gradient.options, got.gradient.loss) == (frozenset({2}), [{"lr": 0.1}], 0.25)
@@ -188,7 +188,7 @@ class TransportContract:
         flat = values_of(SPEC.parameters, 1)
         change = [None, torch.tensor(4), torch.ones(2, 3)]
         kept = [np.array([1, 5]), np.empty(0, dtype=np.int64)]
-        worker.send(Push(8, 2, Gradient.of(flat, frozenset({0, 2}), options, change, None, 1.5), kept, 64, 0.5, 0.125))
+        worker.send(Push(8, 2, Gradient(flat, frozenset({0, 2}), options, change, None, 1.5), kept, 64, 0.5, 0.125))
         worker.send(Push(9, 0, None))
         got = self.take(server)
         assert same(got.gradient.flat, flat)
@@ -226,7 +226,7 @@ class TransportContract:
         got = []
 
         def work():
-            worker.send(Push(1, 1, Gradient.of([up], frozenset(), [])))
+            worker.send(Push(1, 1, Gradient([up], frozenset(), [])))
             got.append(worker.receive())
 
         thread = threading.Thread(target=work)
@@ -349,7 +349,7 @@ class ProcessContract(TransportContract):
     def test_what_was_sent_belongs_to_its_sender_again(self):
         worker, server = self.make()
         gradient = torch.ones(LARGE)
-        thread = threading.Thread(target=lambda: (worker.send(Push(1, 1, Gradient.of([gradient], frozenset(), []))),
+        thread = threading.Thread(target=lambda: (worker.send(Push(1, 1, Gradient([gradient], frozenset(), []))),
                                                   gradient.zero_(), worker.poll(PATIENCE_S)))  # fmt: skip
         thread.start()
         got = self.take(server)
@@ -395,7 +395,7 @@ class ProcessContract(TransportContract):
             view.copy_(gradient)
         slot.changes[0].fill_(number - 0.5)
         change = [slot.changes[0], None, None]
-        gradient = Gradient.of(slot.flat, frozenset(), [{"lr": 0.1}], change, 0.5, 2.0, work.slot)
+        gradient = Gradient(slot.flat, frozenset(), [{"lr": 0.1}], change, 0.5, 2.0, work.slot)
         worker.send(Push(number, 1, gradient))
         push = self.take(server)
         assert push.gradient.slot == work.slot

@@ -21,7 +21,7 @@ from contracts.contract import alike
 from paceline.core.errors import PeerError
 from paceline.core.ledger import Indices
 from paceline.model.regions import private_region
-from paceline.model.spec import Parameters, PushTensors
+from paceline.model.spec import Gradient, Parameters
 from paceline.peers import messages as peers
 from paceline.tables import messages as tables
 from paceline.transport import messages
@@ -66,7 +66,6 @@ MADE = {
     Array: st.integers(1, 2).flatmap(lambda n: arrays(["float32", "float64", "int32", "int64"], n)),
     torch.Tensor: tensors(),
     Parameters: st.builds(Parameters, SIMPLE[int], TENSORS, TENSORS),
-    PushTensors: st.builds(PushTensors, TENSORS, st.lists(st.none() | tensors(), max_size=3)),
 }
 
 
@@ -90,6 +89,13 @@ def values(kind):
     return st.lists(*inner, max_size=3).map(made)
 
 
+OPTIONS = get_type_hints(Gradient.__init__)["options"]
+MADE[Gradient] = st.builds(
+    Gradient, TENSORS, st.frozensets(SIMPLE[int], max_size=3), values(OPTIONS),
+    st.lists(st.none() | tensors(), max_size=3), values(float | None), values(float | None),
+)  # fmt: skip
+
+
 def instances(kind):
     """Any message of that kind, or any struct in it; what does not travel is left out."""
     hints = get_type_hints(kind)
@@ -103,7 +109,7 @@ def decoder(kind):
 
 def equal(one, other):
     """Alike, tensors and what holds them included."""
-    if isinstance(other, PushTensors | Parameters):
+    if isinstance(other, Gradient | Parameters):
         return type(one) is type(other) and all(equal(getattr(one, n), getattr(other, n)) for n in other.__slots__)
     if isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)

@@ -27,6 +27,6 @@ def test_on_wait_is_told_only_when_there_is_nothing_to_receive():
 def test_tensors_go_by_reference():
     link = MemoryLink()
     assert link.adopt(SPEC) is None
-    gradient = Gradient.of([torch.ones(2)], frozenset(), [])
+    gradient = Gradient([torch.ones(2)], frozenset(), [])
     link.send(Push(1, 1, gradient))
     assert link.collect().gradient is gradient

@@ -111,7 +111,7 @@ class TestShm(ProcessContract):
         worker.send(Hello(SPEC, region.parameters, region.buffers))
         self.take(server)
         slot = region.slots[1]
-        worker.send(Push(1, 1, Gradient.of(slot.flat, frozenset(), [], [], None, 1.0, 1)))
+        worker.send(Push(1, 1, Gradient(slot.flat, frozenset(), [], [], None, 1.0, 1)))
         push = self.take(server)
         slot.flat[0].fill_(3.0)
         assert bool((push.gradient.flat[0] == 3.0).all())
@@ -223,7 +223,7 @@ class TestShm(ProcessContract):
     def test_tensors_must_have_the_size_that_was_announced(self):
         ours, theirs = Channel.pair()
         server = ShmServerEnd(theirs)
-        data, _ = Codec().encode(Push(1, 1, Gradient.of([torch.ones(4)], frozenset(), [])))
+        data, _ = Codec().encode(Push(1, 1, Gradient([torch.ones(4)], frozenset(), [])))
         ours.send([b"\x80", len(data).to_bytes(4, "little"), data, b"short"])
         with pytest.raises(PeerError, match="announced 16 bytes of tensors and brought 5"):
             server.collect()

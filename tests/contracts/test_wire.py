@@ -68,7 +68,7 @@ def framed(kind, *fields):
 def test_what_lies_in_the_region_is_named_only():
     worker, server = codecs()
     slot = worker.region.slots[1]
-    push = Push(3, 5, Gradient.of(slot.flat, frozenset({1}), [{"lr": 0.1}], [slot.changes[0], None, None], 0.5, 2.0, 1))
+    push = Push(3, 5, Gradient(slot.flat, frozenset({1}), [{"lr": 0.1}], [slot.changes[0], None, None], 0.5, 2.0, 1))
     data, loose = worker.encode(push)
     assert not loose
     assert len(data) < 100
@@ -133,7 +133,7 @@ def test_nothing_of_a_message_is_kept_by_its_codec():
 
 def test_a_push_without_changes_needs_none():
     worker, server = codecs()
-    data, _ = worker.encode(Push(1, 1, Gradient.of(worker.region.slots[0].flat, frozenset(), [], [], None, None, 0)))
+    data, _ = worker.encode(Push(1, 1, Gradient(worker.region.slots[0].flat, frozenset(), [], [], None, None, 0)))
     assert server.at_server(bytearray(data))[0].gradient.buffer_change == []
 
 
@@ -144,13 +144,13 @@ def test_the_evaluator_never_travels():
 
 def test_numbers_of_numpy_are_numbers():
     options = [{"lr": np.float64(0.5), "betas": (np.float32(0.5), 0.25), "steps": np.int64(3)}]
-    data, _ = Codec().encode(Push(1, 1, Gradient.of([], frozenset(), options)))
+    data, _ = Codec().encode(Push(1, 1, Gradient([], frozenset(), options)))
     assert Codec().at_server(bytearray(data))[0].gradient.options == [{"lr": 0.5, "betas": (0.5, 0.25), "steps": 3}]
 
 
 def test_an_option_that_cannot_travel_is_named():
     with pytest.raises(OptionError, match="object"):
-        Codec().encode(Push(1, 1, Gradient.of([], frozenset(), [{"lr": object()}])))
+        Codec().encode(Push(1, 1, Gradient([], frozenset(), [{"lr": object()}])))
 
 
 def test_an_error_gets_through_whatever_it_says():
@@ -184,14 +184,14 @@ def test_kinds_go_their_own_way_only():
 def test_a_slot_that_does_not_exist_is_named(slot):
     _, server = codecs()
     with pytest.raises(PeerError, match=f"malformed Push arrived: slot must be 0 to 1, not {slot}"):
-        server.at_server(framed(Push, 1, 1, [[slot, b""], [], []]))
+        server.at_server(framed(Push, 1, 1, [slot, b"", [], [], None, None]))
 
 
 @pytest.mark.parametrize("moved", [b"\x01", b"\x01" * 4, [True] * 3, 1], ids=str)
 def test_buffers_that_moved_are_as_many_as_the_model_has(moved):
     _, server = codecs()
     with pytest.raises(PeerError, match="malformed Push arrived: .* says which buffers have moved, the model has 3"):
-        server.at_server(framed(Push, 1, 1, [[0, moved], [], []]))
+        server.at_server(framed(Push, 1, 1, [0, moved, [], [], None, None]))
 
 
 @pytest.mark.parametrize("where", [2, -1, "region", None])
@@ -223,7 +223,7 @@ def test_a_number_is_given_once_and_on_its_own_side():
 
 def test_a_region_that_nobody_has_is_named():
     worker, _ = codecs()
-    data, _ = worker.encode(Push(1, 1, Gradient.of(worker.region.slots[0].flat, frozenset(), [], [], None, None, 0)))
+    data, _ = worker.encode(Push(1, 1, Gradient(worker.region.slots[0].flat, frozenset(), [], [], None, None, 0)))
     with pytest.raises(PeerError, match="lie in a region, and this link has none"):
         Codec().at_server(bytearray(data))
     with pytest.raises(PeerError, match="lie in a region, and this link has none"):
@@ -242,7 +242,7 @@ def test_indices_are_whole_numbers_of_eight_bytes():
 )
 def test_tensors_that_cannot_be_are_named(form):
     with pytest.raises(PeerError, match="malformed Push"):
-        Codec().at_server(framed(Push, 1, 1, [[[form], []], [], []]))
+        Codec().at_server(framed(Push, 1, 1, [[form], [], [], [], None, None]))
 
 
 def test_a_model_with_a_negative_side_is_named():
@@ -307,7 +307,7 @@ def test_damaged_messages_are_messages_or_the_peers_fault(data):
     worker, server = codecs()
     slot = worker.region.slots[0]
     sent = data.draw(st.sampled_from([
-        worker.encode(Push(1, 1, Gradient.of(slot.flat, frozenset({0}), [{"betas": (0.5, 0.5)}], [None] * 3, 0.5, 1.0,
+        worker.encode(Push(1, 1, Gradient(slot.flat, frozenset({0}), [{"betas": (0.5, 0.5)}], [None] * 3, 0.5, 1.0,
                                              0), [np.array([1])], 3)),
         worker.encode(Hello(SPEC, [], [])),
         Codec().encode(Hello(SPEC, values_of(SPEC.parameters, 1), [])),

@@ -225,7 +225,7 @@ class TestZeromq(ProcessContract):
     @pytest.mark.parametrize("size", [10, CHUNK])
     def test_chunks_of_the_wrong_size_are_named(self, size):
         worker, server = self.make()
-        data, _ = worker._codec.encode(Push(1, 1, Gradient.of([torch.ones(GATHERED)], frozenset(), [])))
+        data, _ = worker._codec.encode(Push(1, 1, Gradient([torch.ones(GATHERED)], frozenset(), [])))
         worker.poll()
         worker._socket.send(data)
         worker._socket.send(bytes(size))

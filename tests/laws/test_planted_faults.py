@@ -20,7 +20,6 @@ from paceline.laws.checker import Violation, check
 from paceline.laws.clusters import ClusterPlan, play
 from paceline.records.journal import Decision, Line, Observation
 from paceline.server.coordinator import Coordinator
-from paceline.server.workers import PushArrival
 from paceline.strategies import Strategy
 from paceline.strategies.adaptive_k_load import AdaptiveKLoad
 from paceline.strategies.balanced import Balanced
@@ -148,7 +147,7 @@ def test_lost_sample_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lost_sample_in_the_coordinator() -> None:
     class Careless(Coordinator):
-        def arrive(self, at: float, message: PushArrival) -> None:
+        def arrive(self, at: float, message: PushRef) -> None:
             message.samples -= self.version == 7
             super().arrive(at, message)
 

@@ -180,7 +180,7 @@ class HandDrivenRun:
         """The gradient of what it was granted last."""
         work = self.last(worker, Work)
         flat = Layout.of([torch.zeros(1)]).pack([torch.tensor([value])])
-        gradient = Gradient.of(flat, frozenset(), list(hello().spec.optimizer.groups), loss=value)
+        gradient = Gradient(flat, frozenset(), list(hello().spec.optimizer.groups), loss=value)
         given = work.ticket if ticket is None else ticket
         self.says(worker, Push(given, work.allotment.samples, gradient, compute_s=compute_s))
 

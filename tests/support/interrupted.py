@@ -11,6 +11,7 @@ import torch
 
 from paceline import strategies
 from paceline.core.ledger import make_ledger
+from paceline.core.updates import PushRef
 from paceline.model.mass_optimizer import describe
 from paceline.model.spec import Gradient, ModelSpec
 from paceline.model.store import Store, spec_of_contents, store_of
@@ -18,7 +19,7 @@ from paceline.records.journal import Header, Lines, Sink
 from paceline.server.checkpoint.files import Checkpoint, Checkpointer
 from paceline.server.checkpoint.run_snapshot import restore, snapshot
 from paceline.server.coordinator import Coordinator
-from paceline.server.workers import GrantOrder, PushArrival
+from paceline.server.workers import GrantOrder
 
 WORKERS = 4
 BATCH = 4
@@ -135,7 +136,7 @@ class InterruptedRun:
         rows = torch.from_numpy(order.allotment.indices.copy())
         gradient = self._gradient(rows, read)
         norm = self.store.hold(order.ticket, gradient)
-        arrival = PushArrival(
+        arrival = PushRef(
             worker, 0, order.ticket, order.allotment.samples, self.at - order.at, 0.0, norm=norm, loss=gradient.loss
         )  # fmt: skip
         self.coordinator.arrive(self.at, arrival)
@@ -146,7 +147,7 @@ class InterruptedRun:
         loss.backward()
         flat = self.store.layout.pack([weight.grad, bias.grad])
         change = [torch.tensor(int(rows.max()) + 1), self.data[rows, :3].mean(0) * 0.1]
-        return Gradient.of(flat, frozenset(), list(self.store.spec.optimizer.groups), change, float(loss.detach()))
+        return Gradient(flat, frozenset(), list(self.store.spec.optimizer.groups), change, float(loss.detach()))
 
     def steps(self, events: int) -> "InterruptedRun":
         """So many events, or as many as there are."""

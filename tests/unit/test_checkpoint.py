@@ -307,7 +307,7 @@ def test_half_precision_tied_and_unsaved_tensors_come_back_exactly(tmp_path):
 
     def push(missing=()):
         flat = store.layout.pack([torch.randn(v.shape) for v in values])
-        return Gradient.of(flat, frozenset(missing), [options], [torch.ones(2)])
+        return Gradient(flat, frozenset(missing), [options], [torch.ones(2)])
 
     store.merge([push({1})], [0.5], [4], stock=False)  # one parameter has no optimizer state yet
     run = msgspec.structs.replace(snapshot(InterruptedRun("bsp", "adamw", "epoch").coordinator, 0.0), version=1)

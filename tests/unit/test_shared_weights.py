@@ -38,7 +38,7 @@ def made_store(make_optimizer=sgd, dtype=torch.float64):
 def push_of(store, number):
     flat = [torch.full_like(part, 0.1 * number, dtype=dtype) for part, dtype in
             zip(store.layout.zeros(), store.layout.dtypes, strict=True)]  # fmt: skip
-    return Gradient.of(flat, frozenset(), [dict(group) for group in store.spec.optimizer.groups])
+    return Gradient(flat, frozenset(), [dict(group) for group in store.spec.optimizer.groups])
 
 
 def adamw(model):

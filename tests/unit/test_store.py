@@ -27,7 +27,7 @@ def make(statistics=False, buffers=(), dtypes=(torch.float64, torch.float32)):
 
 def gradient(store, first, second, missing=(), buffers=()):
     flat = store.layout.pack([torch.full((3,), first), torch.full((2, 2), second)])
-    return Gradient.of(flat, frozenset(missing), OPTIONS, list(buffers))
+    return Gradient(flat, frozenset(missing), OPTIONS, list(buffers))
 
 
 def values(store):
@@ -163,7 +163,7 @@ def random_push(store, missing=()):
     views = store.layout.views(flat)
     for place in missing:
         views[place].zero_()
-    return Gradient.of(flat, frozenset(missing), list(store.spec.optimizer.groups), views=views)
+    return Gradient(flat, frozenset(missing), list(store.spec.optimizer.groups), views=views)
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
@@ -216,7 +216,7 @@ def test_a_push_is_applied_alike_from_its_views_and_from_its_flat_memory():
     second.restore(first.snapshot())
     push = random_push(first)
     first.merge([push], [0.5], [1], stock=False)
-    push.tensors.views = None
+    push.views = None
     second.merge([push], [0.5], [1], stock=False)
     assert all(map(torch.equal, first.state()[0], second.state()[0]))
 
@@ -249,7 +249,7 @@ def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
 def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():
     store = make()
     held, piece = gradient(store, 1.0, 2.0, missing={1}), gradient(store, 4.0, 8.0)
-    piece.tensors.slot, piece.tensors.views, held.tensors.slot = 1, store.layout.views(piece.flat), 0
+    piece.slot, piece.views, held.slot = 1, store.layout.views(piece.flat), 0
     piece.norm = held.norm = 1.0
     total = extend(held, 10, piece, 5)
     assert total.slot == 1
@@ -264,7 +264,7 @@ def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():
 def test_a_push_leaves_its_slot_as_it_is():
     store = make()
     push = gradient(store, 1.0, 2.0, missing={1}, buffers=[torch.tensor([2.0]), None])
-    push.tensors.slot, push.tensors.views, push.norm, push.loss = 1, store.layout.views(push.flat), 3.0, 0.5
+    push.slot, push.views, push.norm, push.loss = 1, store.layout.views(push.flat), 3.0, 0.5
     moved = out_of_slot(push)
     push.flat[0].fill_(9.0)
     push.buffer_change[0].fill_(9.0)
@@ -288,7 +288,7 @@ def held(store, ticket, first, samples=1, loss=None):
     """A push that waits at the store, and what a decision knows of it."""
     push = gradient(store, first, 0.0)
     push.loss = loss
-    return PushRef(0, ticket, samples, 0, (), store.hold(ticket, push), loss)
+    return PushRef(0, 0, ticket, samples, norm=store.hold(ticket, push), loss=loss)
 
 
 def test_pushes_are_applied_by_reference_once():
@@ -322,7 +322,7 @@ def test_an_extended_push_goes_by_its_last_ticket():
 
 def test_a_piece_of_a_push_that_brought_nothing_is_all_there_is():
     store = make()
-    nothing = PushRef(0, 7, 0, 0, ())
+    nothing = PushRef(0, 0, 7, 0)
     whole = store.extend(nothing, held(store, 8, 4.0, samples=5))
     assert (whole.ticket, whole.samples) == (8, 5)
     store.apply([whole], [1.0], stock=False)
@@ -338,7 +338,7 @@ def test_a_push_that_waits_keeps_its_slot_until_there_is_no_other():
         place = region.slots[slot]
         for part in place.flat:
             part.fill_(value)
-        store.hold(ticket, Gradient.of(place.flat, frozenset(), OPTIONS, slot=slot, views=place.views))
+        store.hold(ticket, Gradient(place.flat, frozenset(), OPTIONS, slot=slot, views=place.views))
 
     assert store.free_slot(region, 1) == 1  # that of the last push, which the caches know
     waits_in(region, 1, 7, 1.0)
@@ -350,5 +350,5 @@ def test_a_push_that_waits_keeps_its_slot_until_there_is_no_other():
     assert store.free_slot(region, 1) == 1  # where the oldest lay: it was copied to another place
     for part in region.slots[1].flat:
         part.fill_(100.0)
-    store.apply([PushRef(0, 7, 1, 0, (), 1.0)], [1.0], stock=False)
+    store.apply([PushRef(0, 0, 7, 1, norm=1.0)], [1.0], stock=False)
     assert values(store)[0] == pytest.approx(-1.0)

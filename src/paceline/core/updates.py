@@ -8,19 +8,26 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paceline.core.ledger import Allotment
+from paceline.core.ledger import Allotment, Indices
 
 
 class PushRef(msgspec.Struct, gc=False):
-    """A delivered push that is neither applied nor discarded."""
+    """A push from its arrival until it is applied or discarded."""
 
     worker: int
+    incarnation: int
     ticket: int
     samples: int
-    read_version: int
-    allotments: tuple[Allotment, ...]
-    norm: float | None = None  # None: it brought no update
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    norm: float | None = None  # None: it brings no update
     loss: float | None = None
+    kept: list[Indices] | None = None  # per allotment, if the script skipped any of its samples
+    nominal: int | None = None  # samples per push of a script that accumulates gradients
+    read_version: int = 0  # this and what it was granted are known once it has been taken in
+    allotments: tuple[Allotment, ...] = ()
 
 
 class Merged(msgspec.Struct, frozen=True):

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from paceline.core.updates import PushRef
 from paceline.model.spec import Gradient
 from paceline.server.model_exchange import ModelExchange
-from paceline.server.workers import GrantOrder, PushArrival, WorkerRecord
+from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.transport.messages import Extra, More, Push, Work
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class GradientExchange(ModelExchange):
         run, script = self.run, record.script
         script.pushed, script.computing = True, False
         order, timing = script.order, script.timing
-        arrival = PushArrival(
+        arrival = PushRef(
             record.worker, record.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
             run.coordinator.model_bytes, script.bytes_down, kept=message.kept, nominal=message.nominal,
         )  # fmt: skip
@@ -70,13 +71,13 @@ class GradientExchange(ModelExchange):
         for moment in moments:
             run.engine.call_at(moment, self._on_arrival, (arrival, message.gradient, moment))
 
-    def _on_arrival(self, arrived: tuple[PushArrival, Gradient | None, float]) -> None:
+    def _on_arrival(self, arrived: tuple[PushRef, Gradient | None, float]) -> None:
         arrival, gradient, moment = arrived
         at = self.run.engine.now()
         arrival.transfer_s += max(0.0, at - moment)
         self._arrive(arrival, gradient, at)
 
-    def _arrive(self, arrival: PushArrival, gradient: Gradient | None, at: float) -> None:
+    def _arrive(self, arrival: PushRef, gradient: Gradient | None, at: float) -> None:
         """The push is there; one whose process died on the way is not, nor is one that comes after the end."""
         run = self.run
         record = run.workers.get(arrival.worker, arrival.incarnation)

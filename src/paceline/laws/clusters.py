@@ -18,7 +18,6 @@ from paceline.engines.sim.light import LightCluster
 from paceline.records.journal import Header, Line, Lines
 from paceline.scenario import Scenario, parse
 from paceline.server.coordinator import Coordinator
-from paceline.server.workers import PushArrival
 from paceline.strategies import Strategy, canonical
 
 SECONDS_PER_SAMPLE = 0.125
@@ -46,7 +45,7 @@ class NoisyCluster(LightCluster):
         self._chance = random.Random(f"{plan.seed}:gradients")
         self._refused = plan.refused
 
-    def bring(self, arrival: PushArrival) -> None:
+    def bring(self, arrival: PushRef) -> None:
         arrival.norm = math.nan if self._chance.random() < self._refused else 1.0
         arrival.loss = self._chance.gauss(5, 1)
 
@@ -62,11 +61,11 @@ class NoisyStore:
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
         """Sums of noise."""
-        samples, loss = held.samples + piece.samples, piece.loss
+        samples = held.samples + piece.samples
         if held.loss is not None and piece.loss is not None and samples:
-            loss = (held.loss * held.samples + piece.loss * piece.samples) / samples
-        allotments = held.allotments + piece.allotments
-        return PushRef(held.worker, piece.ticket, samples, held.read_version, allotments, piece.norm, loss)
+            piece.loss = (held.loss * held.samples + piece.loss * piece.samples) / samples
+        piece.samples, piece.allotments = samples, held.allotments + piece.allotments
+        return piece
 
     def discard(self, push: PushRef) -> None:
         """Nothing is kept."""

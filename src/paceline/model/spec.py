@@ -51,58 +51,28 @@ def _spell(entry: tuple[str, tuple[int, ...], str]) -> str:
     return f"{entry[0]} {list(entry[1])} {entry[2]}"
 
 
-class PushTensors:
-    """The tensors of one push: flat gradients, and how each module buffer moved since the read."""
+class Gradient:
+    """What one push brings: its tensors, which parameters had no gradient, and the optimizer's options."""
 
-    __slots__ = ("changes", "flat", "slot", "views")
+    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "views")
 
     def __init__(
         self,
         flat: list[torch.Tensor],
-        changes: list[torch.Tensor | None],  # None where a buffer has not moved; of counters, their value
-        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, where somebody has them at hand
+        missing: frozenset[int],
+        options: Sequence[GroupOptions],
+        buffer_change: Sequence[torch.Tensor | None] = (),  # None where one has not moved; of counters, their value
+        loss: float | None = None,
+        norm: float | None = None,  # where the worker has measured it
         slot: int | None = None,  # of the worker's region, where the tensors lie in one
+        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, where somebody has them at hand
     ) -> None:
-        self.flat, self.changes, self.views, self.slot = flat, changes, views, slot
+        self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
+        self.loss, self.norm, self.slot, self.views = loss, norm, slot, views
 
     def all(self) -> list[torch.Tensor]:
         """Every tensor, in the order in which they travel."""
-        return [*self.flat, *(change for change in self.changes if change is not None)]
-
-
-class Gradient(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What one push brings: its tensors, which parameters had no gradient, and the optimizer's options."""
-
-    tensors: PushTensors
-    missing: frozenset[int]
-    options: Sequence[GroupOptions]
-    loss: float | None = None
-    norm: float | None = None  # where the worker has measured it
-
-    @classmethod
-    def of(
-        cls, flat: list[torch.Tensor], missing: frozenset[int], options: Sequence[GroupOptions],
-        buffer_change: Sequence[torch.Tensor | None] = (), loss: float | None = None, norm: float | None = None,
-        slot: int | None = None, views: list[torch.Tensor] | None = None,
-    ) -> "Gradient":  # fmt: skip
-        """A gradient of these tensors."""
-        return cls(PushTensors(flat, list(buffer_change), views, slot), missing, options, loss, norm)
-
-    @property
-    def flat(self) -> list[torch.Tensor]:
-        return self.tensors.flat
-
-    @property
-    def buffer_change(self) -> list[torch.Tensor | None]:
-        return self.tensors.changes
-
-    @property
-    def slot(self) -> int | None:
-        return self.tensors.slot
-
-    @property
-    def views(self) -> list[torch.Tensor] | None:
-        return self.tensors.views
+        return [*self.flat, *(change for change in self.buffer_change if change is not None)]
 
 
 class Parameters:
@@ -152,7 +122,7 @@ def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) ->
         flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
     loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
     missing = held.missing & piece.missing
-    return Gradient.of(
+    return Gradient(
         flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
         views=None if piece.slot is None else piece.views,
     )  # fmt: skip
@@ -162,7 +132,7 @@ def out_of_slot(gradient: Gradient) -> Gradient:
     """The same push in memory of its own, for a worker that needs the slot for the next one."""
     change = [None if c is None else c.clone() for c in gradient.buffer_change]
     flat = [part.clone() for part in gradient.flat]
-    return msgspec.structs.replace(gradient, tensors=PushTensors(flat, change))
+    return Gradient(flat, gradient.missing, gradient.options, change, gradient.loss, gradient.norm)
 
 
 def _mean_loss(first: float | None, samples: int, second: float | None, more: int) -> float | None:

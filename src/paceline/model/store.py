@@ -117,10 +117,10 @@ class Store:
         if before is not None:
             gradient = extend(before, held.samples, gradient, piece.samples)
         self._pushes[piece.ticket] = gradient
-        samples, allotments = held.samples + piece.samples, held.allotments + piece.allotments
-        return PushRef(
-            held.worker, piece.ticket, samples, held.read_version, allotments, piece.norm, gradient.loss
-        )  # fmt: skip
+        piece.samples += held.samples
+        piece.allotments = held.allotments + piece.allotments
+        piece.loss = gradient.loss
+        return piece
 
     def discard(self, push: PushRef) -> None:
         """Forget what a push brought."""

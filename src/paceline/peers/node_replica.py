@@ -93,7 +93,7 @@ class NodeReplica(Replica):
         if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
             self._make_step(gradients)
             self._samples_stepped = samples
-        return Gradient.of([], frozenset(), (), [], loss, norm=norm)
+        return Gradient([], frozenset(), (), [], loss, norm=norm)
 
     def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
         border, self._border = self._border, None

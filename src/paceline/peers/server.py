@@ -22,7 +22,7 @@ from paceline.peers.node import WIRES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
 from paceline.server.model_exchange import ModelExchange
-from paceline.server.workers import GrantOrder, PushArrival, WorkerRecord
+from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.transport.mail import as_bytes, from_bytes
 from paceline.transport.messages import Push, Work
@@ -85,7 +85,7 @@ class PeerExchangeBase(ModelExchange):
 
     def arrive(self, record: WorkerRecord, push: Push, compute_s: float, transfer_s: float, at: float) -> None:
         """Tell the coordinator of a step."""
-        arrival = PushArrival(
+        arrival = PushRef(
             record.worker, record.incarnation, push.ticket, push.samples, compute_s, transfer_s,
             kept=push.kept, nominal=push.nominal,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from paceline.core.updates import PushRef, Updates
 from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
 from paceline.server.timers import Timers
-from paceline.server.workers import Effects, GrantOrder, PushArrival, WorkerRecord, Workers, why_unexpected
+from paceline.server.workers import Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
 from paceline.strategies.base import Strategy
 
 
@@ -108,39 +108,37 @@ class Coordinator:
         record = self.records.get(worker)
         return record is not None and record.ticket == ticket and record.incarnation == incarnation
 
-    def arrive(self, at: float, message: PushArrival) -> None:
+    def arrive(self, at: float, arrived: PushRef) -> None:
         """A push came in: check it, keep it, tell the strategy."""
-        worker = message.worker
+        worker = arrived.worker
         record = self.records.get(worker)
-        if record is None or message.ticket != record.ticket or message.incarnation != record.incarnation:
-            self._turn_away(at, message)
+        if record is None or arrived.ticket != record.ticket or arrived.incarnation != record.incarnation:
+            self._turn_away(at, arrived)
             return
-        ticket, record.ticket = record.ticket, 0
+        record.ticket = 0
         wait_s = record.granted_at - record.free_at
         record.free_at = at
-        samples, allotments = message.samples, record.allotments
-        norm, loss = message.norm, message.loss
-        if message.kept is not None:
-            allotments = self._settle_skipped(record, message.kept, at)
-        push, read_version = record.extends, record.read_version
-        arrived = PushRef(worker, ticket, samples, read_version, allotments, norm, loss)
-        if norm is not None and not math.isfinite(norm):
-            self._refuse(record, arrived, norm, at)
-            samples, norm, loss = 0, None, None
-            arrived = PushRef(worker, ticket, 0, read_version, ())
-        if message.nominal is not None and message.nominal != record.work:
-            self.totals.round_samples += message.nominal - record.work
-            self.workers.occupy(record, message.nominal, at)
-            self.feed(Joined(at, worker, message.nominal))
+        arrived.read_version, arrived.allotments = record.read_version, record.allotments
+        if arrived.kept is not None:
+            arrived.allotments = self._settle_skipped(record, arrived.kept, at)
+        if arrived.norm is not None and not math.isfinite(arrived.norm):
+            self._refuse(record, arrived, arrived.norm, at)
+        nominal, norm, loss = arrived.nominal, arrived.norm, arrived.loss
+        if nominal is not None and nominal != record.work:
+            self.totals.round_samples += nominal - record.work
+            self.workers.occupy(record, nominal, at)
+            self.feed(Joined(at, worker, nominal))
+        push = record.extends
         if push is None:
             self.pushes = push = self.pushes + 1
             self.held[push] = arrived
+            samples = arrived.samples
         else:
             self._extended.discard(push)
             samples = self._extend(push, arrived)
         self.feed(Pushed(
-            at, worker, push, record.through, read_version, samples, message.compute_s, message.transfer_s, wait_s,
-            message.bytes_up, message.bytes_down, norm if self.strategy.needs_norms else None, loss,
+            at, worker, push, record.through, record.read_version, samples, arrived.compute_s, arrived.transfer_s,
+            wait_s, arrived.bytes_up, arrived.bytes_down, norm if self.strategy.needs_norms else None, loss,
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:
@@ -394,14 +392,16 @@ class Coordinator:
         return remaining
 
     def _refuse(self, record: WorkerRecord, push: PushRef, norm: float, at: float) -> None:
+        """It is not finite: the push stands for its grant, and brings nothing."""
         self._forget(push)
         self._settle(0, lost=push.samples)
         reason = f"gradient norm {norm} at step {record.through}"
         self.observe(at, "refused", {"reason": reason, "samples": push.samples, "push": None}, record.worker)
         self.at = at  # a warning about it is of this moment
         self.watch.refused(record.worker, record.through, norm, self.version - record.read_version)
+        push.samples, push.allotments, push.norm, push.loss = 0, (), None, None
 
-    def _turn_away(self, at: float, message: PushArrival) -> None:
+    def _turn_away(self, at: float, message: PushRef) -> None:
         record = self.records.get(message.worker)
         if record is not None and message.ticket == record.cancelled and message.incarnation == record.incarnation:
             record.cancelled = 0

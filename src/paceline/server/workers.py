@@ -5,7 +5,8 @@ from typing import Protocol
 import msgspec
 
 from paceline.core.events import Cause
-from paceline.core.ledger import Allotment, Indices
+from paceline.core.ledger import Allotment
+from paceline.core.updates import PushRef
 from paceline.server.emulation import Timing
 from paceline.transport.messages import Hello, Ready
 
@@ -20,23 +21,6 @@ class GrantOrder(msgspec.Struct, frozen=True, gc=False):
     fresh: bool  # False: go on from the version of the push that is extended
     rounds_done: float  # by the run, in nominal rounds
     at: float
-
-
-class PushArrival(msgspec.Struct, gc=False):
-    """A push as it comes in; its tensors are with whoever holds the weights."""
-
-    worker: int
-    incarnation: int
-    ticket: int
-    samples: int
-    compute_s: float
-    transfer_s: float
-    bytes_up: int = 0
-    bytes_down: int = 0
-    norm: float | None = None  # None: it brings no update
-    loss: float | None = None
-    kept: list[Indices] | None = None  # per allotment, if the script skipped any of its samples
-    nominal: int | None = None  # samples per push of a script that accumulates gradients
 
 
 class Effects(Protocol):
@@ -116,7 +100,7 @@ class WorkerRecord:
 NO_SCRIPT = ScriptState()  # of cost-only workers: shared, and never written to
 
 
-def why_unexpected(message: PushArrival, record: WorkerRecord | None) -> str:
+def why_unexpected(message: PushRef, record: WorkerRecord | None) -> str:
     """In what the message differs from what its worker's record is waiting for."""
     known = (
         "no such worker" if record is None else f"incarnation {record.incarnation}, ticket {record.ticket or 'none'}"

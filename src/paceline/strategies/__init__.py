@@ -30,10 +30,10 @@ from paceline.strategies.registry import (
     strategy_class,
     written,
 )
-from paceline.strategies.roster import Held, Roster, in_worker_order, whole_step
+from paceline.strategies.roster import Roster, in_worker_order, whole_step
 
 __all__ = [
-    "Action", "Applied", "Apply", "Cancel", "Description", "Discard", "Event", "Grant", "Held", "Joined", "Kind",
+    "Action", "Applied", "Apply", "Cancel", "Description", "Discard", "Event", "Grant", "Joined", "Kind",
     "Left", "Machine", "Mark", "OptionDescription", "OptionError", "Options", "Peer", "Pushed", "Roster", "SetTimer",
     "State", "Strategy", "TimerFired", "Track", "build", "build_central", "build_peer", "canonical", "checked",
     "describe", "in_worker_order", "is_peer", "machine_class", "names", "other_names", "parse", "peer_class",

@@ -27,7 +27,7 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFire
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference, limit
-from paceline.strategies.roster import Held, Roster, in_worker_order
+from paceline.strategies.roster import Roster, in_worker_order
 
 ROUNDING = 1.05  # a node that just misses another iteration within the round gets it
 TIMER = "overdue:"
@@ -62,7 +62,7 @@ class AdaptiveSyncState(State):
     expected: dict[int, bool] = {}  # the nodes the round waits for
     computing: dict[int, bool] = {}  # with whether a timer watches the node
     all_disturbed: bool = False
-    held: list[Held] = []
+    held: list[Pushed] = []
 
 
 class AdaptiveSync(Strategy):
@@ -102,7 +102,7 @@ class AdaptiveSync(Strategy):
         state.expected.pop(worker, None)
         notes = self._judge(event)
         out: list[Action] = []
-        state.held.append(Held.of(event))
+        state.held.append(event)
         if not state.merged:
             reason = f"w{worker} pushed {event.samples} samples: round {state.round} is uneven"
             out = self._apply_held(reason, state.roster.round_samples)

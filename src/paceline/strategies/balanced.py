@@ -24,7 +24,7 @@ from paceline.core.actions import Action, Cancel, Grant, Mark
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.balanced_pace import Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
-from paceline.strategies.roster import Held, Roster, whole_step
+from paceline.strategies.roster import Roster, whole_step
 
 RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many rounds
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
@@ -51,8 +51,8 @@ class BalancedState(State):
     speeds: dict[int, float] = {}  # samples per second of the measured workers that take part
     speed: float = 0.0  # their sum
     asked: dict[int, int] = {}  # samples of the grant under way
-    open: dict[int, Held] = {}  # pushes that can be extended
-    closed: list[Held] = []  # refused ones, and those of processes that are gone
+    open: dict[int, Pushed] = {}  # pushes that can be extended
+    closed: list[Pushed] = []  # refused ones, and those of processes that are gone
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
     served: dict[int, int] = {}  # the round in which a worker last got samples
@@ -92,9 +92,9 @@ class Balanced(Strategy):
             marks.append(Mark(worker, "active", f"w{worker} finished a sample within the round: measured again"))
         if event.samples == 0:
             # Refused samples are settled as lost: the round does without them.
-            state.closed.append(Held.of(event))
+            state.closed.append(event)
         else:
-            state.open[worker] = Held.of(event)
+            state.open[worker] = event
             piece = event.samples - (before.samples if before else 0)
             if self.options.pieces == "guided":
                 # A script that accumulates gradients pushes more than its grant.

@@ -26,7 +26,7 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFire
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.dasp_records import Fit, Name, Record, Records
-from paceline.strategies.roster import Held, Roster
+from paceline.strategies.roster import Roster
 
 TIMER = "barrier"
 
@@ -47,7 +47,7 @@ class DaspOptions(Options, frozen=True):
 class Kept(msgspec.Struct, frozen=True, gc=False):
     """A push for the group's next Apply."""
 
-    held: Held
+    held: Pushed
     read_mass: float
     damped: bool
 
@@ -103,7 +103,7 @@ class Dasp(Strategy):
             records.regroup(state.roster.present)
         first_round = records.reference is None
         marks = [] if first_round else self._decide(worker, event.at)
-        kept = Kept(Held.of(event), records.nodes[worker].read_mass, damped=not member)
+        kept = Kept(event, records.nodes[worker].read_mass, damped=not member)
         if records.nodes[worker].state == "SYNC" or (first_round and member):
             state.waiting[worker] = kept
             return self._settle(event.at, released, [], marks)

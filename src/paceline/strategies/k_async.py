@@ -14,7 +14,7 @@ from paceline.core.actions import Action, Apply, Grant
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy, require_k_within
 from paceline.strategies.clocks import Clocks
-from paceline.strategies.roster import Held, Roster, in_worker_order
+from paceline.strategies.roster import Roster, in_worker_order
 
 
 class KAsyncOptions(Options, frozen=True, kw_only=True):
@@ -28,8 +28,8 @@ class KAsyncState(State):
 
     roster: Roster = msgspec.field(default_factory=Roster)
     clocks: Clocks = msgspec.field(default_factory=Clocks)
-    held: dict[int, Held] = {}
-    left_behind: list[Held] = []
+    held: dict[int, Pushed] = {}
+    left_behind: list[Pushed] = []
 
 
 class KAsync(Strategy):
@@ -45,7 +45,7 @@ class KAsync(Strategy):
     def handle(self, event: Event) -> list[Action]:
         match event:
             case Pushed():
-                self.state.held[event.worker] = Held.of(event)
+                self.state.held[event.worker] = event
                 self.state.clocks.advance(event.worker, event.clock)
                 return self._merge(self.state.roster.round_samples)
             case Joined():

@@ -39,25 +39,12 @@ class Roster(msgspec.Struct):
         return work is not None
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """A push that waits to be applied."""
-
-    push: int
-    worker: int
-    samples: int
-    read_version: int
-
-    @staticmethod
-    def of(event: Pushed) -> "Held":
-        return Held(event.push, event.worker, event.samples, event.read_version)
-
-
-def in_worker_order(held: Iterable[Held]) -> list[Held]:
+def in_worker_order(held: Iterable[Pushed]) -> list[Pushed]:
     """Oldest push first within a worker."""
     return sorted(held, key=lambda h: (h.worker, h.push))
 
 
-def whole_step(held: Iterable[Held], reason: str) -> Apply:
+def whole_step(held: Iterable[Pushed], reason: str) -> Apply:
     """One step of mass 1, each push weighted by its samples (all weights 0 if nobody has any)."""
     ordered = in_worker_order(held)
     total = sum(h.samples for h in ordered)

@@ -12,7 +12,7 @@ import msgspec
 from paceline.core.actions import Action, Cancel, Grant
 from paceline.core.events import Joined, Left, Pushed
 from paceline.strategies.base import State
-from paceline.strategies.roster import Held, Roster, whole_step
+from paceline.strategies.roster import Roster, whole_step
 
 
 class Rounds(State):
@@ -20,8 +20,8 @@ class Rounds(State):
 
     roster: Roster = msgspec.field(default_factory=Roster)
     completed: int = 0
-    held: dict[int, Held] = {}  # by worker: the pushes that count at the barrier
-    left_behind: list[Held] = []
+    held: dict[int, Pushed] = {}  # by worker: the pushes that count at the barrier
+    left_behind: list[Pushed] = []
 
     def join(self, event: Joined, work: int | None = None) -> list[Action]:
         """Put a newcomer to work on the current version; `work` stands in for its nominal work."""
@@ -32,7 +32,7 @@ class Rounds(State):
 
     def push(self, event: Pushed) -> None:
         """Hold the push for the end of the round."""
-        self.held[event.worker] = Held.of(event)
+        self.held[event.worker] = event
 
     def leave(self, event: Left) -> bool:
         """Let the worker go and keep its push; False if it was not present."""

@@ -19,7 +19,7 @@ import torch
 from paceline.core.errors import InternalError
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.server.coordinator import Coordinator
-from paceline.server.workers import GrantOrder, PushArrival
+from paceline.server.workers import GrantOrder
 from paceline.strategies.clocks import Clocks, may_read, park, released
 from paceline.tables import messages as t
 from paceline.tables.reader import OpLogs, Reader
@@ -140,7 +140,7 @@ class Host:
         reader.order, reader.granted = order, through + reader.offset
         self._due.add(worker)
 
-    def tick(self, worker: int, message: t.Tick, arrival: PushArrival, at: float) -> None:
+    def tick(self, worker: int, message: t.Tick, arrival: PushRef, at: float) -> None:
         """A clock is completed; `arrival` lacks what the grant and the message say."""
         reader = self.readers.get(worker)
         known = reader is not None and reader.incarnation == arrival.incarnation and reader.era == message.era

@@ -4,7 +4,8 @@ from collections import deque
 
 import msgspec
 
-from paceline.server.workers import GrantOrder, PushArrival
+from paceline.core.updates import PushRef
+from paceline.server.workers import GrantOrder
 from paceline.tables import messages as t
 from paceline.tables.table_spec import Array
 
@@ -34,8 +35,8 @@ class Reader:
         self.returns = False  # from there
         self.entered = False
         self.era = 0  # barriers that it has passed: each may set its clock back
-        self.overtaking: dict[int, tuple[t.Tick, PushArrival]] = {}  # ticks that came before an earlier one
-        self.early: deque[tuple[t.Tick, PushArrival]] = deque()  # ticks that came before their grant
+        self.overtaking: dict[int, tuple[t.Tick, PushRef]] = {}  # ticks that came before an earlier one
+        self.early: deque[tuple[t.Tick, PushRef]] = deque()  # ticks that came before their grant
         self.parked: list[t.Fetch] = []
         self.parked_since: float | None = None  # by a table's own staleness, although its clock was granted
         self.barrier: t.AtBarrier | None = None

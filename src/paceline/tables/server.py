@@ -13,9 +13,9 @@ import numpy as np
 
 from paceline.core.errors import CheckpointError, OptionError, UserError
 from paceline.core.events import Cause
-from paceline.core.updates import Contents
+from paceline.core.updates import Contents, PushRef
 from paceline.server.exchange import Result, RunExchange
-from paceline.server.workers import GrantOrder, PushArrival, WorkerRecord
+from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import names, strategy_class
 from paceline.tables import messages as t
 from paceline.tables.host import Host
@@ -128,10 +128,10 @@ class TableExchange(RunExchange):
             at = self._ways.up.arrival(worker, self._next(worker), tick.nbytes, sent_at)
             moments = self._ways.faults.deliveries(worker, attempt, sent_at, at)
         for number, moment in enumerate(moments):
-            arrival = PushArrival(worker, incarnation, 0, 0, compute_s, 0.0, tick.nbytes + up, down)
+            arrival = PushRef(worker, incarnation, 0, 0, compute_s, 0.0, tick.nbytes + up, down)
             self._when(moment, worker, partial(self._arrive, worker, tick, arrival, number == 0))
 
-    def _arrive(self, worker: int, tick: t.Tick, arrival: PushArrival, first: bool, at: float) -> None:
+    def _arrive(self, worker: int, tick: t.Tick, arrival: PushRef, first: bool, at: float) -> None:
         self.host.tick(worker, tick, arrival, at)
         if first:
             self._under_way[worker] -= 1

@@ -19,8 +19,9 @@ import torch
 
 from paceline.core.errors import InternalError, OptionError, PeerError
 from paceline.core.ledger import Indices
+from paceline.model.mass_optimizer import GroupOptions
 from paceline.model.regions import SLOTS, Region
-from paceline.model.spec import ModelSpec, Parameters, PushTensors, dtype_of
+from paceline.model.spec import Gradient, ModelSpec, Parameters, dtype_of
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, RawBytes, ToServer, ToWorker
 
 FORMAT = 2
@@ -35,6 +36,7 @@ _DTYPE_OF_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 _DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # dtype and dimensions of an annotated array
     Array: (None, None), Indices: (_INT64, 1), RawBytes: (np.dtype("uint8"), 1),
 }  # fmt: skip
+_BesideTensors = tuple[frozenset[int], list[GroupOptions], float | None, float | None]  # of a push
 _IN_REGION, _LENT = 0, 1  # where parameters lie
 _MALFORMED = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
@@ -51,7 +53,7 @@ class Codec:
     def __init__(self, open_region: Callable[[ModelSpec], Region] | None = None) -> None:
         self.region: Region | None = None
         self.lent: list[torch.Tensor] | None = None  # the server's own parameters, where the worker may read them
-        self.shared: list[Parameters | PushTensors] = []
+        self.shared: list[Parameters | Gradient] = []
         self._open_region = open_region
         self._loose: list[Any] = []  # the side list
         self._inline_bytes = 0  # that are left
@@ -100,11 +102,8 @@ class Codec:
         kind = type(value)
         if kind is np.ndarray:
             return self._write_array(value)
-        if kind is PushTensors:
-            if value.slot is None:
-                return self._write_all(value.flat), self._write_all(value.changes)
-            self.shared.append(value)
-            return value.slot, bytes([change is not None for change in value.changes])
+        if kind is Gradient:
+            return *self._write_push(value), value.missing, value.options, value.loss, value.norm
         if kind is Parameters:
             return value.version, self._write_version(value)
         if isinstance(value, torch.Tensor):
@@ -124,6 +123,13 @@ class Codec:
         self._inline_bytes -= size
         data = np.asarray(array).tobytes()
         return data if dtype is _INT64 and len(shape) == 1 else (_DTYPES[dtype], shape, data)
+
+    def _write_push(self, push: Gradient) -> tuple[Any, Any]:
+        """Where its tensors lie, and which buffers have moved."""
+        if push.slot is None:
+            return self._write_all(push.flat), self._write_all(push.buffer_change)
+        self.shared.append(push)
+        return push.slot, bytes([change is not None for change in push.buffer_change])
 
     def _write_version(self, version: Parameters) -> Any:
         region = self.region
@@ -176,7 +182,7 @@ class Codec:
 
     def _read(self, kind: Any, found: Any) -> Any:
         """The value of an annotated type that msgpack does not know, out of what `_write` put in its place."""
-        if kind is PushTensors:
+        if kind is Gradient:
             return self._read_push(found)
         if kind is Parameters:
             return self._read_version(found)
@@ -213,11 +219,13 @@ class Codec:
         self._loose.append(tensor)
         return tensor
 
-    def _read_push(self, found: Any) -> PushTensors:
-        where, what = found
+    def _read_push(self, found: Any) -> Gradient:
+        where, what, *rest = found
+        missing, options, loss, norm = msgspec.convert(rest, _BesideTensors)
         if type(where) is list:
             flat = [self._read_tensor(form) for form in where]
-            return PushTensors(flat, [None if form is None else self._read_tensor(form) for form in what])
+            moved_to = [None if form is None else self._read_tensor(form) for form in what]
+            return Gradient(flat, missing, options, moved_to, loss, norm)
         region = self.region or self._known_region()
         if type(where) is not int or not 0 <= where < SLOTS:
             raise ValueError(f"slot must be 0 to {SLOTS - 1}, not {where}")
@@ -227,7 +235,7 @@ class Codec:
             if type(what) is not bytes or len(what) != len(slot.changes):
                 raise ValueError(f"{what!r} says which buffers have moved, the model has {len(slot.changes)}")
             changes = [change if moved else None for change, moved in zip(slot.changes, what, strict=True)]
-        push = PushTensors(slot.flat, changes, slot.views, where)
+        push = Gradient(slot.flat, missing, options, changes, loss, norm, where, slot.views)
         self.shared.append(push)
         return push
 

@@ -225,7 +225,7 @@ class Replica:
         if flat is None:
             return None
         change = [_change(buffer, read) for buffer, read in zip(self.buffers, self._read_buffers, strict=True)]
-        return Gradient.of(flat, missing, self.options(), change, loss)
+        return Gradient(flat, missing, self.options(), change, loss)
 
     def options(self) -> Sequence[GroupOptions]:
         """The options of each group; the same object for as long as they are the same."""

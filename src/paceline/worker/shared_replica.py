@@ -300,7 +300,7 @@ class SlotReplica(Replica):
             change, finite = write_changes(self._stage.read_buffers(self.buffers), self.region.buffers, slot.changes)
         norm = _norm(self._gathered.flat) if finite else math.nan
         self._stage.deliver(self._slot, missing, extends=self._extends)
-        return Gradient.of(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
+        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
 
 
 def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

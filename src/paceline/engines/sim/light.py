@@ -9,11 +9,12 @@ from paceline.core.ledger import Tally
 from paceline.core.scenario.costs import crossing_is_free
 from paceline.core.scenario.faults import ScenarioEvent
 from paceline.core.scenario.file import Scenario, as_data
+from paceline.core.updates import PushRef
 from paceline.engines.sim.kernel import Kernel
 from paceline.records.journal import Header, Sink
 from paceline.server.coordinator import Coordinator
 from paceline.server.emulation import Emulation, Timing
-from paceline.server.workers import GrantOrder, PushArrival
+from paceline.server.workers import GrantOrder
 from paceline.strategies import canonical
 from paceline.strategies.base import Strategy
 
@@ -89,7 +90,7 @@ class LightCluster:
         if self._flights.get(order.worker) is not flight:
             return
         moments = self.emulation.arrivals(order.worker, timing.attempt, self._bytes, now)
-        arrival = PushArrival(
+        arrival = PushRef(
             order.worker, order.incarnation, order.ticket, order.allotment.samples, now - timing.begin,
             timing.delay_s + (moments[0] - now), self._bytes, flight.bytes_down,
         )  # fmt: skip
@@ -97,10 +98,10 @@ class LightCluster:
         for moment in moments:
             self.kernel.at(moment, self._arrived, arrival)
 
-    def bring(self, arrival: PushArrival) -> None:
+    def bring(self, arrival: PushRef) -> None:
         """What a push brings: nothing, unless somebody makes noise of it."""
 
-    def _arrived(self, arrival: PushArrival) -> None:
+    def _arrived(self, arrival: PushRef) -> None:
         """The push is there; one whose worker went on the way is not."""
         worker = arrival.worker
         if self.coordinator.records[worker].incarnation != arrival.incarnation or worker in self._gone:
@@ -155,10 +156,10 @@ class DirectCluster(LightCluster):
         samples, size = order.allotment.samples, self._bytes
         end = at + self._compute_s(worker, attempt, samples, at)
         down = size if order.fresh else 0
-        arrival = PushArrival(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
+        arrival = PushRef(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
         self.kernel.at(end, self._arrived_call, arrival)
 
-    def _arrived_directly(self, arrival: PushArrival) -> None:
+    def _arrived_directly(self, arrival: PushRef) -> None:
         if arrival.ticket in self._void:
             self._void.remove(arrival.ticket)
         else:
