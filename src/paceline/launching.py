@@ -40,7 +40,8 @@ from paceline.core.settings import (
 )
 from paceline.records.journal import Header, Sink, refuse_other_files
 from paceline.records.metrics import Report
-from paceline.server.plan import Cause, Plan, Progress
+from paceline.server.plan import Cause, Plan
+from paceline.server.progress import Progress
 from paceline.strategies import Machine, checked, is_peer, machine_class, require_findable, written
 from paceline.strategies.sources import require_not_loading
 from paceline.worker.scripts import load_script

@@ -14,7 +14,7 @@ import pytest
 from paceline import __version__
 from paceline.cli import main
 from paceline.cli.streams import describe, progress_shown
-from paceline.server.plan import Progress
+from paceline.server.progress import Progress
 
 QUICK = ["--engine", "sim", "--max-versions", "3", "--evaluate-every", "2v"]
 CLUSTER = "seed = 1\n[compute]\nseconds_per_sample = 0.002\n[[workers]]\ncount = 2\nspeed = 1.0\n"

@@ -5,6 +5,7 @@ their turn, in an order drawn by chance, on the version they were granted.
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -58,6 +59,7 @@ class InterruptedRun:
         self.wanted = torch.randn(size, 3, generator=generator)
         self.orders: dict[int, tuple[GrantOrder, list[torch.Tensor] | None]] = {}
         self.read: dict[int, list[torch.Tensor]] = {}
+        self.on_version: list[Callable[[int, float], None]] = []
         self.timers: dict[str, tuple[float, int]] = {}
         taken = checkpoint.run if checkpoint is not None else None
         made = strategies.build(taken.strategy if taken else strategy, SEED)
@@ -67,7 +69,7 @@ class InterruptedRun:
             contents = checkpoint.contents()
             assert spec_of_contents(contents) == linear_store(optimizer).spec
             self.store = store_of(contents, checkpoint.run.version, made.needs_applied)
-        self.coordinator = Coordinator(made, self, self.sink, self.store)
+        self.coordinator = Coordinator(made, self, self.sink, self.store, carrier=self, on_version=self.on_version)
         self.at = at if at is not None else taken.at if taken else 0.0
         self.sink.write(
             Header(
@@ -103,9 +105,6 @@ class InterruptedRun:
         self.timers.pop(name, None)
         if at is not None:
             self.timers[name] = at, generation
-
-    def on_version(self, version: int, at: float) -> None:
-        """Nobody measures anything."""
 
     def on_work_used_up(self) -> None:
         """`over` is asked after every event."""

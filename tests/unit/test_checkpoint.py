@@ -188,7 +188,7 @@ def test_a_snapshot_leaves_the_run_undisturbed():
 
 def test_a_snapshot_in_mid_decision_is_refused():
     run = InterruptedRun("bsp", "momentum", "epoch")
-    run.on_version = lambda version, at: snapshot(run.coordinator, at)
+    run.on_version.append(lambda _, at: snapshot(run.coordinator, at))
     with pytest.raises(InternalError, match="middle of a decision"):
         run.finish()
 

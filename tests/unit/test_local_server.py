@@ -68,7 +68,7 @@ def test_memory_is_asked_for_once_and_not_again_by_a_server_that_finds_its_worke
         "paceline.engines.local.server.require_server", lambda spec, *, regions: checks.append((spec, regions))
     )
     engine = make(append=append)
-    engine.run = SimpleNamespace(workers=SimpleNamespace(alive={0, 1}), on_message=lambda *_: None)
+    engine.carry(SimpleNamespace(workers=SimpleNamespace(alive={0, 1}), on_message=lambda *_: None))
     for number in (0, 1):
-        engine._on_message(SimpleNamespace(number=number, incarnation=0), hello())
+        engine._links._take(SimpleNamespace(number=number, incarnation=0), hello())
     assert [regions for _, regions in checks] == [1] * asked

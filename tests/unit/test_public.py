@@ -40,7 +40,7 @@ PUBLIC = [
 GIVEN = [
     ("paceline.core.settings", "Every"),
     ("paceline.core.settings", "Target"),
-    ("paceline.server.plan", "Progress"),
+    ("paceline.server.progress", "Progress"),
     ("paceline.tables.table", "Table"),
 ]
 OF_TABLES = ("bound", "get", "inc", "name", "prefetch", "rows", "width")  # the rest is for the worker's client

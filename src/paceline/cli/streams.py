@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from paceline.server.plan import Progress
+    from paceline.server.progress import Progress
 
 
 class _ToStandardError(logging.Handler):

@@ -97,7 +97,7 @@ def play(
     lines, kernel = _Counted(), Kernel()
     cluster = NoisyCluster(kernel, scenario, plan)
     store = NoisyStore(plan.seed)
-    coordinator = coordinator_type(strategy, cluster, lines, store, max_versions=plan.max_versions)
+    coordinator = coordinator_type(strategy, cluster, lines, store, plan.max_versions, carrier=cluster)
     cluster.coordinator = coordinator
     lines.write(_header(spec or canonical(strategy), plan, scenario))
     if plan.size is None:

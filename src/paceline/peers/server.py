@@ -76,7 +76,15 @@ class PeerExchangeBase(ModelExchange):
     def adopt(self, store: Store, at: float) -> None:
         del at
         self.store_or_none = store  # for measuring and saving; grants send no model
-        self.run.coordinator.use(StepsElsewhere(), 0)
+        self.run.coordinator.use(StepsElsewhere(), 0, self)
+
+    def grant(self, order: GrantOrder) -> None:
+        """Have a node make a step."""
+        raise NotImplementedError
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """The grant is void."""
+        raise NotImplementedError
 
     def count(self, node: int, push: Push) -> None:
         """A node has made a step on so many samples; one whose gradient is not finite was none."""

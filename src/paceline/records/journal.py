@@ -102,14 +102,17 @@ class Lines(list[Line]):
 
 
 class Tee:
-    """Every line goes to each of these: a file, a fold, a log."""
+    """Every line goes to each of these: a file, a fold, a log. `observations` sees no decisions but those of sinks."""
 
-    def __init__(self, *sinks: Sink | None) -> None:
+    def __init__(self, *sinks: Sink | None, observations: Sink | None = None) -> None:
         self._sinks = [sink for sink in sinks if sink is not None]
+        self._observations = None if observations in self._sinks else observations
 
     def write(self, line: Line) -> None:
         for sink in self._sinks:
             sink.write(line)
+        if self._observations is not None and isinstance(line, Observation):
+            self._observations.write(line)
 
 
 class Writer:

@@ -2,7 +2,8 @@
 
 Messages pass one intake (known worker, incarnation, ticket) before they become events, whatever engine they come from,
 so duplicates and late arrivals are refused by the same code everywhere. It sees no tensor: a push is a reference, and
-`Updates` holds what it brought. Time comes with every call. What must be carried out leaves through `Effects`.
+`Updates` holds what it brought. Time comes with every call. What must be carried out leaves through
+`Carrier` and `Effects`.
 Follow-up events (`Applied`, `Left(idle)`, an idle worker's return) are fed after the actions of the decision that
 caused them.
 """
@@ -10,7 +11,8 @@ caused them.
 import math
 import sys
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from paceline.core.actions import Apply, Cancel, Discard, Grant, SetTimer
 from paceline.core.errors import InternalError
@@ -20,8 +22,10 @@ from paceline.core.updates import PushRef, Updates
 from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
 from paceline.server.timers import Timers
-from paceline.server.workers import Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
+from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
 from paceline.strategies.base import Strategy
+
+OnVersion = Callable[[int, float], None]  # its number, and when it was made
 
 
 class Totals:
@@ -39,10 +43,14 @@ class Coordinator:
 
     def __init__(
         self, strategy: Strategy, effects: Effects, sink: Sink | None, updates: Updates | None = None,
-        max_versions: int | None = None, workers: Workers | None = None,
+        max_versions: int | None = None, workers: Workers | None = None, carrier: Carrier | None = None,
+        on_version: Sequence[OnVersion] = (),
     ) -> None:  # fmt: skip
+        """`on_version` are told of every version; whoever passes a list may add to it."""
         self.strategy = strategy
         self.effects = effects
+        self._out = cast("Carrier", carrier)  # a run says which before its first grant, by `use`
+        self._on_version = on_version
         self.sink = sink
         self.updates = updates
         self.workers = Workers() if workers is None else workers
@@ -69,9 +77,10 @@ class Coordinator:
         self.ledger = ledger
         self.totals.round_samples = round_samples
 
-    def use(self, updates: Updates, model_bytes: int) -> None:
-        """Pushes are merged there; a grant sends so many bytes down."""
+    def use(self, updates: Updates, model_bytes: int, carrier: Carrier) -> None:
+        """Pushes are merged there; a grant sends so many bytes down, and goes out by that carrier."""
         self.updates = updates
+        self._out = carrier
         self.model_bytes = model_bytes
 
     def join(self, worker: int, work: int, at: float) -> None:
@@ -102,11 +111,6 @@ class Coordinator:
         if allotment is not None:
             record.allotments += (allotment,)
         return allotment
-
-    def expects(self, worker: int, incarnation: int, ticket: int) -> bool:
-        """Whether a push with this ticket would be taken."""
-        record = self.records.get(worker)
-        return record is not None and record.ticket == ticket and record.incarnation == incarnation
 
     def arrive(self, at: float, arrived: PushRef) -> None:
         """A push came in: check it, keep it, tell the strategy."""
@@ -146,7 +150,7 @@ class Coordinator:
         if self.ledger is not None:
             self.ledger.finished = True
         for record in self.workers.computing():
-            self.effects.cancel(record.worker, record.ticket)
+            self._out.cancel(record.worker, record.ticket)
             self._take_back(record, "stop", at)
         for record in self.workers.present():
             if record.present:  # the decision on another may have left it idle
@@ -170,7 +174,7 @@ class Coordinator:
         """Go on under another strategy: it meets the workers as if they had all just joined."""
         present = self.workers.present()
         for record in self.workers.computing():
-            self.effects.cancel(record.worker, record.ticket)
+            self._out.cancel(record.worker, record.ticket)
             self._take_back(record, "cancel", at)
         self._discard_all("the strategy was changed", at)
         for name in self.timers.names():
@@ -281,7 +285,7 @@ class Coordinator:
             self._extended.add(extends)
         else:
             raise InternalError(f"{self.strategy.name} extends push {extends}, which worker {worker} does not hold")
-        self.effects.grant(
+        self._out.grant(
             GrantOrder(worker, record.incarnation, ticket, allotment, extends is None, self.totals.rounds_done, at)
         )
 
@@ -308,7 +312,8 @@ class Coordinator:
         self.version += 1
         if self.version == self._last_version:
             self.effects.on_work_used_up()
-        self.effects.on_version(self.version, self.at)
+        for told in self._on_version:
+            told(self.version, self.at)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
@@ -340,7 +345,7 @@ class Coordinator:
         record = self.records[action.worker]
         if not record.ticket:
             raise InternalError(f"{self.strategy.name} cancels worker {action.worker}, which computes nothing")
-        self.effects.cancel(action.worker, record.ticket)
+        self._out.cancel(action.worker, record.ticket)
         self._take_back(record, "cancel", self.at)
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------

@@ -65,13 +65,18 @@ class Schedule:
         self.every = every
         self._next = every.amount if every is not None else math.inf
 
+    @property
+    def by_versions(self) -> bool:
+        """Whether a version may make one due."""
+        return self.every is not None and self.every.unit != "s"
+
     def catch_up(self, version: int, epochs: float) -> None:
         """Go on from this point of a run: what fell due before it was done."""
         self.due(version, epochs)
 
     def due(self, version: int, epochs: float) -> bool:
         """Whether an evaluation falls due at this version."""
-        if self.every is None or self.every.unit == "s":
+        if self.every is None or not self.by_versions:
             return False
         done = version if self.every.unit == "v" else epochs
         if done + 1e-9 < self._next:
@@ -122,12 +127,18 @@ class Evaluations:
             run.exchange.refresh(_nothing)
             return engine.measure(measure)
 
-        self._measure = measured
+        self._measure_by(measured)
 
     def by_process(self) -> None:
         """The evaluator's process is ready to measure."""
         self.awaited = False
-        self._measure = self._ask_process
+        self._measure_by(self._ask_process)
+
+    def _measure_by(self, measure: Measure) -> None:
+        self._measure = measure
+        listeners = self._run.on_version
+        if self._schedule.by_versions and self.on_version not in listeners:
+            listeners.insert(0, self.on_version)  # what is saved of a version knows how it was measured
 
     def _ask_process(self, number: int) -> None:
         run = self._run

@@ -13,7 +13,7 @@ from paceline.core.updates import Contents
 from paceline.model.spec import Parameters
 from paceline.records.report import Report
 from paceline.server.plan import Cause
-from paceline.server.workers import GrantOrder, WorkerRecord
+from paceline.server.workers import WorkerRecord
 from paceline.transport.messages import Hello, More, Push
 
 if TYPE_CHECKING:
@@ -82,14 +82,6 @@ class RunExchange:
         """Whether something of an ended script is still under way."""
         del worker
         return False
-
-    # -- what the coordinator decides --------------------------------------------------------------------------------
-
-    def grant(self, order: GrantOrder) -> None:
-        """Have a worker compute."""
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        """The grant is void."""
 
     # -- phases and workers ------------------------------------------------------------------------------------------
 

@@ -93,7 +93,6 @@ class ModelExchange(RunExchange):
     def adopt(self, store: Store, at: float) -> None:
         """This is the model that the run trains."""
         self.store_or_none = store
-        self.run.coordinator.use(store, store.nbytes)
         if store.optimizer.notice is not None:
             self.run.coordinator.observe(at, "warning", {"text": store.optimizer.notice})
 

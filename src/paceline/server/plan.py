@@ -1,4 +1,4 @@
-"""What `launch` makes of its arguments before a run begins, and the words in which a run's course and end are told."""
+"""What `launch` makes of its arguments before a run begins, and the words in which a run's end is told."""
 
 import signal
 from pathlib import Path
@@ -29,17 +29,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def workers(self) -> int:
         """How many the run starts with."""
         return self.header.workers
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a run has come."""
-
-    seconds: float
-    versions: int
-    samples_used: int
-    total_samples: int | None
-    metrics: dict[str, float]
-    loss: float | None
 
 
 def how_it_ended(code: int) -> str:

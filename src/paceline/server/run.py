@@ -7,7 +7,6 @@ models gathered, then lets scripts come to their end while the final version is 
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,21 +26,21 @@ from paceline.core.events import Cause as LeaveCause
 from paceline.core.updates import Contents
 from paceline.records.journal import Sink
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
-from paceline.server.coordinator import Coordinator
+from paceline.server.coordinator import Coordinator, OnVersion
 from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
 from paceline.server.exchange import Result, RunExchange
 from paceline.server.phases import Phases, as_data
-from paceline.server.plan import Cause, Plan, Progress, as_error, how_it_ended
+from paceline.server.plan import Cause, Plan, as_error, how_it_ended
+from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
-from paceline.server.workers import GrantOrder, ScriptState, WorkerRecord, Workers
+from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
 RESPAWNS = 3  # processes of one worker in a row that die without a push; a fourth would hardly do better
-PROGRESS_SECONDS = 0.1  # between two reports of progress, on the wall's clock
 GATHERING_S = 5.0  # for models to come together after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
@@ -53,7 +52,7 @@ class ScriptWords:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = set(options)
         self.asked: set[str] = set()
-        self.checked = False
+        self.checked = not options
         self.remarks: set[str] = set()
 
     def check(self) -> None:
@@ -88,7 +87,10 @@ class ServerRun:
         self.workers.alive |= set(range(plan.workers))  # nobody begins before all of these are there
         self.phases = Phases(self.workers)
         self.emulation = Emulation(plan.scenario) if plan.scenario is not None else None
-        self.coordinator = Coordinator(strategy, self, sink, max_versions=config.max_versions, workers=self.workers)
+        self.on_version: list[OnVersion] = [self._check_after_first_round] if config.options else []
+        self.coordinator = Coordinator(
+            strategy, self, sink, max_versions=config.max_versions, workers=self.workers, on_version=self.on_version
+        )
         awaited = engine.capabilities.own_processes and config.evaluate_every is not None
         self.evaluations = Evaluations(self, awaited=awaited)
         self.checkpoints = Checkpoints(self, flush)
@@ -101,8 +103,11 @@ class ServerRun:
         self._others = exchanges[1:]
         self._phase_stopped: str | None = None
         self._diverged = False  # and is to go on under bsp
-        self._stood_at: float | None = 0.0  # the run's time while no phase runs; None while one does
-        self._progress = ProgressReports(progress)
+        self.stood_at: float | None = 0.0  # the run's time while no phase runs; None while one does
+        if progress is not None:
+            self.on_version.append(ProgressReports(self, progress).on_version)
+        if self.checkpoints.by_versions:
+            self.on_version.append(self.checkpoints.on_version)
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +120,7 @@ class ServerRun:
         self.resumption = resumption
         if resumption is not None:
             moment = resumption.run.at if at is None else at
-            self._stood_at, resumption.seen_until = moment, seen_until
+            self.stood_at, resumption.seen_until = moment, seen_until
             if at is not None:
                 self.engine.start_clock(at)  # it went on while there was no server
             resumption.carry_out(self, moment)
@@ -131,8 +136,8 @@ class ServerRun:
 
     def moment(self, at: float | None = None) -> float:
         """The run's time: after a phase, and after the run, it stands still until another begins."""
-        if self._stood_at is not None:
-            return self._stood_at
+        if self.stood_at is not None:
+            return self.stood_at
         return self.engine.now() if at is None else at
 
     # -- processes come and go ---------------------------------------------------------------------------------------
@@ -325,7 +330,7 @@ class ServerRun:
             self.engine.start_clock(restored.run.at if restored is not None else 0.0)
             if self.faults is not None:
                 self.faults.schedule(None if restored is None else restored.seen_until)
-        self._stood_at = None
+        self.stood_at = None
         at = self.engine.now()
         members = sorted(self.workers.in_phase)
         round_samples = current.batch_size * len(members)
@@ -371,7 +376,7 @@ class ServerRun:
         """Let everybody out of the loop; what their scripts do next may be another phase."""
         self.evaluations.phase_ends()
         self._phase_stopped = None
-        self._stood_at = at
+        self.stood_at = at
         self.coordinator.close(at)
         inside = self._close_phase(at)
         self.checkpoints.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase all left
@@ -422,12 +427,6 @@ class ServerRun:
 
     # -- what the coordinator decides --------------------------------------------------------------------------------
 
-    def grant(self, order: GrantOrder) -> None:
-        self.exchange.grant(order)
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        self.exchange.cancel(worker, ticket)
-
     def set_timer(self, name: str, at: float | None, generation: int) -> None:
         if at is not None and at < math.inf:
             self.engine.call_at(at, self._on_timer, (name, generation))
@@ -438,12 +437,10 @@ class ServerRun:
             self.coordinator.fire(*timer, at)
             self.exchange.settle(at)
 
-    def on_version(self, version: int, at: float) -> None:
-        self.evaluations.on_version(version, at)
+    def _check_after_first_round(self, version: int, at: float) -> None:
+        del version, at
         if not self.words.checked and self.coordinator.totals.rounds_done >= 1:
             self.engine.wake()
-        self._progress.on_version(self, at)
-        self.checkpoints.on_version(version)
 
     def on_work_used_up(self) -> None:
         self.engine.wake()
@@ -569,7 +566,7 @@ class ServerRun:
     def _release(self) -> None:
         """The run is over: scripts run to their end without further work."""
         self.stage = "finishing"
-        at = self._stood_at = self.moment()
+        at = self.stood_at = self.moment()
         if self.checkpoints.due:
             self.checkpoints.take()
         leaving = sorted({*self._close_phase(at), *self.workers.waiting})
@@ -653,20 +650,3 @@ class ServerRun:
             if kind.restores(contents):
                 self.exchange = kind(self)
         self.exchange.restore(contents, version, states, extra)
-
-
-class ProgressReports:
-    """How far a run has come, told a few times a second."""
-
-    def __init__(self, show: Callable[[Progress], None] | None) -> None:
-        self._show = show
-        self._shown = time.monotonic()
-
-    def on_version(self, run: ServerRun, at: float) -> None:
-        """A version was made."""
-        if self._show is None or time.monotonic() - self._shown <= PROGRESS_SECONDS:
-            return
-        self._shown = time.monotonic()
-        c = run.coordinator
-        total = c.totals.used_before + c.ledger.total if c.ledger is not None else None
-        self._show(Progress(at, c.version, c.used, total, dict(run.evaluations.metrics), c.watch.loss))

@@ -23,17 +23,18 @@ class GrantOrder(msgspec.Struct, frozen=True, gc=False):
     at: float
 
 
-class Effects(Protocol):
-    """What the coordinator's decisions lead to; a run or a cost-only simulation carries them out."""
+class Carrier(Protocol):
+    """Takes grants to workers: the exchange in use, or a cost-only simulation."""
 
     def grant(self, order: GrantOrder) -> None: ...
 
     def cancel(self, worker: int, ticket: int) -> None: ...
 
-    def set_timer(self, name: str, at: float | None, generation: int) -> None: ...
 
-    def on_version(self, version: int, at: float) -> None:
-        """A version was made."""
+class Effects(Protocol):
+    """What else the coordinator's decisions lead to; a run or a cost-only simulation carries it out."""
+
+    def set_timer(self, name: str, at: float | None, generation: int) -> None: ...
 
     def on_work_used_up(self) -> None:
         """The phase's data or the run's versions are used up."""

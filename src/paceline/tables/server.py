@@ -43,7 +43,7 @@ class TableExchange(RunExchange):
         # A link copies rows as they are handed to it; what is under way for some time is copied before it sets out.
         self._copies = self._ways is not None or not run.engine.capabilities.own_processes
         self.host = Host(run.coordinator, self._deliver, paced=self._ways is not None)
-        run.coordinator.use(self.host, 0)
+        run.coordinator.use(self.host, 0, self)
         run.coordinator.watch.expect_no_losses()
         self._messages: dict[int, int] = {}  # of each worker, for the network's jitter
         self._in_order: dict[int, float] = {}  # before which nothing more arrives at a worker
@@ -190,9 +190,12 @@ class TableExchange(RunExchange):
     def grant(self, order: GrantOrder) -> None:
         """The strategy lets a worker begin its next clock."""
         self.host.order(order)
-        number = self.run.checkpoints.number_for(order.worker)
+        number = self.run.checkpoints.number_for(order.worker) if self.run.checkpoints.every is not None else None
         if number is not None:
             self.run.engine.send(order.worker, t.Save(number))
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """A clock that was made is made."""
 
     def on_script_end(self, record: WorkerRecord, then: Call) -> None:
         worker = record.worker

@@ -86,11 +86,11 @@ class LaneIn:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._unread: int | None = None  # up to where the ring is free once the arrays of the last message are not used
+        self.unread: int | None = None  # up to where the ring is free once the arrays of the last message are not used
 
     def adopt(self, descriptor: int) -> None:
         """The sender has a ring from here on, or another one."""
-        self._unread = None
+        self.unread = None
         try:
             self._memory = mmap.mmap(descriptor, 0)
         finally:
@@ -102,7 +102,7 @@ class LaneIn:
         memory = self._memory
         if memory is None or offset % ALIGNED or PAGE + offset + total > len(memory):
             raise ValueError(f"{total} bytes at {offset} of a ring that has no such place")
-        self._unread = end
+        self.unread = end
         at = offset
 
         def next_array(dtype: "np.dtype[Any]", shape: Shape) -> Any:
@@ -116,8 +116,8 @@ class LaneIn:
 
     def give_back(self) -> None:
         """The last message's arrays are not looked at any more."""
-        if self._unread is not None:
-            self._read[0], self._unread = self._unread, None
+        if self.unread is not None:
+            self._read[0], self.unread = self.unread, None
 
 
 def _view(memory: Any, offset: int, dtype: Any, shape: Shape) -> Any:

@@ -65,7 +65,8 @@ class ShmEndpoint:
         if frame is None:
             raise InternalError("a wait without a limit came to nothing")
         data, tensors, place = _split(frame)
-        self._in.give_back()
+        if self._in.unread is not None:
+            self._in.give_back()
         make = None if place is None else _placed(place, self._in, frame)
         message: ToWorker
         message, loose = self._codec.at_worker(data, make)

@@ -298,7 +298,8 @@ class BatchLoop:
         self._read_at = max(now, self._began)
         self._target_s = work.compute_s
         self._drop_grant()
-        self._state.reach(self._ready.phase, over=False)
+        if self._state.pending is not None:
+            self._state.reach(self._ready.phase, over=False)
         waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:

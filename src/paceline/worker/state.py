@@ -32,7 +32,7 @@ class WorkerState:
         self._kept: dict[str, Keepable] = {}
         self._left_out: list[Any] = []  # what the run restores by itself: loading it twice would make it wrong
         self._data: bytes | None = None  # from the checkpoint
-        self._pending: tuple[int, bool] | None = None  # the moment at which that is to be put back
+        self.pending: tuple[int, bool] | None = None  # the moment at which that is to be put back
 
     def keep(self, name: str, thing: Any) -> None:
         """Have an object in every checkpoint; one that a checkpoint knows is restored at once."""
@@ -59,7 +59,7 @@ class WorkerState:
             return
         state = unpack(data)
         self._data = data
-        self._pending = (state["phase"], state["over"])
+        self.pending = (state["phase"], state["over"])
         self._restore(self._kept, state["kept"])
 
     def capture(self, phase: int, *, over: bool) -> bytes:
@@ -79,9 +79,9 @@ class WorkerState:
 
     def reach(self, phase: int, *, over: bool) -> None:
         """The script has come to this moment: put back what was captured then."""
-        if self._pending is None or self._data is None or (phase, over) < self._pending:
+        if self.pending is None or self._data is None or (phase, over) < self.pending:
             return
-        self._pending = None
+        self.pending = None
         state = unpack(self._data)  # afresh: whoever was given a state before may have gone on with it
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])

@@ -11,7 +11,8 @@ import msgspec
 
 from paceline.core.errors import PeerError
 from paceline.core.settings import Transport
-from paceline.server.plan import Cause, Plan, Progress
+from paceline.server.plan import Cause, Plan
+from paceline.server.progress import Progress
 
 T = TypeVar("T")
 Blame = Literal["user", "script", "peer", "internal"]
@@ -26,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     plan: Plan
     began: float | None = None  # by time.monotonic, which all processes of a machine share; None: not yet
     relay: bool  # every line of the journal is wanted, not only what a log shows
+    progress: bool = False  # somebody shows how far the run has come
     restore: str | None = None  # the folder of the checkpoint to go on from
     append: bool = False  # a server before this one wrote the journal; this one goes on with it
 

@@ -28,7 +28,8 @@ from paceline.records.logs import Log
 from paceline.records.report import save_report
 from paceline.server.checkpoint import files as checkpoint
 from paceline.server.exchange import Launched, Result
-from paceline.server.plan import Cause, Plan, Progress, how_it_ended
+from paceline.server.plan import Cause, Plan, how_it_ended
+from paceline.server.progress import Progress
 from paceline.transport.frames import Frame
 from paceline.worker import context
 
@@ -104,6 +105,7 @@ class Launcher:
             plan=plan,
             began=self._began,
             relay=self._sink is not None or logger.isEnabledFor(logging.DEBUG),
+            progress=self._progress is not None,
             restore=None if restore is None else os.fspath(restore),
             append=append,
         )

@@ -35,14 +35,14 @@ from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
 from paceline.server.emulation import Timing
 from paceline.server.engine import EVALUATOR, Call, Control
-from paceline.server.plan import Progress
+from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
-from paceline.transport.messages import Cancelled, Hello, ToServer, Work
+from paceline.transport.messages import Cancelled, Hello, Work
 
 LAST_WORDS_S = 5.0  # for a launcher that is busy
 IDLE_S = 0.2  # between two looks at what no message announces: relayed lines, the journal's failure
@@ -82,10 +82,15 @@ class LocalEngine:
         self._clock = Clock()
         self._alarms = Alarms()
         self._effort = Effort()
-        self._links = ServerLinks(channel, self._on_control, self._on_message, exact=setup.plan.scenario is not None)
+        exact = setup.plan.scenario is not None
+        self._links = ServerLinks(channel, self._clock, self._on_control, self._check_memory, exact=exact)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # by the server before: its workers have their memory
+
+    def carry(self, run: ServerRun) -> None:
+        """This is the run that messages are for."""
+        self.run = self._links.run = run
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -107,7 +112,6 @@ class LocalEngine:
 
     def drive(self, run: ServerRun) -> None:
         """Until the run is finished."""
-        self.run = run
         if self._setup.plan.config.transport == "zeromq":
             self.tell_launcher(told.Listening(self._links.listen()))
         self._on_control()  # what came together with the setup was read together with it
@@ -187,11 +191,10 @@ class LocalEngine:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _on_message(self, member: Member, message: ToServer) -> None:
-        if isinstance(message, Hello) and not self._checked_memory:
+    def _check_memory(self, hello: Hello) -> None:
+        if not self._checked_memory:
             self._checked_memory = True  # all but the first are about to take theirs
-            require_server(message.spec, regions=len(self.run.workers.alive) - 1)
-        self.run.on_message(member.number, member.incarnation, message, self.now())
+            require_server(hello.spec, regions=len(self.run.workers.alive) - 1)
 
     def send(self, worker: int, message: Any) -> None:
         member = self._members.get(worker)
@@ -228,7 +231,7 @@ class LocalEngine:
         member = self._members[worker]
         if reads:
             self._weights.offer(member, store)
-        if waits and (lent := self._weights.version_for(member)) is not None:
+        if waits and self._weights.borrowers and (lent := self._weights.version_for(member)) is not None:
             return lent
         region = member.link.region
         if region is None:
@@ -272,19 +275,20 @@ class Server:
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
         self._engine = LocalEngine(channel, setup, self._flush_relay)
         self._relay = Relay(self._engine.tell_launcher, everything=setup.relay)
-        sink = Tee(self._writer, self._metrics, self._relay)
+        relay = self._relay
+        sink = Tee(self._writer, self._metrics, relay if setup.relay else None, observations=relay)
         exchanges = [PeerExchange if peer else GradientExchange, TableExchange]
         self._run = ServerRun(
             self._engine, plan, build_central(spelt, config.seed), sink, exchanges,
-            progress=self._show, flush=self._flush_journal,
+            progress=self._show if setup.progress else None, flush=self._flush_journal,
         )  # fmt: skip
+        self._engine.carry(self._run)
 
     def serve(self) -> None:
         """From the first process to the last word."""
         failure: told.Failure | None = None
         try:
             try:
-                self._engine.run = self._run
                 self._begin()
                 self._engine.drive(self._run)
             except Exception as error:  # noqa: BLE001 - whatever ended the run is the launcher's to show

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from paceline.engines.local import scratch
 from paceline.engines.local.control import Exited, Linked
+from paceline.engines.local.timekeeping import Clock
 from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
+from paceline.server.run import ServerRun
 from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.frames import Channel
-from paceline.transport.messages import ToServer
+from paceline.transport.messages import Hello, ToServer
 from paceline.transport.shm import ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub
 
@@ -53,13 +55,16 @@ class Member:
 class ServerLinks:
     """Who is linked, and what has come from whom."""
 
+    run: ServerRun  # that messages are for
+
     def __init__(
-        self, channel: Channel, on_control: Callable[[], None], on_message: Callable[[Member, ToServer], None], *,
+        self, channel: Channel, clock: Clock, on_control: Callable[[], None], on_hello: Callable[[Hello], None], *,
         exact: bool,
     ) -> None:  # fmt: skip
         """`exact`: waits end in time; others may take a millisecond longer, and are for any number of workers."""
         self._channel = channel
-        self._on_message = on_message
+        self._clock = clock
+        self._on_hello = on_hello
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
         self._processes: dict[Place, Member] = {}
@@ -153,12 +158,17 @@ class ServerLinks:
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
 
+    def _take(self, member: Member, message: ToServer) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(message)
+        self.run.on_message(member.number, member.incarnation, message, self._clock.now())
+
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
         """Hear what a wait has announced; if more has come meanwhile, the next wait tells."""
         try:
             link.listen()
             while not member.hung_up and (message := link.heard()) is not None:
-                self._on_message(member, message)
+                self._take(member, message)
         except Lost:
             self._unregister(member)
 
@@ -168,7 +178,7 @@ class ServerLinks:
             return
         try:
             while (message := member.link.collect()) is not None:
-                self._on_message(member, message)
+                self._take(member, message)
         except Lost:
             self._unregister(member)  # its process's end is the launcher's to report
 

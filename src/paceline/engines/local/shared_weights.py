@@ -35,7 +35,7 @@ class SharedWeights:
         self._store: Store | None = None
         self._flat: list[Tensor] = []
         self._descriptor: int | None = None
-        self._borrowers: set[Member] = set()
+        self.borrowers: set[Member] = set()
         self._reading: list[Member] = []
         self._over = False
 
@@ -47,13 +47,13 @@ class SharedWeights:
             return
         assert self._descriptor is not None  # for the type checker
         member.link.lend(self._flat, self._descriptor)
-        self._borrowers.add(member)
+        self.borrowers.add(member)
 
     def version_for(self, member: Member) -> Parameters | None:
         """The current version for a worker that waits for it; None if it is to have a copy."""
         store = self._store
         region = member.link.region
-        if store is None or region is None or self._over or member not in self._borrowers:
+        if store is None or region is None or self._over or member not in self.borrowers:
             return None
         store.write_buffers(region.buffers)
         region.lent = True

@@ -125,9 +125,6 @@ class LightCluster:
     def _ring(self, timer: tuple[str, int]) -> None:
         self.coordinator.fire(*timer, self.kernel.now)
 
-    def on_version(self, version: int, at: float) -> None:
-        """Nobody measures anything."""
-
     def on_work_used_up(self) -> None:
         """The run is over."""
         self.kernel.stop()
@@ -190,7 +187,7 @@ def simulate(
     strategy.check(scenario.count)
     kernel = Kernel()
     cluster = make_cluster(kernel, scenario, work, model_bytes)
-    coordinator = cluster.coordinator = Coordinator(strategy, cluster, sink, max_versions=max_versions)
+    coordinator = cluster.coordinator = Coordinator(strategy, cluster, sink, max_versions=max_versions, carrier=cluster)
     coordinator.model_bytes = model_bytes
     coordinator.open(Tally(samples if samples is not None else 1 << 62), work * scenario.count)
     if sink is not None:

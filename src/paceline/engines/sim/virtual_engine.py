@@ -26,7 +26,8 @@ from paceline.records.report import save_report
 from paceline.server.emulation import Timing
 from paceline.server.engine import Control, TensorsByReference
 from paceline.server.exchange import Launched, RunExchange
-from paceline.server.plan import Plan, Progress
+from paceline.server.plan import Plan
+from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
 from paceline.strategies import is_peer
 from paceline.tables.messages import Tick

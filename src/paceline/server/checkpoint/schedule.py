@@ -50,10 +50,15 @@ class Checkpoints:
         if self.every is not None:
             self._next_version = version + round(self.every.amount)
 
-    def on_version(self, version: int) -> None:
+    @property
+    def by_versions(self) -> bool:
+        """Whether they fall due by the number of versions."""
+        return self._writer is not None and self.every is not None and self.every.unit == "v"
+
+    def on_version(self, version: int, at: float) -> None:
         """A version was made."""
-        by_versions = self.every is not None and self.every.unit == "v"
-        if self._writer is not None and by_versions and version >= self._next_version:
+        del at
+        if version >= self._next_version:
             self.ask()
 
     # -- taking one --------------------------------------------------------------------------------------------------
