@@ -1,7 +1,7 @@
 """The long tests, all of them: `make soak`. Its dated result says how many ran and how they ended.
 
 python benchmarks/soak.py                              # writes results/soak.md and .json
-python benchmarks/soak.py tests/test_local_faults.py   # some of them: writes results/soak_test_local_faults.md
+python benchmarks/soak.py tests/processes/test_local_faults.py  # some: writes results/soak_test_local_faults.md
 
 """
 

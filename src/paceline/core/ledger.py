@@ -65,12 +65,13 @@ class Ledger(ABC):
     @abstractmethod
     def has_unallotted(self) -> bool: ...
 
-    def settle(self, used: int, lost: int = 0) -> None:
-        """Allotted samples whose fate is sealed."""
-        self.used += used
-        self.lost += lost
-        if self.used + self.lost >= self.total:
+    def settle(self, used: int, lost: int = 0) -> bool:
+        """Allotted samples whose fate is sealed; whether that of all is."""
+        self.used = used = self.used + used
+        self.lost = lost = self.lost + lost
+        if used + lost >= self.total:
             self.finished = True
+        return self.finished
 
     def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
         """Plain data for `restore`; `outstanding` is what workers have, in the order to issue it again."""
@@ -188,10 +189,11 @@ class EpochLedger(Ledger):
     def has_unallotted(self) -> bool:
         return bool(self._returned) or self._cursor < len(self._order) or (self.epoch + 1) * self.size < self.total
 
-    def settle(self, used: int, lost: int = 0) -> None:
-        super().settle(used, lost)
+    def settle(self, used: int, lost: int = 0) -> bool:
+        finished = super().settle(used, lost)
         if self.used + self.lost > self.total:
             raise InternalError(f"{self.used} samples used and {self.lost} lost, but only {self.total} exist")
+        return finished
 
     def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
         returned = {epoch: [chunk.tolist() for chunk in chunks] for epoch, chunks in self._returned.items()}

@@ -142,7 +142,8 @@ class Coordinator:
             samples = self._extend(push, arrived)
         self.feed(Pushed(
             at, worker, push, record.through, record.read_version, samples, arrived.compute_s, arrived.transfer_s,
-            wait_s, arrived.bytes_up, arrived.bytes_down, norm if self.strategy.needs_norms else None, loss,
+            wait_s, arrived.bytes_up, arrived.bytes_down,
+            norm if norm is not None and self.strategy.needs_norms else None, loss,
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:
@@ -292,8 +293,10 @@ class Coordinator:
     def _apply(self, action: Apply) -> None:
         weights = action.weights
         if len(weights) == 1:
-            held, mass = [self._release(action.pushes[0])], weights[0]
-            used = held[0].samples
+            only = self.held.pop(action.pushes[0], None)
+            if only is None or action.pushes[0] in self._extended:
+                raise self._not_held(action.pushes[0], only)
+            held, mass, used = [only], weights[0], only.samples
         else:
             held, mass = [self._release(push) for push in action.pushes], math.fsum(weights)
             used = sum([push.samples for push in held])
@@ -312,19 +315,22 @@ class Coordinator:
         self.version += 1
         if self.version == self._last_version:
             self.effects.on_work_used_up()
-        for told in self._on_version:
-            told(self.version, self.at)
+        if self._on_version:
+            for told in self._on_version:
+                told(self.version, self.at)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
 
     def _release(self, push: int) -> PushRef:
         held = self.held.pop(push, None)
-        if held is None:
-            raise InternalError(f"{self.strategy.name} applies push {push}, which is not held")
-        if push in self._extended:
-            raise InternalError(f"{self.strategy.name} applies push {push} while worker {held.worker} extends it")
+        if held is None or push in self._extended:
+            raise self._not_held(push, held)
         return held
+
+    def _not_held(self, push: int, found: PushRef | None) -> InternalError:
+        what = "which is not held" if found is None else f"while worker {found.worker} extends it"
+        return InternalError(f"{self.strategy.name} applies push {push}, {what}")
 
     def _discard(self, push: int) -> None:
         held = self._release(push)
@@ -382,9 +388,9 @@ class Coordinator:
     def _settle(self, used: int, lost: int = 0) -> None:
         ledger = self.ledger
         if ledger is not None:
-            ledger.settle(used, lost)
-            self.totals.rounds_done += used / self.totals.round_samples
-            if ledger.finished:
+            totals = self.totals
+            totals.rounds_done += used / totals.round_samples
+            if ledger.settle(used, lost):
                 self.effects.on_work_used_up()
 
     def _settle_skipped(self, record: WorkerRecord, kept: list[Indices], at: float) -> tuple[Allotment, ...]:

@@ -1,0 +1,94 @@
+"""The tests of `make check` under every Python at hand, and how much of the source they run through.
+
+    python benchmarks/suite.py                                       # this interpreter: writes results/suite.md
+    python benchmarks/suite.py --pythons ~/v312/bin/python ~/v313/bin/python    # and these
+
+An interpreter's environment needs torch and the extras `all` and `dev`; this tree's `src` is put on its path. Coverage
+is measured with this interpreter, in a run of its own, in the tests' own processes and in those that they start
+as fresh interpreters; a process that is forked or killed tells nothing.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import results
+import sources
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "python benchmarks/suite.py"
+PYTEST = ("-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider", "-m", "not slow")
+VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__)"
+SETTINGS = """
+[run]
+branch = False
+parallel = True
+source = paceline
+data_file = {folder}/coverage
+sigterm = True
+"""
+
+
+def main() -> int:
+    """Run them and write the result."""
+    parser = argparse.ArgumentParser(description="run the tests under several Pythons and write their dated result")
+    parser.add_argument("--pythons", nargs="+", default=[], metavar="PATH", help="further interpreters")
+    sources.add_options(parser)
+    given = parser.parse_args()
+    of = sources.checked(given, measured=(*sources.MEASURED, "tests"))
+    rows = [run(python) for python in (sys.executable, *given.pythons)]
+    covered = coverage()
+    verdicts = [
+        results.Verdict(f"failures under Python {row['python']}", str(row["failed"]), "= 0", row["code"] == 0)
+        for row in rows
+    ]
+    notes = f"""
+The tests that are not marked slow (`make check`), two at a time; those of CUDA are skipped where there is none.
+They pass through {covered:.1%} of the lines of `src`. Lines that only forked or killed processes pass through count as
+not covered.
+"""
+    print(results.write("suite", COMMAND, verdicts, rows, notes, of))
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def run(python: str) -> dict[str, Any]:
+    """One run of the tests."""
+    asked = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True, cwd=ROOT)
+    version, torch = asked.stdout.split()
+    began = time.monotonic()
+    code, text = _tests([python, *PYTEST], {})
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", text)}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    row = {"python": version, "torch": torch, "passed": counts.get("passed", 0), "failed": failed}
+    return {**row, "skipped": counts.get("skipped", 0), "seconds": round(time.monotonic() - began), "code": code}
+
+
+def coverage() -> float:
+    """The share of the source's lines that a run of the tests passes through."""
+    with tempfile.TemporaryDirectory() as name:
+        settings = Path(name) / "settings"
+        settings.write_text(SETTINGS.format(folder=name))
+        measured = [sys.executable, "-m", "coverage"]
+        _tests([*measured, "run", f"--rcfile={settings}", *PYTEST], {"COVERAGE_PROCESS_START": str(settings)})
+        for step in (["combine"], ["report", "--format=total", "--precision=1"]):
+            asked = subprocess.run([*measured, *step, f"--rcfile={settings}"], capture_output=True, text=True, cwd=ROOT)
+            if asked.returncode:
+                raise SystemExit(f"coverage {step[0]} failed: {asked.stderr or asked.stdout}")
+        return float(asked.stdout) / 100
+
+
+def _tests(command: list[str], settings: dict[str, str]) -> tuple[int, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), **settings}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    print(done.stdout[-400:], flush=True)
+    return done.returncode, done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
