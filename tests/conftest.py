@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest --rewrite tests/test_transcripts.py` writes what strategies answer into the transcripts.
+    """`pytest --rewrite tests/strategies/test_transcripts.py` writes what strategies answer into the transcripts.
 
     With tests/sim/test_reference_runs.py or tests/sim/test_recorded_runs.py it keeps what those runs do today, with
     tests/unit/test_public.py the public names and signatures.
