@@ -1,6 +1,6 @@
 """One of four workers is four times slower: who reaches the target first, on real processes?
 
-    python benchmarks/bench_uneven_real.py                 # writes results/uneven_real.md and .json; about 100 minutes
+    python benchmarks/bench_uneven_real.py                 # writes results/uneven_real.md and .json; about an hour
     python benchmarks/bench_uneven_real.py --quick --json  # two strategies and DDP, one JSON object, writes nothing
     python benchmarks/bench_uneven_real.py --only dasp balanced ddp
 
@@ -9,16 +9,21 @@ the same modelled seconds on every side, reached by sleeping the difference. Eac
 common grid that is fastest on seeds of their own, hivemind also its best matchmaking time, asynchronous strategies also
 the better of momentum and none; other seeds are then timed.
 
+Processes sleep nearly all of the time, so that two races (`--jobs`) take place side by side; a batch that took longer
+than its modelled time is an overrun, and every row says how many there were.
+
 hivemind lives in an environment of its own:
     python3.11 -m venv .rivals/hivemind && .rivals/hivemind/bin/pip install torch==2.13.0 hivemind==1.1.12
 """
 
 import argparse
 import math
+import multiprocessing
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,7 @@ TUNING_SEEDS = (100, 101)  # all rates on the first, those that may still be the
 # behind on one seed than chance was seen to do is given up; nobody else is.
 SPREAD = 1.7
 ASYNCHRONOUS = ("asp", "ssp", "dssp", "adaptive_sync", "k_async")  # stale gradients may want no momentum
+JOBS = 2
 STEPS = 2000  # of each worker whose times are drawn; they are gone through again if a race takes longer
 SCENARIO = """
 seed = {seed}
@@ -253,21 +259,30 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print, and write the result."""
     parser: argparse.ArgumentParser = bars.parser("uneven workers, to a target, against DDP and hivemind")
     parser.add_argument("--only", nargs="+", default=[], metavar="SIDE", help="strategies, ddp, hivemind; else all")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="races side by side (default: %(default)s)")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else FULL
     options = bars.asked(given, size.repeats)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         course = Course(size, Path(folder) / "digits.pt")
-        for entry in entries(given.only or (QUICK_ENTRIES if given.quick else ())):
-            rows += measure(course, entry, size, options.repeats)
-            if not given.json:
-                print(summary(rows)[-1], flush=True)
+        # Whoever asks a contender ends all that is left of it among its own descendants: one process for each.
+        with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+            racing = [
+                pool.submit(measure, course, entry, size, options.repeats)
+                for entry in entries(given.only or (QUICK_ENTRIES if given.quick else ()))
+            ]
+            for race in racing:
+                rows += race.result()
+                if not given.json:
+                    print(summary(rows)[-1], flush=True)
     sides = summary(rows)
-    bars.tell("uneven_real", options, judge(sides, size.max_s), [*sides, *rows], notes(size, options.repeats))
+    bars.tell(
+        "uneven_real", options, judge(sides, size.max_s), [*sides, *rows], notes(size, options.repeats, given.jobs)
+    )
 
 
-def notes(size: Size, repeats: int) -> str:
+def notes(size: Size, repeats: int, jobs: int) -> str:
     """What the numbers mean."""
     return f"""
 Digits, an MLP, SGD with momentum {MOMENTUM:g} unless shown, {len(SPEEDS)} workers of speeds {SPEEDS}, batches of
@@ -278,7 +293,7 @@ evaluations in a row, one per {len(SPEEDS) * BATCH} samples or update, at the mi
 beyond an edge while the best of these settings lies on it, by seed {TUNING_SEEDS[0]}; all that are less than
 {SPREAD:g} times behind the best, which is how much the same settings were seen to differ between seeds, by seed
 {TUNING_SEEDS[1]} too. {", ".join(ASYNCHRONOUS)} are tried without momentum besides, and with
-`whole_steps` where they have it. Medians over seeds 0 to {repeats - 1}.
+`whole_steps` where they have it. Medians over seeds 0 to {repeats - 1}. {jobs} races took place at a time.
 DDP sleeps before backward, in which it exchanges gradients. hivemind 1.1.12 accumulates to a target batch of
 {len(SPEEDS) * BATCH}, as many samples as one of DDP's updates has; matchmaking times of {MATCHMAKING_S} s were tried at
 each rate, and its progress is looked up five times as often as by default. The first rows are the medians; the raw ones
