@@ -312,8 +312,8 @@ class Coordinator:
         self.version += 1
         if self.version == self._last_version:
             self.effects.on_work_used_up()
-        for told in self._on_version:
-            told(self.version, self.at)
+        for call in self._on_version:
+            call(self.version, self.at)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
