@@ -316,7 +316,12 @@ def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
 
 def prepare() -> None:
     """Inside `kept`: let a nursery start in the shadow of what comes before the run."""
-    give_back(take())
+    made = take()
+    with _keep.lock:
+        outdated, _keep.nursery = _keep.nursery, None  # one that serves would have been taken
+    if outdated is not None:
+        outdated.end()
+    give_back(made)
 
 
 def take() -> Nursery:
