@@ -1,8 +1,8 @@
 """A worker's copy of the model: it takes versions in and hands gradients out.
 
-`Replica` is for links that pass tensors by reference; where both sides share memory, `slots.SlotReplica` takes its
-place. What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push)
-and `take` (the push).
+`Replica` is for links that pass tensors by reference; where both sides share memory, `SlotReplica` takes its place.
+What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push) and
+`take` (the push).
 """
 
 import enum
