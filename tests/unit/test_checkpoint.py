@@ -402,6 +402,15 @@ def test_a_run_goes_on_with_what_its_server_and_its_workers_had(tmp_path):
     assert again.over_for(0) is not None
 
 
+def test_a_checkpoint_with_the_older_name_of_the_runs_state_is_read(tmp_path):
+    broken_off(tmp_path)
+    file = newest(tmp_path) / HEAD
+    head = json.loads(file.read_text())
+    head["engine"]["conduct"] = head["engine"].pop("run_state")
+    file.write_text(json.dumps(head))
+    assert HandDrivenRun(resume=tmp_path).train().run.coordinator.version == 1
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
