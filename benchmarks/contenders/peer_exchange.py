@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from paceline.peers.messages import Box
-from paceline.transport.mail import Letter
+from paceline.transport.mail import PeerHeader
 from paceline.transport.mail_shm import ShmMail
 
 WAIT_S = 60.0
@@ -40,12 +40,12 @@ def read(nbytes: int, rounds: int, folder: str, line: Connection) -> None:
     torch.set_num_threads(1)
     mail, own = ShmMail(Path(folder)), model(nbytes, 2)
     line.send((mail.address, mail.key))
-    mail.meet(Box(0, 0, *line.recv()))
+    mail.add_peer(Box(0, 0, *line.recv()))
     for _ in range(rounds):
         (delivered,) = mail.collect(WAIT_S)
         mix(own, [value.view(torch.float32) for value in delivered.values])
         mail.release()
-        mail.post(0, Letter("", 1, 0, "asked"), [])
+        mail.post(0, PeerHeader("", 1, 0, "asked"), [])
     mail.close()
 
 
@@ -58,7 +58,7 @@ def measure(nbytes: int, rounds: int, warmup: int) -> dict[str, float]:
         reader = context.Process(target=read, args=(nbytes, warmup + rounds, other, theirs))
         reader.start()
         mail = ShmMail(Path(one))
-        mail.meet(Box(1, 0, *ours.recv()))
+        mail.add_peer(Box(1, 0, *ours.recv()))
         ours.send((mail.address, mail.key))
         own = model(nbytes, 1)
         mail.reserve([tensor.nbytes for tensor in own])
@@ -66,7 +66,7 @@ def measure(nbytes: int, rounds: int, warmup: int) -> dict[str, float]:
         exchanged, in_place = [], []
         for number in range(warmup + rounds):
             began = time.perf_counter()
-            mail.post(1, Letter("", 0, 0, "model"), own)
+            mail.post(1, PeerHeader("", 0, 0, "model"), own)
             mail.collect(WAIT_S)
             between = time.perf_counter()
             with torch.no_grad():

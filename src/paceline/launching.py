@@ -161,36 +161,17 @@ def launch(
     require_not_loading("a call of launch()")
     if settings.get("strategy") is not None:
         settings["strategy"] = written(strategy)
-    config, cluster = _settled(config, settings)
-    can = _capabilities(config.engine)
-    workers = cluster.count if cluster is not None else config.workers or usual_workers(torch.cuda.device_count())
-    config = msgspec.structs.replace(config, workers=workers, threads=usual_threads(config, workers, can))
-    restore = None
-    if config.resume is not None:
-        from paceline.server.checkpoint import resuming  # checkpoints are loaded when they are used
-
-        found = resuming.checkpoint_at(config.resume)
-        config, restore = resuming.settings_of(found, config, workers), found.path
-    spelled = _strategy(config, workers)
-    config = msgspec.structs.replace(config, strategy=spelled)  # a file by its whole path, wherever a process stands
+    config, cluster, workers = _settled(config, settings)
+    config, restore = _resumed(config, workers)
+    config = msgspec.structs.replace(config, strategy=_strategy(config, workers))
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
-    crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
-    if crashes and can.restarts_server and config.checkpoint_every is None and restore is None:
-        raise OptionError("the scenario's server_crash needs a checkpoint to go on from: give --checkpoint-every")
-    if config.checkpoint_every is not None and config.runs_dir is None:
-        raise OptionError("checkpoint_every needs a folder to write to: give runs_dir, too")
-    folder = _folder(config)
-    journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
-    if journal is not None:
-        refuse_other_files(journal)
-    header = _header(config, spelled, cluster, workers)
-    plan = Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
+    plan = _plan(config, cluster, workers, restore)
     from paceline import engines  # each is loaded when it is asked for
 
     done = engines.load(config.engine).launch(train, plan, sink, progress)
     left = done.left
-    return Run(done.report, journal, folder, done.cause, left.model, left.tables, left.nodes or None)
+    return Run(done.report, plan.journal, plan.folder, done.cause, left.model, left.tables, left.nodes or None)
 
 
 def _capabilities(engine: str) -> Capabilities:
@@ -199,19 +180,8 @@ def _capabilities(engine: str) -> Capabilities:
     return engines.capabilities(engine)
 
 
-def _strategy(config: RunConfig, workers: int) -> str:
-    """The strategy as a journal writes it; refused where the run could not have it."""
-    spelled = checked(config.strategy, config.seed, workers)
-    if is_peer(spelled) and config.on_divergence == "bsp":
-        name = machine_class(spelled).name
-        raise OptionError(f"{name} has no server that could go on under bsp: give --on-divergence stop")
-    if _capabilities(config.engine).own_processes:
-        require_findable(spelled)
-    return spelled
-
-
-def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunConfig, Scenario | None]:
-    """The settings in force and the cluster they are for; real processes need none."""
+def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunConfig, Scenario | None, int]:
+    """The settings in force, the cluster they are for, which real processes need not have, and its workers."""
     given = settings.pop("scenario", None)
     if config is not None and settings:
         raise OptionError(f"give launch() a config or single settings, not both: {', '.join(sorted(settings))}")
@@ -222,10 +192,51 @@ def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunCon
     if cluster is None and _capabilities(settled.engine).virtual_time:
         cluster = scenarios.load(DEFAULT_SCENARIO)
         settled = config or resolve(settings, {}, cluster.run, spell=lambda each: each.name)
-    require_possible(settled, _capabilities(settled.engine))
+    can = _capabilities(settled.engine)
+    require_possible(settled, can)
     if cluster is not None:
-        agreed_workers(settled.workers, cluster.count, cluster.name)
-    return settled, cluster
+        workers = agreed_workers(settled.workers, cluster.count, cluster.name)
+    else:
+        workers = settled.workers or usual_workers(torch.cuda.device_count())
+    threads = usual_threads(settled, workers, can)
+    return msgspec.structs.replace(settled, workers=workers, threads=threads), cluster, workers
+
+
+def _resumed(config: RunConfig, workers: int) -> tuple[RunConfig, Path | None]:
+    """The settings with those of the checkpoint to go on from, and where it lies."""
+    if config.resume is None:
+        return config, None
+    from paceline.server.checkpoint import resuming  # checkpoints are loaded when they are used
+
+    found = resuming.checkpoint_at(config.resume)
+    return resuming.settings_of(found, config, workers), found.path
+
+
+def _strategy(config: RunConfig, workers: int) -> str:
+    """The strategy as a journal writes it, a file by its whole path; refused where the run could not have it."""
+    spelled = checked(config.strategy, config.seed, workers)
+    if is_peer(spelled) and config.on_divergence == "bsp":
+        name = machine_class(spelled).name
+        raise OptionError(f"{name} has no server that could go on under bsp: give --on-divergence stop")
+    if _capabilities(config.engine).own_processes:
+        require_findable(spelled)
+    return spelled
+
+
+def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Path | None) -> Plan:
+    """The run that these settings make, with a folder of its own where they ask for one."""
+    crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
+    restarts = _capabilities(config.engine).restarts_server
+    if crashes and restarts and config.checkpoint_every is None and restore is None:
+        raise OptionError("the scenario's server_crash needs a checkpoint to go on from: give --checkpoint-every")
+    if config.checkpoint_every is not None and config.runs_dir is None:
+        raise OptionError("checkpoint_every needs a folder to write to: give runs_dir, too")
+    folder = _folder(config)
+    journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
+    if journal is not None:
+        refuse_other_files(journal)
+    header = _header(config, cluster, workers)
+    return Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
 
 
 def _folder(config: RunConfig) -> Path | None:
@@ -248,7 +259,7 @@ def _folder(config: RunConfig) -> Path | None:
     raise OptionError(f"{config.runs_dir} has 1000 runs of this second; choose another --runs-dir")
 
 
-def _header(config: RunConfig, strategy: str, cluster: Scenario | None, workers: int) -> Header:
+def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header:
     """A header of the simulator says nothing of the machine: no paths, no host, no hour."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     real = not _capabilities(config.engine).virtual_time
@@ -259,7 +270,7 @@ def _header(config: RunConfig, strategy: str, cluster: Scenario | None, workers:
         options["checkpoint_every"] = None if config.checkpoint_every is None else str(config.checkpoint_every)
     return Header(
         engine=config.engine,
-        strategy=strategy,
+        strategy=config.strategy,
         seed=config.seed,
         workers=workers,
         options=options,

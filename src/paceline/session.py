@@ -71,13 +71,13 @@ class Session:
         self._endpoint = given.endpoint
         self._state = WorkerState()
         self._replica: Replica | None = None
-        self._greeting: Handshake | None = None
-        self._passes: BatchLoop | None = None
+        self._handshake: Handshake | None = None
+        self._loop: BatchLoop | None = None
         self._tables: Client | None = None
         self._follower: RunScheduler | None = None
         self._asked: set[str] = set()
         self._phase = 0
-        self._position = 0.0
+        self._rounds_done = 0.0
         self._run_over = False
         self._empty_phases = 0
         self.device = _device(given)
@@ -120,7 +120,7 @@ class Session:
         """Put model and optimizer under the run's control; the same objects come back.
 
         `evaluate(model)` gets a module of its own in eval mode and returns numbers by name. A given scheduler's
-        `step()` follows the run's position instead of counting this worker's calls.
+        `step()` follows the run's rounds instead of counting this worker's calls.
         """
         if self._replica is not None:
             raise UserError("prepare() was called twice; one session trains one model")
@@ -138,25 +138,25 @@ class Session:
             raise Closed  # there is nothing to measure, and nobody trains here
         replica = self._replica = self._make_replica(model, optimizer)
         self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
-        greeting = self._greeting = Handshake(self._endpoint, replica, self._state, evaluator)
+        handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and evaluate is not None:
-            serve_versions(self._endpoint, greeting, replica, evaluate)
-        greeting.greet()
+            serve_versions(self._endpoint, handshake, replica, evaluate)
+        handshake.greet()
         if optimizer.state and not isinstance(replica, NodeReplica):
             text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
             self._endpoint.send(Remark(text))
         self._hook_optimizer(optimizer)
         replica.watch_backward()
         if scheduler is not None:
-            self._follower = RunScheduler(scheduler, optimizer, self._run_position)
+            self._follower = RunScheduler(scheduler, optimizer, self._run_rounds_done)
         return model, optimizer
 
     def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
         spec = spec_of(model, optimizer)
         device = device_of(list(model.parameters()))
         if self._context.post is not None:
-            machine, life, mail = self._context.post
-            place = (self._context.worker, life)
+            machine, incarnation, mail = self._context.post
+            place = (self._context.worker, incarnation)
             node = ProcessReplica(model, optimizer, spec, machine, place, self._endpoint, mail)
             self._state.keep("paceline.node", node)
             return node
@@ -209,8 +209,8 @@ class Session:
         for name, value in numbers.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             if name == "loss":
-                if self._passes is not None:
-                    self._passes.on_loss(number)
+                if self._loop is not None:
+                    self._loop.on_loss(number)
                 elif self._tables is not None:
                     self._tables.report_loss(number)
             else:
@@ -292,9 +292,9 @@ class Session:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _run_phase(self, fetcher: Fetcher, ready: Ready) -> Iterator[Any]:
-        if self._passes is not None:
+        if self._loop is not None:
             raise UserError("a batches() loop is already running in this session; finish it first")
-        if self._run_over or self._replica is None or self._greeting is None:
+        if self._run_over or self._replica is None or self._handshake is None:
             self._empty_phases += 1
             if self._empty_phases > EMPTY_PHASES:
                 raise Closed  # a script that loops until it has seen enough data would loop for ever
@@ -302,25 +302,25 @@ class Session:
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
         on_work = self._follower.on_work if self._follower is not None else None
-        passes = self._passes = BatchLoop(
-            self._endpoint, self._replica, fetcher, ready, self._greeting, self._state, on_work
+        loop = self._loop = BatchLoop(
+            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, on_work
         )
-        passes.position = self._position
+        loop.rounds_done = self._rounds_done
         try:
-            passes.begin()
+            loop.begin()
             batches, worker = self._context.shared.batches, self.worker
-            while (batch := passes.next_batch()) is not OVER:
+            while (batch := loop.next_batch()) is not OVER:
                 batches[worker] = batches.get(worker, 0) + 1
                 yield batch
         finally:
-            self._position = passes.position
-            self._passes = None
-            if isinstance(passes.over, Over):
-                self._run_over = passes.over.run_over
-            passes.abandon()
+            self._rounds_done = loop.rounds_done
+            self._loop = None
+            if isinstance(loop.over, Over):
+                self._run_over = loop.over.run_over
+            loop.abandon()
 
-    def _run_position(self) -> float:
-        return self._passes.position if self._passes is not None else self._position
+    def _run_rounds_done(self) -> float:
+        return self._loop.rounds_done if self._loop is not None else self._rounds_done
 
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         # The module is left as it is, so that it can be copied and pickled; its own zero_grad shows in the gradients.
@@ -333,8 +333,8 @@ class Session:
                         parameter.grad = None
             else:
                 zero_in_place(set_to_none=False)
-            if session._passes is not None:
-                session._passes.on_zero_grad()
+            if session._loop is not None:
+                session._loop.on_zero_grad()
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return session._on_step(closure)
@@ -348,13 +348,13 @@ class Session:
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
     def _on_step(self, closure: Callable[[], Any] | None) -> Any:
-        if self._passes is None:
+        if self._loop is None:
             raise UserError("optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._passes.on_step()
+        self._loop.on_step()
         return loss
 
 

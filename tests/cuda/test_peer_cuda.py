@@ -1,4 +1,4 @@
-"""Nodes whose models lie on a CUDA device: letters go through the host's memory, and the average is that of all."""
+"""Nodes whose models lie on a CUDA device: messages go through the host's memory, and the average is that of all."""
 
 import pytest
 import torch

@@ -195,7 +195,7 @@ def test_the_nursery_has_one_thread_and_its_children_are_the_launchers(kept):
             time.sleep(0.01)
         assert len(list(Path(f"/proc/{kept.pid}/fd").iterdir())) == 5  # streams, socket, the launcher's handle
     finally:
-        process.bury()
+        process.reap()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_signal_that_ended_a_process_is_seen_with_and_without_the_nursery(own,
         os.kill(process.pid, number)
         while not process.exited:
             time.sleep(0.01)
-        assert process.bury() == -number
+        assert process.reap() == -number
 
 
 def test_an_exit_code_is_seen_after_the_nurserys_death(taken, caplog, tmp_path):
@@ -331,7 +331,7 @@ def test_a_nursery_that_is_killed_in_the_middle_of_a_start(own, moment):
         assert [is_fresh(process) for process in processes] == [False] * (len(processes) - 1) + [True]
     finally:
         for process in processes:
-            process.bury()
+            process.reap()
     # And `nothing_left` finds neither a process nor a zombie once the nursery has been ended.
 
 
@@ -344,7 +344,7 @@ def test_one_that_was_stopped_in_the_middle_and_then_killed_is_given_up(own, cap
         assert is_fresh(process)
         assert len(warned(caplog)) == 1
     finally:
-        process.bury()
+        process.reap()
 
 
 @pytest.mark.fresh
@@ -381,6 +381,33 @@ def test_it_serves_the_next_run_as_long_as_the_process_is_the_same_to_it(taken, 
             assert launch(Training()).ended == "done"
     first, second, other, again = [each.pid for each in taken]
     assert first == second == again != other
+
+
+class StandIn:
+    alive = serves = True
+    ended = False
+
+    def __init__(self, _):
+        """Nothing is started."""
+
+    def end(self):
+        self.ended = True
+
+
+def test_what_is_prepared_after_a_change_replaces_the_one_that_serves_no_more(monkeypatch):
+    monkeypatch.setattr(nursery, "_keep", nursery._Keep())
+    monkeypatch.setattr(nursery, "Nursery", StandIn)
+    with nursery.kept():
+        nursery.prepare()
+        outdated = nursery._keep.nursery
+        outdated.serves = False
+        nursery.prepare()
+        made = nursery.take()
+        assert outdated.ended
+        assert made.serves
+        assert not made.ended
+        nursery.give_back(made)
+    assert made.ended
 
 
 def with_umask():
@@ -483,5 +510,5 @@ def test_ctrl_c_is_heard_while_a_nursery_starts(times):
 def test_it_is_given_up_once(own, caplog):
     os.kill(own.pid, signal.SIGKILL)
     for _ in range(2):
-        process_from(own).bury()
+        process_from(own).reap()
     assert len(warned(caplog)) == 1

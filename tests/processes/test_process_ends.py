@@ -80,10 +80,10 @@ def test_last_words_that_cannot_be_shown_leave_nothing_behind(nothing_left):
     for voice in process.voices:
         voice._partial += b"last words"
     with pytest.raises(BrokenPipeError, match="std(out|err) is closed"):
-        process.bury()
+        process.reap()
     assert not folder.exists()
     assert not process.alive
-    assert process.bury() == process.code  # once is enough: its descriptors' numbers may be somebody else's
+    assert process.reap() == process.code  # once is enough: its descriptors' numbers may be somebody else's
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clusters import cluster, event
+from without_tables import descended, factorized, regressed
 
 import paceline
 from paceline import tasks
@@ -29,7 +30,7 @@ class TestFactorize:
     @pytest.mark.slow
     def test_four_workers_come_as_far_as_one_process_on_as_many_ratings(self):
         ratings, held_out = factorize.split(factorize.make_ratings(1000, 200, 8, 40, 0))
-        left, right = factorize.factorize_alone(ratings, 8, 0.05, 0.01, 200, 4 * 300, 0)
+        left, right = factorized(ratings, 8, 0.05, 0.01, 200, 4 * 300, 0)
         alone = factorize.objective(left, right, ratings, 0.01)
         run = launch("factorize")
         assert run.summary.metrics["loss"] < 1.15 * alone
@@ -67,7 +68,7 @@ class TestFactorize:
 class TestLasso:
     def test_one_worker_is_the_reference(self):
         run = launch("lasso", cluster(1.0), "bsp", options={"clocks": "60"})
-        alone = lasso.lasso_alone(lasso.make(500, 1000, 0), 0.05, 20, 60)
+        alone = descended(lasso.make(500, 1000, 0), 0.05, 20, 60)
         np.testing.assert_allclose(run.tables["weights"][:, 0], alone, atol=1e-12)
 
     @pytest.mark.slow
@@ -80,7 +81,7 @@ class TestLasso:
     @pytest.mark.slow
     def test_four_workers_find_the_minimum(self):
         problem = lasso.make(500, 1000, 0)
-        best = lasso.objective(problem, lasso.lasso_alone(problem, 0.05, 1000, 200), 0.05)
+        best = lasso.objective(problem, descended(problem, 0.05, 1000, 200), 0.05)
         assert launch("lasso").summary.metrics["loss"] < 1.02 * best
 
     @pytest.mark.slow
@@ -95,7 +96,7 @@ class TestLogreg:
     @pytest.mark.slow
     def test_four_workers_come_as_far_as_one_process_on_as_many_examples(self):
         data, held_out = logreg.make(4000, 200, 0)
-        weights = logreg.logreg_alone(data, 0.1, 1e-4, 100, 4 * 200, 0)
+        weights = regressed(data, 0.1, 1e-4, 100, 4 * 200, 0)
         loss, _ = logreg.score(data, weights, 1e-4)
         run = launch("logreg")
         assert run.summary.metrics["loss"] < 1.05 * loss
@@ -115,7 +116,7 @@ class TestLogreg:
     def test_a9a_is_read_whole_and_learned(self):
         train, test = logreg.load(DATA / "libsvm")
         assert (train.rows, test.rows, train.features, test.features) == (32_561, 16_281, 123, 123)
-        weights = logreg.logreg_alone(train, 0.5, 1e-4, 500, 300, 0)
+        weights = regressed(train, 0.5, 1e-4, 500, 300, 0)
         assert logreg.score(test, weights, 1e-4)[1] > 0.84
 
 

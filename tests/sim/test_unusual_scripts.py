@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -121,6 +122,31 @@ def test_what_is_said_of_scripts_that_swallow_their_end_comes_before_the_last_li
     said = [line for line in lines if isinstance(line, Observation)]
     assert any("swallows its own end" in line.data.get("text", "") for line in said)
     assert (said[-1].what, lines[-1]) == ("end", said[-1])
+
+
+def test_a_script_that_computes_at_the_second_interrupt_is_not_said_to_swallow_its_end():
+    go_on, busy = threading.Event(), []
+
+    def script():
+        session = paceline.init()
+        model, optimizer = start(session)
+        for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
+            step(model, optimizer, x, y)
+            if session.worker == 0:
+                busy.append(threading.current_thread())
+                while not session._endpoint.poll():  # until the link is closed
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                    time.sleep(0.5)
+                go_on.wait()
+
+    lines = Lines()
+    assert paceline.launch(script, engine="sim", scenario=cluster(*EVEN), sink=lines).ended == "interrupted"
+    warned = [line.data["text"] for line in lines if isinstance(line, Observation) and line.what == "warning"]
+    assert [text for text in warned if "thread was left behind" in text] == [
+        "the script of worker 0 was computing at the second interrupt: its thread was left behind"
+    ]
+    go_on.set()
+    busy[0].join()
 
 
 def test_masks_of_infinities_and_buffers_that_forward_replaces():

@@ -4,11 +4,11 @@ import math
 import random
 
 import pytest
+from switching import switches
 from virtual_cluster import VirtualCluster
 
 from paceline import strategies
 from paceline.core.events import Applied
-from paceline.strategies.error_bound import switches
 from paceline.strategies.stationarity import SinceChange, standard_errors_below
 
 

@@ -3,6 +3,7 @@
 from math import log
 
 import pytest
+from switching import switches
 
 from paceline.strategies.error_bound import (
     Constants,
@@ -10,7 +11,6 @@ from paceline.strategies.error_bound import (
     floor_of,
     mean_response,
     seconds_until_switch,
-    switches,
 )
 
 CONSTANTS = Constants(eta=0.001, smoothness=2, convexity=1, sigma2=10, samples=10)

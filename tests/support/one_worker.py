@@ -243,9 +243,9 @@ class Conversation:
         return [message for message in self.sent if isinstance(message, kinds)]
 
 
-def work(ticket, samples, position=0.0, start=0, parameters=None, **fields):
+def work(ticket, samples, rounds_done=0.0, start=0, parameters=None, **fields):
     """A grant of rows `start`, `start + 1`, ..."""
-    return Work(ticket, rows(samples, start), parameters, position, **fields)
+    return Work(ticket, rows(samples, start), parameters, rounds_done, **fields)
 
 
 def rows(samples, start=0):

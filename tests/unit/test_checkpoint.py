@@ -270,7 +270,7 @@ def test_a_checkpoint_is_not_there_before_its_last_state(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["v000000002"]
 
 
-def test_the_same_version_again_replaces_the_first_and_a_roll_back_removes_later_ones(tmp_path):
+def test_the_same_version_again_replaces_the_first(tmp_path):
     run, first = saved(tmp_path)
     for number in (1, 2):
         run.coordinator.pushes += 100
@@ -278,10 +278,6 @@ def test_the_same_version_again_replaces_the_first_and_a_roll_back_removes_later
         assert [path.name for path in first.parent.iterdir()] == [f"v000000001.{number}"]
         assert newest(tmp_path) == second
         assert read(second).run.pushes > 100 * number
-    run.steps(4)
-    run.save(first.parent)
-    Checkpointer(first.parent, 3).roll_back(1)
-    assert [path.name for path in first.parent.iterdir()] == ["v000000001.2"]
 
 
 def test_the_model_loads_into_the_plain_module(tmp_path):
@@ -404,6 +400,15 @@ def test_a_run_goes_on_with_what_its_server_and_its_workers_had(tmp_path):
         again.pushes(worker)
     assert again.run.coordinator.used == 8
     assert again.over_for(0) is not None
+
+
+def test_a_checkpoint_with_the_older_name_of_the_runs_state_is_read(tmp_path):
+    broken_off(tmp_path)
+    file = newest(tmp_path) / HEAD
+    head = json.loads(file.read_text())
+    head["engine"]["conduct"] = head["engine"].pop("run_state")
+    file.write_text(json.dumps(head))
+    assert HandDrivenRun(resume=tmp_path).train().run.coordinator.version == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""Pages name files, modules and classes that exist."""
+"""Pages and docstrings name files, modules and classes that exist."""
 
+import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -11,9 +13,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READERS = {"my_strategy.py", "mine.py", "wrong.py", "train.py", "FILE.py"}
 NOT_THERE = {"launch.py"}  # the structure page says why there is none
+SOURCE = sorted((ROOT / "src").rglob("*.py"))
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 FOLDERS = (ROOT, ROOT / "src", ROOT / "src" / "paceline")
 FILE = re.compile(r"`((?:[\w.-]+/)*\w+\.py)`")
 DOTTED = re.compile(r"\bpaceline(?:\.[A-Za-z_]\w*)+")
+QUOTED = re.compile(r"`([A-Za-z_][\w.]*)(?:\(.*?\))?`")
+OF_MODULE = re.compile(r"`([a-z_]+)\.[A-Z]\w+")
+OTHERS = {"GradScaler", "unscale_", "ps", "setproctitle", "random", "zmq", "s_i", "scaler"}  # no names of ours
 OF_CLASS = re.compile(r"`([A-Z][a-z]\w+)\.(\w+)")
 ATTRIBUTES = {"Grant.work", "Run.tables", "Run.model_state", "Run.summary", "Apply.stock"}  # not in a class's namespace
 
@@ -39,6 +46,30 @@ def exists(dotted: str) -> bool:
             return False
 
 
+def lacking_names(text: str) -> list[str]:
+    """Of a docstring: words that no code has, and modules that are none of ours."""
+    quoted = {word for name in QUOTED.findall(text) for word in name.split(".") if word}
+    modules = {name for name in OF_MODULE.findall(text) if name not in stems()}
+    return sorted(({word for word in quoted if word not in words_of_code()} | modules) - OTHERS)
+
+
+@functools.cache
+def words_of_code() -> set[str]:
+    """All words of the source beside those of docstrings and comments."""
+    found = stems()
+    for file in SOURCE:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+        found.update(re.findall(r"\w+", ast.unparse(tree)))
+    return found
+
+
+def stems() -> set[str]:
+    return {part for file in SOURCE for part in file.relative_to(ROOT).with_suffix("").parts}
+
+
 def lacking_methods(text: str) -> list[str]:
     """Of classes of ours, those that no class of that name defines."""
     source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
@@ -62,8 +93,20 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert lacking_methods(text) == []
 
 
+def test_what_docstrings_name_exists() -> None:
+    lacking = {}
+    for file in SOURCE:
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, DOCUMENTED)]
+        found = lacking_names("\n".join(texts))
+        if found:
+            lacking[file.relative_to(ROOT).as_posix()] = found
+    assert lacking == {}
+
+
 def test_what_is_gone_is_noticed() -> None:
     assert lacking_files("`server/run.py`, `engines/local/cluster.py`") == ["engines/local/cluster.py"]
     text = "paceline.records.journal.read, paceline.passes, paceline.launch, paceline.records.blame.fold"
     assert lacking_modules(text) == ["paceline.passes", "paceline.records.blame.fold"]
     assert lacking_methods("`Store.merge(...)`, `Store.blend`, `Passes.push`") == ["Passes.push", "Store.blend"]
+    assert lacking_names("`slots.SlotReplica`, `device_slots`, `Replica.take(loss)`") == ["device_slots", "slots"]

@@ -193,7 +193,7 @@ class Alone:
     def start(self, place):
         process = self.children.start(place)
         heard = lambda frame: self.said.append(control.for_launcher(frame.data))
-        self.loop.watch(process, heard, lambda: self.children.bury(place))
+        self.loop.watch(process, heard, lambda: self.children.reap(place))
         return process
 
     def until(self, condition):
@@ -213,7 +213,7 @@ class Alone:
 
     def close(self):
         for place in list(self.children.alive):
-            self.children.bury(place)
+            self.children.reap(place)
         for link in self.links:
             link.close()
         self.loop.close()

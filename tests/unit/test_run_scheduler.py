@@ -54,16 +54,16 @@ def options(optimizer):
 
 
 class Run:
-    """A scheduler and the position that it follows."""
+    """A scheduler and the rounds that it follows."""
 
     def __init__(self, make, rate=0.1):
         self.optimizer = optimizer_of(rate)
-        self.position = 0.0
+        self.rounds_done = 0.0
         self.scheduler = make(self.optimizer)
-        self.follower = RunScheduler(self.scheduler, self.optimizer, lambda: self.position)
+        self.follower = RunScheduler(self.scheduler, self.optimizer, lambda: self.rounds_done)
 
-    def step_at(self, position):
-        self.position = position
+    def step_at(self, rounds_done):
+        self.rounds_done = rounds_done
         self.scheduler.step()
         return options(self.optimizer), self.scheduler.get_last_lr()
 
@@ -80,8 +80,8 @@ def stepped(make, steps, rate=0.1):
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_it_goes_back_with_the_run_and_on_again(kind):
     run = Run(SCHEDULERS[kind])
-    for position in (1.0, 4.5, 9.0, 3.7, 3.9, 0.0, 7.0, 6.9, 12.0):
-        assert run.step_at(position) == stepped(SCHEDULERS[kind], int(position))
+    for rounds_done in (1.0, 4.5, 9.0, 3.7, 3.9, 0.0, 7.0, 6.9, 12.0):
+        assert run.step_at(rounds_done) == stepped(SCHEDULERS[kind], int(rounds_done))
 
 
 def test_a_rate_that_is_a_tensor_goes_back_in_place():
@@ -126,8 +126,8 @@ class Counting:
 def test_one_without_a_state_waits_until_the_run_is_there_again():
     counting = Counting()
     follower = RunScheduler(counting, optimizer_of(), lambda: 0.0)
-    for position, steps in ((3.0, 3), (1.0, 3), (2.5, 3), (4.0, 4)):
-        follower.move_to(position)
+    for rounds_done, steps in ((3.0, 3), (1.0, 3), (2.5, 3), (4.0, 4)):
+        follower.move_to(rounds_done)
         assert counting.steps == steps
 
 
@@ -223,11 +223,11 @@ def pushed_rates(link, keeps=(), steps=math.inf):
 @pytest.mark.parametrize("region", [False, True])
 @pytest.mark.parametrize(("steps", "places"), [(math.inf, [0, 3, 6, 2, 5]), (2, [0, 3, 6, 2, 2])])
 def test_a_server_that_went_back_takes_the_learning_rate_with_it(region, steps, places):
-    positions = [0.0, 3.0, 6.0]
+    rounds = [0.0, 3.0, 6.0]
     link = Conversation(
-        *[work(ticket, 5, position=position) for ticket, position in enumerate(positions, 1)],
+        *[work(ticket, 5, rounds_done=rounds_done) for ticket, rounds_done in enumerate(rounds, 1)],
         Lost,
-        *[work(ticket, 5, position=position) for ticket, position in enumerate([2.0, 5.0], 4)],
+        *[work(ticket, 5, rounds_done=rounds_done) for ticket, rounds_done in enumerate([2.0, 5.0], 4)],
         LAST,
         region=region,
     )
@@ -238,13 +238,13 @@ def test_what_the_run_restores_may_be_kept_and_is_restored_once():
     """A state loaded into scheduler or optimizer besides would count twice; one loaded into the model would overwrite
     the version that was granted."""
     keeps = ("model", "optimizer", "scheduler")
-    first = Conversation(work(1, 5), work(2, 5, position=4.0, save=7), LAST, region=True)
+    first = Conversation(work(1, 5), work(2, 5, rounds_done=4.0, save=7), LAST, region=True)
     assert pushed_rates(first, keeps) == [1.0, 0.5**4]
     (state,) = first.sent_of(SavedState)
     assert unpack(state.data)["kept"] == {}
     again = Conversation(
-        lambda link: work(2, 5, position=4.0, parameters=link.version(2, 0.25)),
-        work(3, 5, position=5.0),
+        lambda link: work(2, 5, rounds_done=4.0, parameters=link.version(2, 0.25)),
+        work(3, 5, rounds_done=5.0),
         LAST,
         region=True,
         welcomes=[{"state": state.data}],

@@ -86,7 +86,7 @@ def test_a_bsp_run_from_its_first_message_to_its_last_line():
     ]  # fmt: skip
     for worker in (0, 1):
         over = hand.last(worker, Over)
-        assert (over.phase, over.run_over, over.position) == (0, False, 2.0)
+        assert (over.phase, over.run_over, over.rounds_done) == (0, False, 2.0)
         assert float(over.parameters.flat[0][0]) == hand.model
     hand.engine.time = 9.0
     hand.ends(0)

@@ -124,9 +124,9 @@ def test_what_cannot_be_kept(talk, name, thing, message):
             session.keep(name, thing)
 
 
-@pytest.mark.parametrize("position", [0.0, 2.5])
-def test_the_first_push_has_the_learning_rate_of_the_runs_position(talk, position):
-    link = talk(Over(0, None, position), work(1, 5, position=position), LAST)
+@pytest.mark.parametrize("rounds_done", [0.0, 2.5])
+def test_the_first_push_has_the_learning_rate_of_the_runs_rounds(talk, rounds_done):
+    link = talk(Over(0, None, rounds_done), work(1, 5, rounds_done=rounds_done), LAST)
 
     def scheduler(optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -141,4 +141,4 @@ def test_the_first_push_has_the_learning_rate_of_the_runs_position(talk, positio
                 mean_square(model, x, y).backward()
                 optimizer.step()
     (push,) = link.sent_of(Push)
-    assert push.gradient.options[0]["lr"] == 0.5 ** int(position)
+    assert push.gradient.options[0]["lr"] == 0.5 ** int(rounds_done)

@@ -28,6 +28,7 @@ class PushRef(msgspec.Struct, gc=False):
     nominal: int | None = None  # samples per push of a script that accumulates gradients
     read_version: int = 0  # this and what it was granted are known once it has been taken in
     allotments: tuple[Allotment, ...] = ()
+    extending: bool = False  # its worker computes more for it
 
 
 class Merged(msgspec.Struct, frozen=True):

@@ -60,42 +60,21 @@ class Phase:
     in_hand: int = 0  # held or computed when the run was stopped
 
 
-class Account:
-    """The state of a cluster, line by line."""
+@dataclass
+class Presence:
+    """The workers as one strategy knows them: everybody joins anew under the next."""
 
-    def __init__(self, blame: Blame) -> None:
-        self.blame = blame
-        self.now = 0.0
-        self.version = 0
-        self.mass = 0.0
-        self.used = 0
-        self.lost = 0
-        self.max_versions: int | None = None
-        self.exact_work = False  # every grant yields exactly what it asks for
-        self.phase = Phase()
-        self.process: Counter[int] = Counter()
-        self.held: dict[int, HeldPush] = {}
-        self.settled: set[int] = set()
-        self.ended: str | None = None
-        self._changing = False  # the strategy is being replaced
-        self._begin_strategy()
-
-    def _begin_strategy(self) -> None:
-        """Everybody joins anew: what the strategy before knew of them is gone."""
-        self.present: dict[int, int] = {}
-        self.idle: dict[int, int] = {}
-        self.running: dict[int, Running] = {}
-        self.taken_back: dict[int, list[Running]] = {}  # by a Cancel whose observation is still to come
-        self.unkept: dict[int, int] = {}  # samples of the push to come that were refused or skipped
-        self.completed: dict[int, int] = {}
-        self.min = 0
-        self.free_at: dict[int, float] = {}
-        self.timers: dict[str, float] = {}
-        self.waits: dict[int, Wait] = {}  # of the parked workers
-        self.marks: dict[int, str] = {}
-        self.tracks: dict[tuple[str, int | None], float] = {}
-        self.answers: list[tuple[int, tuple[int, ...], float]] = []  # Applies that an Applied may answer
-        self.round_before = 0  # nominal round before the event
+    process: Counter[int] = field(default_factory=Counter)
+    present: dict[int, int] = field(default_factory=dict)  # nominal work by worker
+    idle: dict[int, int] = field(default_factory=dict)
+    running: dict[int, Running] = field(default_factory=dict)
+    taken_back: dict[int, list[Running]] = field(default_factory=dict)  # by a Cancel that is yet to be observed
+    unkept: dict[int, int] = field(default_factory=dict)  # samples of the push to come that were refused or skipped
+    completed: dict[int, int] = field(default_factory=dict)
+    min: int = 0
+    free_at: dict[int, float] = field(default_factory=dict)
+    waits: dict[int, Wait] = field(default_factory=dict)  # of the parked workers
+    round_before: int = 0  # nominal round before the event
 
     @property
     def round_samples(self) -> int:
@@ -106,16 +85,52 @@ class Account:
         """Present workers without a grant."""
         return [worker for worker in self.present if worker not in self.running]
 
+    def note_waits(self) -> None:
+        """After a decision: who is without a grant from here on."""
+        for worker in self.present:
+            if worker in self.running:
+                self.waits.pop(worker, None)
+            elif worker not in self.waits:
+                self.waits[worker] = Wait()
+
+
+class Account:
+    """The state of a cluster, line by line."""
+
+    def __init__(self, blame: Blame, *, exact_work: bool) -> None:
+        self.blame = blame
+        self.exact_work = exact_work  # every grant yields exactly what it asks for
+        self.now = 0.0
+        self.version = 0
+        self.mass = 0.0
+        self.used = 0
+        self.lost = 0
+        self.max_versions: int | None = None
+        self.phase = Phase()
+        self.held: dict[int, HeldPush] = {}
+        self.settled: set[int] = set()
+        self.ended: str | None = None
+        self._changing = False  # the strategy is being replaced
+        self._begin_strategy()
+
+    def _begin_strategy(self) -> None:
+        """What the strategy before knew and asked for is gone."""
+        self.workers = Presence()
+        self.timers: dict[str, float] = {}
+        self.marks: dict[int, str] = {}
+        self.tracks: dict[tuple[str, int | None], float] = {}
+        self.answers: list[tuple[int, tuple[int, ...], float]] = []  # Applies that an Applied may answer
+
     def all_waits(self) -> list[Wait]:
         """Of parked workers and of held pushes."""
-        return [*self.waits.values(), *(held.wait for held in self.held.values())]
+        return [*self.workers.waits.values(), *(held.wait for held in self.held.values())]
 
     def counting(self) -> dict[int, int]:
         """Held pushes of processes that are present: what counts at a barrier."""
         return {
             push: held.worker
             for push, held in self.held.items()
-            if held.worker in self.present and held.process == self.process[held.worker]
+            if held.worker in self.workers.present and held.process == self.workers.process[held.worker]
         }
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -129,7 +144,7 @@ class Account:
     def _change_strategy(self) -> None:
         """What ran under the strategy before has been taken back, what was held has been discarded."""
         self._changing = False
-        for worker in self.running:
+        for worker in self.workers.running:
             self.blame("samples", f"the grant of w{worker} was not taken back when the strategy changed")
         for push in self.held:
             self.blame("pushes", f"push {push} was not discarded when the strategy changed")
@@ -142,7 +157,7 @@ class Account:
         if self._changing:
             self._change_strategy()
         self.pass_time(event.at)
-        self.round_before = self.round_samples
+        self.workers.round_before = self.workers.round_samples
         match event:
             case Joined():
                 self._joined(event)
@@ -162,58 +177,59 @@ class Account:
                     self.blame("timers", f"timer {event.name} rings at {event.at:.9g} s, set to {due:.9g} s")
 
     def _joined(self, event: Joined) -> None:
-        worker = event.worker
-        if worker not in self.present:
-            self.idle.pop(worker, None)
-            self.completed[worker] = self.min
-            self.free_at[worker] = event.at
+        worker, workers = event.worker, self.workers
+        if worker not in workers.present:
+            workers.idle.pop(worker, None)
+            workers.completed[worker] = workers.min
+            workers.free_at[worker] = event.at
             for wait in self.all_waits():
                 del wait.pushes[worker]
-        elif worker in self.running:  # a script that accumulates gradients takes more on the same grant
-            self.running[worker].work = max(self.running[worker].work, event.work)
-        self.present[worker] = event.work
+        elif worker in workers.running:  # a script that accumulates gradients takes more on the same grant
+            workers.running[worker].work = max(workers.running[worker].work, event.work)
+        workers.present[worker] = event.work
 
     def _left(self, event: Left) -> None:
-        worker = event.worker
-        work = self.present.pop(worker, self.idle.pop(worker, None))
+        worker, workers = event.worker, self.workers
+        work = workers.present.pop(worker, workers.idle.pop(worker, None))
         if work is None:
             self.blame("presence", f"w{worker} leaves without being there")
             return
-        running = self.running.pop(worker, None)
+        running = workers.running.pop(worker, None)
         if event.cause == "idle":
-            self.idle[worker] = work
+            workers.idle[worker] = work
         else:
-            self.process[worker] += 1
+            workers.process[worker] += 1
             if running is not None:
                 self.blame("samples", f"w{worker} left and its grant of {running.work} samples was not taken back")
-        self.waits.pop(worker, None)
-        self.completed.pop(worker, None)
+        workers.waits.pop(worker, None)
+        workers.completed.pop(worker, None)
         self._raise_min()
 
     def _raise_min(self) -> None:
-        least = min(self.completed.values(), default=self.min)
-        if least < self.min:
-            self.blame("clocks", f"the slowest clock falls from {self.min} to {least}")
-        self.min = max(self.min, least)
+        workers = self.workers
+        least = min(workers.completed.values(), default=workers.min)
+        if least < workers.min:
+            self.blame("clocks", f"the slowest clock falls from {workers.min} to {least}")
+        workers.min = max(workers.min, least)
 
     def _pushed(self, event: Pushed) -> None:
-        worker = event.worker
-        running = self.running.pop(worker, None)
+        worker, workers = event.worker, self.workers
+        running = workers.running.pop(worker, None)
         if running is None:
             self.blame("grants", f"w{worker} pushed without a grant: {event}")
             return
         before = self.held.get(event.push)
         self._check_push(event, running, before)
-        piece = event.samples - (before.samples if before else 0) + self.unkept.pop(worker, 0)
+        piece = event.samples - (before.samples if before else 0) + workers.unkept.pop(worker, 0)
         if piece > running.work or (self.exact_work and piece != running.work):
             self.blame("samples", f"w{worker} was granted {running.work} samples, {piece} arrived")
         for wait in self.all_waits():
             wait.pushes[worker] += 1
         self.held[event.push] = HeldPush(
-            worker, self.process[worker], event.clock, event.read_version, running.read_mass, event.samples
+            worker, workers.process[worker], event.clock, event.read_version, running.read_mass, event.samples
         )
-        self.free_at[worker] = event.at
-        self.completed[worker] = max(event.clock, self.completed.get(worker, 0))
+        workers.free_at[worker] = event.at
+        workers.completed[worker] = max(event.clock, workers.completed.get(worker, 0))
         self._raise_min()
 
     def _check_push(self, event: Pushed, running: Running, before: HeldPush | None) -> None:
@@ -224,7 +240,7 @@ class Account:
             self.blame("clocks", f"push {event.push} has clock {event.clock}, its grant is through {running.through}")
         if event.read_version != running.read_version:
             self.blame("versions", f"push {event.push} read {event.read_version}, granted at {running.read_version}")
-        waited = running.at - self.free_at[event.worker]
+        waited = running.at - self.workers.free_at[event.worker]
         if abs(event.wait_s - waited) > EXACT * max(1.0, self.now):
             self.blame("time", f"push {event.push} says w{event.worker} waited {event.wait_s}, it waited {waited}")
 
@@ -238,12 +254,12 @@ class Account:
             case Discard():
                 self._settle(action.push, "discarded")
             case Cancel():
-                running = self.running.pop(action.worker, None)
+                running = self.workers.running.pop(action.worker, None)
                 if running is None:
                     self.blame("grants", f"w{action.worker} is cancelled and computes nothing: {action.reason}")
                 else:
-                    self.taken_back.setdefault(action.worker, []).append(running)
-                    self.free_at[action.worker] = self.now
+                    self.workers.taken_back.setdefault(action.worker, []).append(running)
+                    self.workers.free_at[action.worker] = self.now
             case Grant():
                 self._grant(action)
             case SetTimer():
@@ -262,7 +278,7 @@ class Account:
             self.blame("pushes", f"push {push} is {fate}, and it is {known}")
             return None
         self.settled.add(push)
-        running = self.running.get(held.worker)
+        running = self.workers.running.get(held.worker)
         if running is not None and running.extends == push:
             self.blame("pushes", f"push {push} is {fate} while w{held.worker} extends it")
         return held
@@ -285,38 +301,32 @@ class Account:
             wait.applies += 1
 
     def _grant(self, action: Grant) -> None:
-        worker = action.worker
-        if worker not in self.present:
+        worker, workers = action.worker, self.workers
+        if worker not in workers.present:
             self.blame("presence", f"w{worker} is granted work and is not there: {action.reason}")
-        if worker in self.running:
+        if worker in workers.running:
             self.blame("grants", f"w{worker} is granted work while it computes: {action.reason}")
         if action.work < 1:
             self.blame("grants", f"w{worker} is granted {action.work} samples: {action.reason}")
         read_version, read_mass = self.version, self.mass
         if action.extends is not None:
             held = self.held.get(action.extends)
-            if held is None or (held.worker, held.process) != (worker, self.process[worker]):
+            if held is None or (held.worker, held.process) != (worker, workers.process[worker]):
                 self.blame("grants", f"w{worker} extends push {action.extends}, which is no held push of its process")
                 return
             read_version, read_mass = held.read_version, held.read_mass
             if held.clock != action.through:
                 self.blame("clocks", f"w{worker} extends push {action.extends} of clock {held.clock}: {action}")
-        self.running[worker] = Running(self.now, action.work, action.through, action.extends, read_version, read_mass)
-
-    def note_waits(self) -> None:
-        """After a decision: who is without a grant from here on."""
-        for worker in self.present:
-            if worker in self.running:
-                self.waits.pop(worker, None)
-            elif worker not in self.waits:
-                self.waits[worker] = Wait()
+        workers.running[worker] = Running(
+            self.now, action.work, action.through, action.extends, read_version, read_mass
+        )
 
     # -- observations ------------------------------------------------------------------------------------------------
 
     def start(self, header: Header) -> None:
         """A run begins, or goes on under another strategy."""
         self.max_versions = header.options.get("max_versions")
-        self._changing = bool(self.present)
+        self._changing = bool(self.workers.present)
 
     def observe(self, line: Observation) -> None:
         """Take what happened beside the decisions in."""
@@ -334,13 +344,14 @@ class Account:
             case "refused" | "skipped" if line.worker is not None:
                 self.lost += data["samples"]
                 self.phase.lost += data["samples"]
-                self.unkept[line.worker] = self.unkept.get(line.worker, 0) + data["samples"]
+                self.workers.unkept[line.worker] = self.workers.unkept.get(line.worker, 0) + data["samples"]
             case "end":
                 self._end(data["cause"], data["versions"], data["samples_used"], data["samples_lost"])
 
     def _cancelled(self, worker: int, at: float, samples: int, seconds: float, cause: str) -> None:
-        earlier = self.taken_back.get(worker)
-        running = earlier.pop(0) if earlier else self.running.pop(worker, None)
+        workers = self.workers
+        earlier = workers.taken_back.get(worker)
+        running = earlier.pop(0) if earlier else workers.running.pop(worker, None)
         if running is None:
             self.blame("grants", f"work of w{worker} is taken back ({cause}) and it had none")
             return
@@ -350,8 +361,8 @@ class Account:
             self.blame("samples", f"w{worker} was granted {running.work} samples, {samples} came back")
         if cause == "stop":
             self.phase.in_hand += samples
-        if not earlier and worker not in self.running:
-            self.free_at[worker] = at
+        if not earlier and worker not in workers.running:
+            workers.free_at[worker] = at
 
     def _end(self, cause: str, versions: int, used: int, lost: int) -> None:
         self.ended = cause
@@ -360,12 +371,12 @@ class Account:
             self.blame("samples", f"the journal ends with {versions}, {used} and {lost}; its lines make {counted}")
         for push, held in self.held.items():
             self.blame("pushes", f"push {push} of w{held.worker} is neither applied nor discarded")
-        for worker in self.running:
+        for worker in self.workers.running:
             self.blame("samples", f"the grant of w{worker} was not taken back at the end")
         self._end_phase(cause)
 
     def _end_phase(self, cause: str) -> None:
-        phase = self.phase
+        phase, idle = self.phase, self.workers.idle
         if phase.total is None:
             return
         settled = phase.used + phase.lost
@@ -373,6 +384,6 @@ class Account:
             self.blame("samples", f"{settled} of {phase.total} samples are settled at the end of the phase")
         at_limit = self.max_versions is not None and self.version >= self.max_versions
         # A worker is idle only where every sample is in somebody's hands.
-        if self.idle and not at_limit and settled + phase.in_hand != phase.total:
+        if idle and not at_limit and settled + phase.in_hand != phase.total:
             missing = phase.total - settled - phase.in_hand
-            self.blame("samples", f"{missing} of {phase.total} samples are nowhere, and w{min(self.idle)} is idle")
+            self.blame("samples", f"{missing} of {phase.total} samples are nowhere, and w{min(idle)} is idle")

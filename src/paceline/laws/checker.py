@@ -42,8 +42,7 @@ class Checker:
 
     def __init__(self, *, exact_work: bool = False) -> None:
         self.violations: list[Violation] = []
-        self.account = Account(self.blame)
-        self.account.exact_work = exact_work
+        self.account = Account(self.blame, exact_work=exact_work)
         self._number = 0
         self._bound: Bound | None = None
         self._name = ""
@@ -78,7 +77,7 @@ class Checker:
                 self._check_order(action)
                 check_weights(WEIGHTS.get(self._name), self.account, decision.event, action, self.blame)
             self.account.act(action)
-        self.account.note_waits()
+        self.account.workers.note_waits()
         self._bound.after(decision)
 
     def _check_form(self, decision: Decision) -> None:

@@ -172,11 +172,11 @@ def scenario_text(
     return "\n".join(text) + "\n"
 
 
-def story(workers: int, happenings: list[tuple[int, str, int]], push_s: float) -> list[str]:
+def story(workers: int, events: list[tuple[int, str, int]], push_s: float) -> list[str]:
     """Events that make sense one after the other: who is gone may only rejoin, who is there may not."""
     text, at, known = [], 0.0, workers
     gone: list[int] = []
-    for gap, kind, choice in happenings:
+    for gap, kind, choice in events:
         at += gap * push_s / 3
         there = [worker for worker in range(known) if worker not in gone]
         chosen = gone if kind == "rejoin" else there

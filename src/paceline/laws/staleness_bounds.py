@@ -34,8 +34,8 @@ class Bound:
 
     def require_progress(self) -> None:
         """Nobody is parked and no push is held for ever: somebody computes who has not pushed since."""
-        running, patience = self.account.running, self.patience()
-        for worker, wait in self.account.waits.items():
+        running, patience = self.account.workers.running, self.patience()
+        for worker, wait in self.account.workers.waits.items():
             if all(wait.pushes[other] >= patience for other in running):
                 pushes = dict(wait.pushes)
                 self.blame("progress", f"w{worker} is parked, and whoever computes has pushed since: {pushes}")
@@ -61,13 +61,13 @@ class Lead(Bound):
 
     def after(self, decision: Decision) -> None:
         super().after(decision)
-        account = self.account
-        for worker, running in account.running.items():
-            lead = running.through - 1 - account.min
+        workers = self.account.workers
+        for worker, running in workers.running.items():
+            lead = running.through - 1 - workers.min
             if lead > self.upper:
                 self.blame("bound", f"w{worker} computes {lead} clocks ahead of the slowest, bound {self.upper:g}")
-        for worker in account.parked():
-            lead = account.completed[worker] - account.min
+        for worker in workers.parked():
+            lead = workers.completed[worker] - workers.min
             if lead <= self.lower:
                 self.blame("bound", f"w{worker} is parked {lead} clocks ahead of the slowest, bound {self.lower:g}")
 
@@ -82,12 +82,12 @@ class Barrier(Bound):
     def needed(self) -> float:
         account = self.account
         k = account.tracks.get(("k", None), self.k) if self.tracked else self.k
-        return min(k, len(account.present))
+        return min(k, len(account.workers.present))
 
     def before(self, decision: Decision) -> None:
         counting, needed = self.account.counting(), self.needed()
         for action in decision.actions:
-            if isinstance(action, Apply) and self.account.present:
+            if isinstance(action, Apply) and self.account.workers.present:
                 merged = len({counting[push] for push in action.pushes if push in counting})
                 if merged < needed or (merged > needed and isinstance(decision.event, Pushed)):
                     self.blame("bound", f"{merged} workers are merged where {needed} are to be waited for")
@@ -95,7 +95,7 @@ class Barrier(Bound):
     def after(self, decision: Decision) -> None:
         super().after(decision)
         waiting = len(set(self.account.counting().values()))
-        if self.account.present and waiting >= self.needed():
+        if self.account.workers.present and waiting >= self.needed():
             self.blame("bound", f"{waiting} workers have pushed and nothing is applied, k is {self.needed()}")
 
 
@@ -105,13 +105,13 @@ class RoundsBound(Barrier):
 
     def after(self, decision: Decision) -> None:
         super().after(decision)
-        account = self.account
-        if not account.present or not any(isinstance(action, Apply) for action in decision.actions):
+        account, workers = self.account, self.account.workers
+        if not workers.present or not any(isinstance(action, Apply) for action in decision.actions):
             return
-        throughs = {running.through for running in account.running.values()}
-        stale = [w for w, running in account.running.items() if running.read_version != account.version]
-        if account.parked() or len(throughs) > 1 or stale:
-            self.blame("bound", f"a round ends and not everybody starts the next one: parked {account.parked()}")
+        throughs = {running.through for running in workers.running.values()}
+        stale = [w for w, running in workers.running.items() if running.read_version != account.version]
+        if workers.parked() or len(throughs) > 1 or stale:
+            self.blame("bound", f"a round ends and not everybody starts the next one: parked {workers.parked()}")
 
 
 @dataclass
@@ -169,8 +169,8 @@ class Merging(Bound):
     def after(self, decision: Decision) -> None:
         super().after(decision)
         for action in decision.actions:
-            if isinstance(action, Grant) and action.through - 1 - self.account.min > self.theta:
-                self.blame("bound", f"w{action.worker} starts {action.through - 1}, slowest {self.account.min}")
+            if isinstance(action, Grant) and action.through - 1 - self.account.workers.min > self.theta:
+                self.blame("bound", f"w{action.worker} starts {action.through - 1}, slowest {self.account.workers.min}")
 
 
 @dataclass
@@ -197,16 +197,16 @@ class GlobalBatch(Bound):
     def after(self, decision: Decision) -> None:
         super().after(decision)
         if any(isinstance(action, Apply) for action in decision.actions):
-            self.batch, self.undisturbed = self.account.round_samples, not self.account.idle
+            self.batch, self.undisturbed = self.account.workers.round_samples, not self.account.workers.idle
 
     def require_progress(self) -> None:
-        for worker, wait in self.account.waits.items():
-            if not self.account.running:
+        for worker, wait in self.account.workers.waits.items():
+            if not self.account.workers.running:
                 self.blame("progress", f"w{worker} is parked and nobody computes")
             if wait.applies > RETRY_ROUNDS + 1:
                 self.blame("progress", f"w{worker} is left out for {wait.applies} rounds")
         for push, held in self.account.held.items():
-            if held.wait.applies or not self.account.running:
+            if held.wait.applies or not self.account.workers.running:
                 self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
 
 
@@ -245,9 +245,9 @@ def whole_step(account: Account, event: Event, action: Apply) -> list[set[float]
 
 def share_of_round(account: Account, event: Event, action: Apply) -> list[set[float]]:
     """Samples over the nominal round; where the last worker leaves, its own round is one to weigh by."""
-    nominal = {account.round_samples}
-    if isinstance(event, Left) and not account.present:
-        nominal.add(account.round_before)
+    nominal = {account.workers.round_samples}
+    if isinstance(event, Left) and not account.workers.present:
+        nominal.add(account.workers.round_before)
     return [{account.held[push].samples / each for each in nominal if each} for push in action.pushes]
 
 

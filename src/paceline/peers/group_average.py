@@ -1,8 +1,8 @@
 """The average of a group's models, taken by its members among themselves.
 
 Each member is responsible for one part of the model: the others send it theirs, and it sends them the part's mean. So
-everybody sends twice (n - 1) / n of a model, as in a ring, in two rounds of letters. A letter may come before the word
-that the group has formed. If a member goes away in the middle of it, the coordinator calls those who are not yet done
+everybody sends twice (n - 1) / n of a model, as in a ring, in two rounds of messages. One may come before the word that
+the group has formed. If a member goes away in the middle of it, the coordinator calls those who are not yet done
 together again, as the next attempt.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.peers.messages import Group
-from paceline.transport.mail import Delivered, Letter, Mail
+from paceline.transport.mail import Delivered, Kind, Mail, PeerHeader
 
 Key = tuple[int, int, str]  # round, attempt, kind
 
@@ -19,35 +19,35 @@ Key = tuple[int, int, str]  # round, attempt, kind
 class GroupAverage:
     """One node's part in averages, one after the other."""
 
-    def __init__(self, node: int, life: int, mail: Mail) -> None:
+    def __init__(self, node: int, incarnation: int, mail: Mail) -> None:
         self._node = node
-        self._life = life
+        self._incarnation = incarnation
         self._mail = mail
-        self._letters: dict[Key, dict[int, list[torch.Tensor]]] = {}  # by sender
+        self._arrived: dict[Key, dict[int, list[torch.Tensor]]] = {}  # by sender
         self._group = Group(0, 0, [])
         self._flat: dict[torch.dtype, torch.Tensor] = {}
         self._shapes: list[tuple[torch.dtype, torch.Size]] = []
-        self._unsent: list[tuple[int, Letter, list[torch.Tensor]]] = []
-        self._means_told = False
+        self._unsent: list[tuple[int, PeerHeader, list[torch.Tensor]]] = []
+        self._means_sent = False
         self.done = True
         self.sent_bytes = 0
 
     def take(self, delivered: Delivered) -> None:
-        """A member's letter, of this average or of one to come."""
-        letter = delivered.letter
-        if (letter.round, letter.attempt) >= (self._group.round, self._group.attempt):
-            self._letters.setdefault((letter.round, letter.attempt, letter.kind), {})[letter.sender] = delivered.values
+        """A member's message, of this average or of one to come."""
+        header = delivered.header
+        if (header.round, header.attempt) >= (self._group.round, self._group.attempt):
+            self._arrived.setdefault((header.round, header.attempt, header.kind), {})[header.sender] = delivered.values
 
     def begin(self, group: Group, tensors: Sequence[torch.Tensor]) -> None:
         """The group has formed, and this is what this node brings."""
         if group.round != self._group.round:
             self.sent_bytes = 0
         self._group = group
-        self._letters = {key: found for key, found in self._letters.items() if key[:2] >= (group.round, group.attempt)}
+        self._arrived = {key: found for key, found in self._arrived.items() if key[:2] >= (group.round, group.attempt)}
         self._shapes = [(tensor.dtype, tensor.shape) for tensor in tensors]
         kinds = dict.fromkeys(dtype for dtype, _ in self._shapes)
         self._flat = {k: torch.cat([t.detach().cpu().reshape(-1) for t in tensors if t.dtype == k]) for k in kinds}
-        self._means_told = self.done = False
+        self._means_sent = self.done = False
         self._unsent = []
         for part, member in enumerate(group.members):
             if member != self._node:
@@ -58,8 +58,8 @@ class GroupAverage:
         group, others = self._group, len(self._group.members) - 1
         self._unsent = [waiting for waiting in self._unsent if not self._mail.post(*waiting)]
         parts = self._found("part")
-        if not self._means_told and len(parts) >= others:
-            self._means_told = True
+        if not self._means_sent and len(parts) >= others:
+            self._means_sent = True
             mine = group.members.index(self._node)
             own = self._cut(mine)
             for place, view in enumerate(own):
@@ -69,7 +69,7 @@ class GroupAverage:
                 if member != self._node:
                     self._post(member, "mean", mine)
         means = self._found("mean")
-        if self._means_told and len(means) >= others and not self._unsent and not self.done:
+        if self._means_sent and len(means) >= others and not self._unsent and not self.done:
             for part, member in enumerate(group.members):
                 if member != self._node:
                     for view, mean in zip(self._cut(part), means[member], strict=True):
@@ -87,7 +87,7 @@ class GroupAverage:
         return found
 
     def _found(self, kind: str) -> dict[int, list[torch.Tensor]]:
-        found = self._letters.get((self._group.round, self._group.attempt, kind), {})
+        found = self._arrived.get((self._group.round, self._group.attempt, kind), {})
         return {member: values for member, values in found.items() if member in self._group.members}
 
     def _cut(self, part: int) -> list[torch.Tensor]:
@@ -95,9 +95,11 @@ class GroupAverage:
         count = len(self._group.members)
         return [f[len(f) * part // count : len(f) * (part + 1) // count] for f in self._flat.values()]
 
-    def _post(self, member: int, kind: str, part: int) -> None:
+    def _post(self, member: int, kind: Kind, part: int) -> None:
         group, values = self._group, self._cut(part)
-        letter = Letter("", self._node, self._life, kind, round=group.round, attempt=group.attempt, part=part)  # type: ignore[arg-type]
+        header = PeerHeader(
+            "", self._node, self._incarnation, kind, round=group.round, attempt=group.attempt, part=part
+        )
         self.sent_bytes += sum(value.nbytes for value in values)
-        if not self._mail.post(member, letter, values):
-            self._unsent.append((member, letter, values))
+        if not self._mail.post(member, header, values):
+            self._unsent.append((member, header, values))

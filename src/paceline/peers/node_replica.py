@@ -57,7 +57,7 @@ class NodeReplica(Replica):
         super().load(version)
         self._read = None  # the script's parameters are its own: nothing overwrites its edits
 
-    def meet(self, work: object) -> float:
+    def on_grant(self, work: object) -> float:
         self._border = work.border if isinstance(work, Step) else None
         return 0.0
 
@@ -95,7 +95,7 @@ class NodeReplica(Replica):
             self._samples_stepped = samples
         return Gradient([], frozenset(), (), [], loss, norm=norm)
 
-    def cross(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
+    def on_computed(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
         border, self._border = self._border, None
         if border is not None:
             self.node.border(border, self._samples_stepped, loss)
@@ -103,7 +103,7 @@ class NodeReplica(Replica):
     def leave(self) -> None:
         """What had arrived for a step that is not made is dealt with all the same."""
         self._samples_stepped = 0
-        self.cross(0.0, None)
+        self.on_computed(0.0, None)
 
     def _make_step(self, gradients: Sequence[torch.Tensor | None]) -> None:
         before = [parameter.grad for parameter in self.parameters]

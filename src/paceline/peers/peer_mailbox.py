@@ -16,7 +16,7 @@ from paceline.peers.messages import Arrived, Decided, Peering
 from paceline.peers.node import Node
 from paceline.peers.node_replica import NodeReplica
 from paceline.strategies.peers.base import Peer
-from paceline.transport.mail import Delivered, Departed, Kind, Letter, Mail, from_bytes
+from paceline.transport.mail import Delivered, Departed, Kind, Mail, PeerHeader, from_bytes
 
 logger = logging.getLogger("paceline")
 
@@ -25,9 +25,9 @@ TICK_S = 0.0005
 
 
 class Outbox:
-    """One node's outgoing link: when each letter has left, and when the next step may begin.
+    """One node's outgoing link: when each message has left, and when the next step may begin.
 
-    Where a scenario is emulated the link is serial and takes the scenario's time; a letter says when it is there.
+    Where a scenario is emulated the link is serial and takes the scenario's time; a message says when it is there.
     Otherwise the mailbox knows.
     """
 
@@ -43,16 +43,16 @@ class Outbox:
         """The link is of that kind from here on; all zero: it is as it is."""
         self._latency_s, self._seconds_per_byte = latency_s, seconds_per_byte
 
-    def send(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
-        """Post a letter; False if it cannot be taken at the moment."""
+    def send(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
+        """Post a message; False if it cannot be taken at the moment."""
         now, nbytes = time.perf_counter(), sum(value.nbytes for value in values)
         out_at = max(now, self._free_at) + nbytes * self._seconds_per_byte
         latency_s = (self._latency_s + self.latencies.get(peer, 0.0)) / 2
         emulated = bool(latency_s or self._seconds_per_byte)
-        letter = msgspec.structs.replace(letter, at=out_at + latency_s if emulated else 0.0)
-        if not self._mail.post(peer, letter, values):
+        header = msgspec.structs.replace(header, at=out_at + latency_s if emulated else 0.0)
+        if not self._mail.post(peer, header, values):
             return False
-        if letter.kind == "model":
+        if header.kind == "model":
             if self._seconds_per_byte:
                 self._free_at = out_at
                 self._leaving.append((out_at, Departed(peer, nbytes, out_at - now)))
@@ -77,7 +77,7 @@ class Outbox:
         return self._mail.on_their_way
 
     def wait_for_room(self, *, overlaps: bool) -> None:
-        """Until at most one letter is on its way out, or none where sending does not overlap computing."""
+        """Until at most one message is on its way out, or none where sending does not overlap computing."""
         self._wait(1 if overlaps else 0, math.inf)
 
     def wait_for_all(self, seconds: float) -> None:
@@ -97,18 +97,18 @@ class PeerMailbox(NodeReplica):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec,
         make_machine: Callable[[], Peer], place: tuple[int, int], endpoint: Any, mail: Mail,
     ) -> None:  # fmt: skip
-        """`place` is the node's number and its life."""
+        """`place` is the node's number and its incarnation."""
         self._make_machine = make_machine
-        self._life = place[1]
+        self._incarnation = place[1]
         self._mail = mail
-        self._departures = Outbox(mail)
+        self._outbox = Outbox(mail)
         self._known: set[int] = set()
         self._decided: list[Decided] = []
         self._news: list[Arrived] = []  # for the next border
-        self._waiting: list[Delivered] = []  # letters that came while something else was waited for, or come later
+        self._waiting: list[Delivered] = []  # messages that came while something else was waited for, or come later
         self._lends: list[int] = []  # newcomers that want a model
         self._lent: Delivered | None = None
-        self._meeting: GroupAverage | None = None
+        self._averages: GroupAverage | None = None
         self._others: tuple[int, ...] | None = None
         self._source: int | None = None
         self._zero = 0.0
@@ -128,22 +128,22 @@ class PeerMailbox(NodeReplica):
         """What the machine wants to be sent or written down."""
         raise NotImplementedError
 
-    def _meet_peers(self, peering: Peering) -> None:
+    def _on_peering(self, peering: Peering) -> None:
         if peering.fresh:
             for node in self._known - {box.node for box in peering.joined}:
-                self._mail.part(node)
+                self._mail.remove_peer(node)
             self._known.clear()
             self.closed = False
             self._others = tuple(sorted(box.node for box in peering.joined))
             self._source, self._phase = peering.source, peering.phase
             self._zero = time.perf_counter() - peering.elapsed_s
-            self._departures.over(peering.latency_s, peering.seconds_per_byte)
+            self._outbox.over(peering.latency_s, peering.seconds_per_byte)
         for box in peering.joined:
             if box.node in self._known:
-                self._part_with(box.node)
-            self._mail.meet(box)
+                self._remove_peer(box.node)
+            self._mail.add_peer(box)
             self._known.add(box.node)
-            self._departures.latencies[box.node] = box.latency_s
+            self._outbox.latencies[box.node] = box.latency_s
             if not peering.fresh:
                 self._news.append(Arrived(PeerJoined(0.0, box.node)))
         for node, cause in peering.left:
@@ -152,83 +152,83 @@ class PeerMailbox(NodeReplica):
             if peering.leaving:
                 self._known.discard(node)
             else:
-                self._part_with(node)
+                self._remove_peer(node)
         if peering.fresh:
             self._news.clear()  # what came of a phase before this one
-            self._waiting = [one for one in self._waiting if one.letter.phase >= peering.phase]
-            self._meeting = None
+            self._waiting = [one for one in self._waiting if one.header.phase >= peering.phase]
+            self._averages = None
 
-    def _part_with(self, node: int) -> None:
+    def _remove_peer(self, node: int) -> None:
         self._known.discard(node)
-        for back in self._mail.part(node):
-            if back.letter.kind == "model":
-                self._comes_back(back.letter, back.values)
+        for back in self._mail.remove_peer(node):
+            if back.header.kind == "model":
+                self._comes_back(back.header, back.values)
 
-    # -- letters -----------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _open(self, letters: list[Delivered]) -> list[Arrived]:
+    def _open(self, messages: list[Delivered]) -> list[Arrived]:
         now, arrived = time.perf_counter(), []
-        for delivered in letters:
-            letter = delivered.letter
-            if letter.at > now:
+        for delivered in messages:
+            header = delivered.header
+            if header.at > now:
                 self._waiting.append(kept(delivered))
-            elif letter.phase < self._phase and letter.kind in ("model", "asked"):
+            elif header.phase < self._phase and header.kind in ("model", "asked"):
                 pass
-            elif letter.kind == "model":
-                values = self._typed(letter, delivered.values)
+            elif header.kind == "model":
+                values = self._typed(header, delivered.values)
                 if values is not None:
-                    arrived.append(Arrived(self._received(letter.sender, letter), values))
-            elif letter.kind == "asked":
-                arrived.append(Arrived(Asked(0.0, letter.sender)))
+                    arrived.append(Arrived(self._received(header.sender, header), values))
+            elif header.kind == "asked":
+                arrived.append(Arrived(Asked(0.0, header.sender)))
             else:
                 self._set_aside(delivered)
         return arrived
 
     def _set_aside(self, delivered: Delivered) -> None:
         """What is no machine's business."""
-        letter = delivered.letter
-        if letter.kind == "lend":
-            self._lends.append(letter.sender)
-        elif letter.kind == "lent":
+        header = delivered.header
+        if header.kind == "lend":
+            self._lends.append(header.sender)
+        elif header.kind == "lent":
             self._lent = kept(delivered)
         else:
-            self._meeting = self._meeting or GroupAverage(self.node.number, self._life, self._mail)
-            self._meeting.take(kept(delivered))
+            self._averages = self._averages or GroupAverage(self.node.number, self._incarnation, self._mail)
+            self._averages.take(kept(delivered))
 
-    def _received(self, sender: int, letter: Letter) -> Received:
+    def _received(self, sender: int, header: PeerHeader) -> Received:
         self._messages += 1
-        return Received(0.0, sender, self._messages, letter.weight, letter.tensors)
+        return Received(0.0, sender, self._messages, header.weight, header.tensors)
 
-    def _typed(self, letter: Letter, values: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def _typed(self, header: PeerHeader, values: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """Bytes as what they are; None, and a word about it, where they do not fit this node's model."""
         tensors = self.tensors()
-        places = range(len(tensors)) if letter.tensors is None else letter.tensors
+        places = range(len(tensors)) if header.tensors is None else header.tensors
         try:
             chosen = [tensors[place] for place in places if place >= 0]
             pairs = zip(chosen, values, strict=True)
             return [from_bytes(value, self.node.wire_dtype(t), t.shape) for t, value in pairs]
         except (IndexError, ValueError, RuntimeError) as error:
-            logger.warning("a letter of node %d was dropped: %s", letter.sender, error)
+            logger.warning("a message of node %d was dropped: %s", header.sender, error)
             return None
 
-    def _letter(self, kind: Kind, weight: float = 1.0, tensors: tuple[int, ...] | None = None) -> Letter:
-        return Letter("", self.node.number, self._life, kind, weight, tensors, self._phase)
+    def _make_header(self, kind: Kind, weight: float = 1.0, tensors: tuple[int, ...] | None = None) -> PeerHeader:
+        return PeerHeader("", self.node.number, self._incarnation, kind, weight, tensors, self._phase)
 
-    def _comes_back(self, letter: Letter, values: list[torch.Tensor]) -> None:
+    def _comes_back(self, header: PeerHeader, values: list[torch.Tensor]) -> None:
         """What cannot be delivered is received again, from oneself."""
-        typed = self._typed(letter, values)
+        typed = self._typed(header, values)
         if typed is not None:
-            self._news.append(Arrived(self._received(self.node.number, letter), typed))
+            self._news.append(Arrived(self._received(self.node.number, header), typed))
 
-    def _sorted(self, letters: list[Delivered]) -> list[Delivered]:
+    def _sorted(self, messages: list[Delivered]) -> list[Delivered]:
         """Those that are for the next border; the others are dealt with."""
-        later = [delivered for delivered in letters if delivered.letter.kind in ("model", "asked")]
-        for delivered in letters:
-            if delivered.letter.kind not in ("model", "asked"):
+        later = [delivered for delivered in messages if delivered.header.kind in ("model", "asked")]
+        for delivered in messages:
+            if delivered.header.kind not in ("model", "asked"):
                 self._set_aside(delivered)
         return later
 
 
 def kept(delivered: Delivered) -> Delivered:
     """With values of its own."""
-    return Delivered(delivered.letter, [value.clone() for value in delivered.values])
+    return Delivered(delivered.header, [value.clone() for value in delivered.values])

@@ -1,8 +1,8 @@
-"""A node in a process of its own: it steps, decides, and exchanges letters with its peers at the borders of its steps.
+"""A node in a process of its own: it steps, decides, and exchanges messages with its peers at the borders of its steps.
 
 The coordinator grants samples, says who is there and keeps the journal; models go from node to node. Nothing here waits
 for a peer, with three exceptions: a newcomer waits for the model that it starts from, an average for its group, and a
-step does not begin while two letters are still on their way out.
+step does not begin while two messages are still on their way out.
 """
 
 import time
@@ -25,10 +25,10 @@ from paceline.transport.messages import Cancelled, Over, Work
 
 IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to compute
 PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
-LOOK_S = 0.002  # between two looks at the coordinator's link, while a letter is waited for
+LOOK_S = 0.002  # between two looks at the coordinator's link, while a message is waited for
 LEAVING_S = 10.0  # for a leaver's weight to be taken by somebody, who may be in the middle of a step
 LEAVING_LOOK_S = 0.05  # between two tries to hand it on
-LAST_LETTERS_S = 5.0  # for letters to leave, at a node's end
+LAST_MESSAGES_S = 5.0  # for messages to leave, at a node's end
 
 
 class ProcessReplica(PeerMailbox):
@@ -40,13 +40,13 @@ class ProcessReplica(PeerMailbox):
         """To this coordinator: another one knows nothing of what this node's machine knew."""
         self.node = self._make_node(self._make_machine(), self.node.number)
         self._news, self._waiting, self._lends = [], [], []
-        self._meeting, self._has_started = None, False
+        self._averages, self._has_started = None, False
         self._endpoint.send(m.Mailbox(self._mail.address, self._mail.key))
 
-    def hear(self, message: object) -> bool:
+    def handle(self, message: object) -> bool:
         match message:
             case m.Peering():
-                self._meet_peers(message)
+                self._on_peering(message)
             case m.Collect():
                 self._give(message)
             case m.Group() | m.Pulled():
@@ -57,14 +57,14 @@ class ProcessReplica(PeerMailbox):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def meet(self, work: object) -> float:
+    def on_grant(self, work: object) -> float:
         if isinstance(work, Work):
             self._grant = work.step, work.ticket
         began = time.perf_counter()
         if self._source is not None:
             source, self._source = self._source, None
             self._start_from(source)
-        self._departures.wait_for_room(overlaps=getattr(self.node.machine.options, "overlap", True))
+        self._outbox.wait_for_room(overlaps=getattr(self.node.machine.options, "overlap", True))
         self._wait_s = time.perf_counter() - began
         return self._wait_s
 
@@ -75,13 +75,13 @@ class ProcessReplica(PeerMailbox):
             return None
         return super().take(loss)
 
-    def cross(self, compute_s: float, loss: float | None) -> None:
+    def on_computed(self, compute_s: float, loss: float | None) -> None:
         """Decide about the step, and deal with what has arrived by now."""
         if self.closed:
             return
-        self._cross(self._samples_stepped, compute_s, loss)
+        self._reach_border(self._samples_stepped, compute_s, loss)
 
-    def _cross(self, samples: int, compute_s: float, loss: float | None) -> None:
+    def _reach_border(self, samples: int, compute_s: float, loss: float | None) -> None:
         others, self._others, self._has_started = self._others, None, True
         arrived = self._arrivals()
         at = time.perf_counter() - self._zero
@@ -98,7 +98,7 @@ class ProcessReplica(PeerMailbox):
 
     def _arrivals(self) -> list[m.Arrived]:
         news, self._news = self._news, []
-        sent = [m.Arrived(SentEvent(0.0, d.peer, d.bytes, d.seconds)) for d in self._departures.departed()]
+        sent = [m.Arrived(SentEvent(0.0, d.peer, d.bytes, d.seconds)) for d in self._outbox.departed()]
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
@@ -109,11 +109,11 @@ class ProcessReplica(PeerMailbox):
             case m.Decided():
                 self._decided.append(message)
             case m.Outgoing():
-                letter = self._letter("model", message.weight, message.tensors)
-                if not self._departures.send(message.peer, letter, message.values):
-                    self._comes_back(letter, [as_bytes(value).clone() for value in message.values])
+                header = self._make_header("model", message.weight, message.tensors)
+                if not self._outbox.send(message.peer, header, message.values):
+                    self._comes_back(header, [as_bytes(value).clone() for value in message.values])
             case m.Wanted():
-                self._departures.send(message.peer, self._letter("asked"), [])
+                self._outbox.send(message.peer, self._make_header("asked"), [])
 
     def _ask(self, message: object) -> object:
         match message:
@@ -121,7 +121,7 @@ class ProcessReplica(PeerMailbox):
                 self._flush()
                 values = [as_bytes(value).numpy() for value in message.values]
                 self._endpoint.send(m.CentreExchange(message.alpha, message.tensors, values, self._grant[1]))
-                answer = self._await(lambda heard: heard if self._answers(heard) else None)
+                answer = self._await(lambda message: message if self._answers(message) else None)
                 if answer is None:
                     return None
                 pulls = [torch.from_numpy(value.copy()) for value in answer.values]
@@ -131,27 +131,27 @@ class ProcessReplica(PeerMailbox):
                 return self._average(message)
         raise PeerError(f"a node does not ask {message}")
 
-    def _answers(self, heard: object) -> bool:
-        return isinstance(heard, m.Pulled) and heard.ticket == self._grant[1]
+    def _answers(self, message: object) -> bool:
+        return isinstance(message, m.Pulled) and message.ticket == self._grant[1]
 
     def _average(self, message: m.Averaging) -> m.Averages | None:
         self._flush()
         self._endpoint.send(m.Averaging(message.round, []))
-        group = self._await(lambda heard: heard if isinstance(heard, m.Group) else None, until=self._lend)
-        meeting = self._meeting = self._meeting or GroupAverage(self.node.number, self._life, self._mail)
+        group = self._await(_if_group, until=self._lend)
+        averages = self._averages = self._averages or GroupAverage(self.node.number, self._incarnation, self._mail)
         began = time.perf_counter()
         while group is not None:
-            meeting.begin(group, message.values)
-            again = self._await(lambda heard: heard if isinstance(heard, m.Group) else None, until=meeting.advance)
-            if meeting.done:
-                self._endpoint.send(m.Exchanged(message.round, group.attempt, meeting.sent_bytes))
+            averages.begin(group, message.values)
+            again = self._await(_if_group, until=averages.advance)
+            if averages.done:
+                self._endpoint.send(m.Exchanged(message.round, group.attempt, averages.sent_bytes))
                 time.sleep(max(0.0, began + group.seconds - time.perf_counter()))
-                return m.Averages(meeting.result(), tuple(group.members))
+                return m.Averages(averages.result(), tuple(group.members))
             group = again  # one of them has gone: without it, then
         return None
 
     def _await(self, wanted: Callable[[object], Any], until: Callable[[], bool] | None = None) -> Any:
-        """Hear the coordinator until it says what is wanted, or `until` holds, which letters may bring about.
+        """Listen to the coordinator until it says what is wanted, or `until` holds, which messages may bring about.
 
         None in that case, and if the grant is void: then `interrupted` says why.
         """
@@ -174,13 +174,13 @@ class ProcessReplica(PeerMailbox):
             if isinstance(message, Over | Cancelled | Work):
                 self.interrupted = message
             else:
-                self.hear(message)
+                self.handle(message)
         return None
 
     # -- newcomers, and the end --------------------------------------------------------------------------------------
 
     def idle(self) -> None:
-        """Until the coordinator says something: newcomers are given a model, and letters wait for the next border."""
+        """Until the coordinator says something: newcomers are given a model, and messages wait for the next border."""
         while not self._endpoint.poll(IDLE_S):
             self._waiting += [kept(delivered) for delivered in self._sorted(self._mail.collect())]
             self._mail.release()
@@ -191,7 +191,7 @@ class ProcessReplica(PeerMailbox):
         self._lent, asked = None, set[int]()
         while self._lent is None and self._known and self.interrupted is None:
             untried = sorted(self._known - asked, key=lambda peer: (peer != source, peer))
-            if untried and self._mail.post(untried[0], self._letter("lend"), []):
+            if untried and self._mail.post(untried[0], self._make_header("lend"), []):
                 asked.add(untried[0])
             until = time.perf_counter() + PATIENCE_S
             self._await(lambda _: None, until=partial(self._is_lent, until))
@@ -208,8 +208,8 @@ class ProcessReplica(PeerMailbox):
     def _lend(self) -> bool:
         """Give newcomers this node's model, as soon as it is known where they are. Nothing that is waited for."""
         for peer in [peer for peer in self._lends if peer in self._known]:
-            letter = self._letter("lent")
-            if self._mail.post(peer, letter, [*self.tensors(), *self.counters()]):
+            header = self._make_header("lent")
+            if self._mail.post(peer, header, [*self.tensors(), *self.counters()]):
                 self._lends.remove(peer)
         return False
 
@@ -224,8 +224,8 @@ class ProcessReplica(PeerMailbox):
 
     def _take_in_the_last(self) -> None:
         """What has arrived is mixed in, and what was sent is seen to leave."""
-        self._departures.wait_for_all(LAST_LETTERS_S)
-        self._cross(0, 0.0, None)
+        self._outbox.wait_for_all(LAST_MESSAGES_S)
+        self._reach_border(0, 0.0, None)
 
     def _send_snapshot(self, number: int) -> None:
         values = [as_bytes(tensor).numpy() for tensor in self.tensors()]
@@ -249,7 +249,7 @@ class ProcessReplica(PeerMailbox):
         self._send_snapshot(0)
 
     def _see_it_taken(self, until: float) -> None:
-        """Who else leaves is heard here, and what that one did not read goes to another."""
+        """Who else leaves is noted here, and what that one did not read goes to another."""
         while self._has_something_to_leave() and time.perf_counter() < until and self.interrupted is None:
             look_again = time.perf_counter() + LEAVING_LOOK_S
             self._await(lambda _: None, until=partial(_is_past, look_again))
@@ -277,6 +277,10 @@ class ProcessReplica(PeerMailbox):
         # Rates and the like are the script's to set, as with a server.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+
+
+def _if_group(message: object) -> m.Group | None:
+    return message if isinstance(message, m.Group) else None
 
 
 def _is_past(moment: float) -> bool:

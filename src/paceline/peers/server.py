@@ -151,7 +151,7 @@ class Gathering:
         self._number = 0
         self._waiting: set[int] = set()
         self._found: dict[int, NodeModel] = {}
-        self._parted: dict[int, NodeModel] = {}  # of nodes that left the loop
+        self._left_loop: dict[int, NodeModel] = {}  # of nodes that left the loop
         self._queue: list[_Round] = []  # the one under way, and at most one that follows it
         self._dismissed: dict[int, Callable[[], None]] = {}  # what follows when they have taken their leave
         self._bytes = 0
@@ -189,7 +189,7 @@ class Gathering:
         """A node's model."""
         model = self._typed(snapshot)
         if snapshot.number == 0:
-            self._parted[node] = model
+            self._left_loop[node] = model
             self._dismissed.pop(node, _nothing)()
         elif snapshot.number == self._number and node in self._waiting:
             self._waiting.discard(node)
@@ -206,7 +206,7 @@ class Gathering:
         """It will not send any more."""
         self._dismissed.pop(node, None)
         if crashed:
-            self._parted.pop(node, None)
+            self._left_loop.pop(node, None)
             self._exchange.used.pop(node, None)
         if node in self._waiting:
             self._waiting.discard(node)
@@ -214,13 +214,13 @@ class Gathering:
 
     def phase_over(self) -> None:
         """What anybody had in that phase is in the average."""
-        self._parted.clear()
+        self._left_loop.clear()
         self._exchange.used.clear()
 
     def _look(self) -> None:
         if self._waiting or not self._queue:
             return
-        self._average({**self._parted, **self._found})
+        self._average({**self._left_loop, **self._found})
         for then in self._queue.pop(0).then:
             then()
         if self._queue:

@@ -110,7 +110,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._machines: dict[int, Peer] = {}
         self._models: dict[int, Model] = {}
         self._flights: dict[int, NodeFlight] = {}
-        self._parted: set[int] = set()  # who left this phase's loop, and still counts in its average
+        self._left_loop: set[int] = set()  # who left this phase's loop, and still counts in its average
         self._present: dict[int, int] = {}  # with its incarnation
         self._started: set[int] = set()
         self._crashed: set[int] = set()
@@ -162,7 +162,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         """A node can no longer be reached. One that leaves of its own accord hands on what others must not lose."""
         self._flights.pop(worker, None)
         if cause != "done":
-            self._parted.discard(worker)
+            self._left_loop.discard(worker)
         if worker not in self._present:
             if cause != "done":
                 self._forget(worker)
@@ -178,7 +178,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         if not willing:
             self._crashed.add(worker)
         if cause == "done":
-            self._parted.add(worker)
+            self._left_loop.add(worker)
         else:
             self._forget(worker)
         for waiting in self._rounds.values():
@@ -194,7 +194,7 @@ class VirtualPeerExchange(PeerExchangeBase):
 
     def _taking_part(self) -> dict[int, NodeModel]:
         """Whose models count: all that are inside the loop, and those that left it of their own accord."""
-        nodes = (self._present.keys() | self._parted | self.run.workers.in_phase) & self._models.keys()
+        nodes = (self._present.keys() | self._left_loop | self.run.workers.in_phase) & self._models.keys()
         return {node: NodeModel(self._models[node].tensors(), self._models[node].counters()) for node in sorted(nodes)}
 
     def _decide(self, node: int, event: e.PeerEvent) -> list[Any]:
@@ -229,7 +229,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._average_all(models, at)
         with torch.no_grad():
             self.keep({n: NodeModel(_copied(m.tensors), _copied(m.counters)) for n, m in models.items()})
-        for each in (self._parted, self._started):
+        for each in (self._left_loop, self._started):
             each.clear()
         for table in (self.used, self._present, self._rounds, self._flights):
             table.clear()

@@ -29,5 +29,5 @@ class Log:
             logger.log(level, "%s", line.data["text"])
         elif logger.isEnabledFor(level):
             who = "" if line.worker is None else f" worker {line.worker}"
-            told = ", ".join(f"{key} {value}" for key, value in line.data.items())
-            logger.log(level, "%.6g s:%s %s: %s", line.at, who, line.what, told)
+            data = ", ".join(f"{key} {value}" for key, value in line.data.items())
+            logger.log(level, "%.6g s:%s %s: %s", line.at, who, line.what, data)

@@ -52,7 +52,7 @@ class PeerMetrics:
         self._course: list[PeerPoint] = []
 
     def decided(self, line: PeerDecision) -> int:
-        """Take a node's decision into account; letters and their bytes are counted when they have left."""
+        """Take a node's decision into account; messages and their bytes are counted when they have left."""
         self.exchanges = self.exchanges or 0
         for action in line.actions:
             if isinstance(action, Track) and action.name == "threshold":

@@ -29,11 +29,12 @@ OnVersion = Callable[[int, float], None]  # its number, and when it was made
 
 
 class Totals:
-    """Samples of finished phases, and how far the run has come in nominal rounds, which schedulers follow."""
+    """Grants, samples of finished phases, and how far the run has come in nominal rounds, which schedulers follow."""
 
     def __init__(self) -> None:
         self.used_before = 0
         self.lost_before = 0
+        self.tickets = 0  # grants
         self.rounds_done = 0.0
         self.round_samples = 1  # of the phase: joining and leaving do not change what its length was counted in
 
@@ -63,12 +64,10 @@ class Coordinator:
         self.at = 0.0  # of the event decided last
         self.held: dict[int, PushRef] = {}
         self.pushes = 0
-        self.tickets = 0
         self.busy = False  # in the middle of a decision
         self.timers = Timers()
         self._last_version = sys.maxsize if max_versions is None else max_versions
         self._queue: deque[Event] = deque()
-        self._extended: set[int] = set()  # pushes whose workers compute more for them
 
     # -- what a run calls --------------------------------------------------------------------------------------------
 
@@ -138,7 +137,6 @@ class Coordinator:
             self.held[push] = arrived
             samples = arrived.samples
         else:
-            self._extended.discard(push)
             samples = self._extend(push, arrived)
         self.feed(Pushed(
             at, worker, push, record.through, record.read_version, samples, arrived.compute_s, arrived.transfer_s,
@@ -273,7 +271,8 @@ class Coordinator:
             self.workers.vacate(record, "idle")
             self._queue.append(Left(self.at, worker, "idle"))
             return
-        self.tickets = ticket = self.tickets + 1
+        totals = self.totals
+        totals.tickets = ticket = totals.tickets + 1
         at = self.at
         record.ticket = ticket
         record.granted_at = at
@@ -283,18 +282,18 @@ class Coordinator:
         if extends is None:
             record.read_version = self.version
         elif extends in self.held and self.held[extends].worker == worker:
-            self._extended.add(extends)
+            self.held[extends].extending = True
         else:
             raise InternalError(f"{self.strategy.name} extends push {extends}, which worker {worker} does not hold")
         self._out.grant(
-            GrantOrder(worker, record.incarnation, ticket, allotment, extends is None, self.totals.rounds_done, at)
+            GrantOrder(worker, record.incarnation, ticket, allotment, extends is None, totals.rounds_done, at)
         )
 
     def _apply(self, action: Apply) -> None:
         weights = action.weights
         if len(weights) == 1:
             only = self.held.pop(action.pushes[0], None)
-            if only is None or action.pushes[0] in self._extended:
+            if only is None or only.extending:
                 raise self._not_held(action.pushes[0], only)
             held, mass, used = [only], weights[0], only.samples
         else:
@@ -316,15 +315,15 @@ class Coordinator:
         if self.version == self._last_version:
             self.effects.on_work_used_up()
         if self._on_version:
-            for told in self._on_version:
-                told(self.version, self.at)
+            for call in self._on_version:
+                call(self.version, self.at)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
 
     def _release(self, push: int) -> PushRef:
         held = self.held.pop(push, None)
-        if held is None or push in self._extended:
+        if held is None or held.extending:
             raise self._not_held(push, held)
         return held
 
@@ -359,6 +358,7 @@ class Coordinator:
     def _extend(self, push: int, piece: PushRef) -> int:
         """Add a piece to a held push; its total of samples."""
         held = self.held[push]
+        held.extending = False
         if piece.norm is not None and self.updates is not None:
             held = self.held[push] = self.updates.extend(held, piece)
             return held.samples
@@ -376,8 +376,8 @@ class Coordinator:
         self.observe(at, "cancelled", data, record.worker)
         self._give_back(record.worker, record.allotments)
         record.cancelled, record.ticket = record.ticket, 0
-        if record.extends is not None:
-            self._extended.discard(record.extends)
+        if record.extends in self.held:
+            self.held[record.extends].extending = False
         record.free_at = at
 
     def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:

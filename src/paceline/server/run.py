@@ -312,7 +312,7 @@ class ServerRun:
         record.script.computing = False
         answer = "over" if not self.active else self.phases.ready(record.worker, message)
         if answer == "over":
-            self._tell_over(record)
+            self._send_over(record)
         elif answer == "join":
             self.coordinator.join(record.worker, message.batch_size, at)
             self.exchange.settle(at)
@@ -381,7 +381,7 @@ class ServerRun:
         inside = self._close_phase(at)
         self.checkpoints.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase all left
         for worker in inside:
-            self._tell_over(self.workers.records[worker])
+            self._send_over(self.workers.records[worker])
         self.begin_phase_if_ready(at)
 
     def _close_phase(self, at: float) -> list[int]:
@@ -390,7 +390,7 @@ class ServerRun:
         self.exchange.phase_over(at)
         return self.phases.end()
 
-    def _tell_over(self, record: WorkerRecord) -> None:
+    def _send_over(self, record: WorkerRecord) -> None:
         record.script.order = None
         if record.script.gone or record.script.ended:
             return
@@ -573,7 +573,7 @@ class ServerRun:
         self.workers.waiting = {}
         if self.cause != "interrupted":
             for worker in leaving:
-                self._tell_over(self.workers.records[worker])
+                self._send_over(self.workers.records[worker])
 
     def _attend_finishing(self) -> None:
         at = self.moment()

@@ -25,14 +25,6 @@ class Constants(msgspec.Struct, frozen=True):
         return 1 - self.eta * self.convexity
 
 
-class Switch(msgspec.Struct, frozen=True):
-    """Leave `k` at `at`, where the bound on the error has come down to `error`."""
-
-    k: int
-    at: float
-    error: float
-
-
 def mean_response(k: int, workers: int, mean: float) -> float:
     """mu_k: mean of the k-th smallest of `workers` exponential times."""
     return mean * sum(1 / i for i in range(workers - k + 1, workers + 1))
@@ -58,15 +50,3 @@ def seconds_until_switch(k: int, larger: int, workers: int, mean: float, error: 
     if error - floor <= excess_at_switch:
         return 0.0
     return mu / -log(constants.contraction) * log((error - floor) / excess_at_switch)
-
-
-def switches(workers: int, mean: float, error: float, constants: Constants) -> list[Switch]:
-    """The bound-optimal schedule from k = 1 to all workers."""
-    found: list[Switch] = []
-    at = 0.0
-    for k in range(1, workers):
-        seconds = seconds_until_switch(k, k + 1, workers, mean, error, constants)
-        error = error_after(seconds, k, mean_response(k, workers, mean), error, constants)
-        at += seconds
-        found.append(Switch(k, at, error))
-    return found

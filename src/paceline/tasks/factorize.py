@@ -4,8 +4,6 @@ Ratings of users for items are explained by the product of a row of `users` and 
 ratings of its share of the users; each clock takes some of them at random. Without a data folder the ratings are made
 from factors of their own plus noise; with one they are Jester's (`jester-data-1.zip`). Evaluates `loss`, the mean
 squared error over the training ratings with the regularization's part, and `rmse` on ratings held out.
-
-`factorize_alone` is the same in one process without tables: the yardstick of speed and of what staleness costs.
 """
 
 import csv
@@ -97,21 +95,6 @@ def first_factors(rows: int, rank: int, seed: int) -> Matrix:
     """Small random numbers to start from."""
     chance = np.random.default_rng(seed)
     return (chance.normal(size=(rows, rank)) / rank).astype(np.float32)
-
-
-def factorize_alone(
-    ratings: Ratings, rank: int, lr: float, reg: float, batch: int, clocks: int, seed: int
-) -> tuple[Matrix, Matrix]:
-    """The same in one process and without tables."""
-    left, right = first_factors(ratings.users, rank, seed), first_factors(ratings.items, rank, seed + 1)
-    chance = np.random.default_rng(seed)
-    for _ in range(clocks):
-        chosen = chance.integers(0, len(ratings.user), batch)
-        user, item = ratings.user[chosen], ratings.item[chosen]
-        by_user, by_item = gradient(left[user], right[item], ratings.value[chosen], reg)
-        np.add.at(left, user, -lr * by_user)
-        np.add.at(right, item, -lr * by_item)
-    return left, right
 
 
 def train() -> None:

@@ -5,8 +5,6 @@ the other to the minimum of `|residual|^2 / (2 n) + lam |weights|_1` along each 
 How far others have moved the residual meanwhile is what staleness costs. Without a data folder the problem is made as
 in the SSP publication, smaller: independent normal features, of which a few matter. With one it is a9a (`a9a.gz`), its
 columns scaled to unit length times sqrt(n). Evaluates `loss`, that objective, and `nonzeros`.
-
-`lasso_alone` is the same in one process without tables.
 """
 
 from pathlib import Path
@@ -80,15 +78,6 @@ def objective(problem: Problem, weights: Numbers, lam: float) -> float:
     """What is minimized."""
     residual = problem.target - weights @ problem.columns
     return float(residual @ residual / (2 * problem.samples) + lam * np.abs(weights).sum())
-
-
-def lasso_alone(problem: Problem, lam: float, block: int, clocks: int) -> Numbers:
-    """The same in one process and without tables."""
-    weights, residual = np.zeros(problem.features), problem.target.copy()
-    for clock in range(clocks):
-        features = (clock * block + np.arange(block)) % problem.features
-        weights[features] += descend(problem, residual, weights[features], features, lam)
-    return weights
 
 
 def train() -> None:

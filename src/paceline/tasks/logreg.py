@@ -2,7 +2,7 @@
 
 A worker has its share of the examples and takes some at random in each clock. Without a data folder the examples are
 made; with one they are a9a's (`a9a.gz`, and `a9a.t.gz` to test on). Evaluates `loss` (with the regularization) on the
-training examples and `accuracy` on those held out. `logreg_alone` is the same in one process without a table.
+training examples and `accuracy` on those held out.
 """
 
 from pathlib import Path
@@ -47,16 +47,6 @@ def score(examples: Examples, weights: Numbers, reg: float) -> tuple[float, floa
     margin = examples.label * examples.times(weights[examples.feature])
     loss = float(np.mean(np.logaddexp(0, -margin))) + 0.5 * reg * float(weights @ weights)
     return loss, float(np.mean(margin > 0))
-
-
-def logreg_alone(examples: Examples, lr: float, reg: float, batch: int, clocks: int, seed: int) -> Numbers:
-    """The same in one process and without a table."""
-    weights, chance = np.zeros(examples.features), np.random.default_rng(seed)
-    for _ in range(clocks):
-        part = examples.chosen(chance.integers(0, examples.rows, batch))
-        known = np.unique(part.feature)
-        weights[known] -= lr * gradient(part, known, weights[known], reg)
-    return weights
 
 
 def train() -> None:

@@ -201,10 +201,10 @@ class Channel:
                 return None
 
     def listen(self) -> None:
-        """Read once, for somebody who was told that there is something to be read; then ask `heard`."""
+        """Read once, for somebody who was told that there is something to be read; then ask `buffered`."""
         self._read(_AT_ONCE)
 
-    def heard(self) -> Frame | None:
+    def buffered(self) -> Frame | None:
         """The next frame of those that were read. Raises `Lost` if none will be."""
         return self._known()
 

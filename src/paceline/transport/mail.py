@@ -1,7 +1,7 @@
-"""Letters between nodes, from one to another without anybody in between: a header, and tensors as bytes.
+"""Messages between nodes, from one to another without anybody in between: a header, and tensors as bytes.
 
-A node's mailbox has an address and a key; the coordinator tells both to the node's peers and sees no letter. Posting
-never waits for whoever is to read: a letter that cannot be taken at the moment, because its reader is gone or has not
+A node's mailbox has an address and a key; the coordinator tells both to the node's peers and sees no message. Posting
+never waits for whoever is to read: a message that cannot be taken at the moment, because its reader is gone or has not
 read those before it, is the sender's again.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import torch
 
-UNREAD = 2  # letters to one peer that it has not read; a further one would only be older when it is
+UNREAD = 2  # messages to one peer that it has not read; a further one would only be older when it is
 Kind = Literal["model", "asked", "lend", "lent", "part", "mean"]
 
 
@@ -19,18 +19,18 @@ class Box(msgspec.Struct, frozen=True):
     """A peer and where it is reached."""
 
     node: int
-    life: int
+    incarnation: int
     address: str
     key: str
     latency_s: float = 0.0  # emulation: of its own link, one way
 
 
-class Letter(msgspec.Struct, frozen=True, array_like=True):
+class PeerHeader(msgspec.Struct, frozen=True, array_like=True):
     """What one node says to another, beside the values."""
 
     key: str  # of the reader's mailbox
     sender: int
-    life: int  # of the sender
+    incarnation: int  # of the sender
     kind: Kind
     weight: float = 1.0
     tensors: tuple[int, ...] | None = None
@@ -40,19 +40,19 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     part: int = 0
     at: float = 0.0  # emulation: by the host's clock it is not there before
     sizes: tuple[int, ...] = ()  # bytes of each value
-    slot: int = -1  # where the values lie, if they do not come with the letter,
-    number: int = 0  # and what says there that they are still this letter's
+    slot: int = -1  # where the values lie, if they do not come with the message,
+    number: int = 0  # and what says there that they are still this message's
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """A letter and its values, each as bytes; they may be looked at until `release`."""
+    """A message and its values, each as bytes; they may be looked at until `release`."""
 
-    letter: Letter
+    header: PeerHeader
     values: list[torch.Tensor]
 
 
 class Departed(msgspec.Struct, frozen=True):
-    """A letter has left this node."""
+    """A message has left this node."""
 
     peer: int
     bytes: int
@@ -64,30 +64,30 @@ class Mail(Protocol):
 
     address: str
     key: str
-    tracks: bool  # whether it knows when letters leave; otherwise they are gone as soon as they are posted
+    tracks: bool  # whether it knows when messages leave; otherwise they are gone as soon as they are posted
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """The largest letter has values of so many bytes each."""
+        """The largest message has values of so many bytes each."""
 
-    def meet(self, peer: Box) -> None:
-        """Letters can be posted to this peer from here on."""
+    def add_peer(self, peer: Box) -> None:
+        """Messages can be posted to this peer from here on."""
 
-    def part(self, peer: int) -> list[Delivered]:
-        """The peer is gone; letters that are known not to have reached it."""
+    def remove_peer(self, peer: int) -> list[Delivered]:
+        """The peer is gone; messages that are known not to have reached it."""
 
-    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
-        """Send the values as they are now; False if that is not possible at the moment. The letter's key and sizes are
+    def post(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
+        """Send the values as they are now; False if that is not possible at the moment. The message's key and sizes are
         filled in here."""
 
     def collect(self, seconds: float = 0.0) -> list[Delivered]:
         """What has arrived; waits so long for the first."""
 
     def departed(self) -> list[Departed]:
-        """Letters that have left since this was last asked."""
+        """Messages that have left since this was last asked."""
 
     @property
     def on_their_way(self) -> int:
-        """Letters that were posted and have not left, but for those that seem to be stuck."""
+        """Messages that were posted and have not left, but for those that seem to be stuck."""
 
     @property
     def unread(self) -> int:
@@ -100,17 +100,17 @@ class Mail(Protocol):
         """Let what is posted leave, then be reached no more."""
 
 
-_decoder = msgspec.msgpack.Decoder(Letter)
+_decoder = msgspec.msgpack.Decoder(PeerHeader)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(letter: Letter) -> bytes:
-    """A letter's header as bytes."""
-    return _encoder.encode(letter)
+def encode(header: PeerHeader) -> bytes:
+    """A message's header as bytes."""
+    return _encoder.encode(header)
 
 
-def decode(data: Any) -> Letter | None:
-    """A letter's header; None if it is none."""
+def decode(data: Any) -> PeerHeader | None:
+    """A message's header; None if it is none."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError:

@@ -1,9 +1,9 @@
-"""Letters on one host: headers over a datagram socket, values in memory that the reader maps.
+"""Messages on one host: headers over a datagram socket, values in memory that the reader maps.
 
-A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first letter that
+A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first message that
 lies in it, mixes from there, and marks it as read in its first page. So a model is copied once and read once. There are
-as many slots as letters that are unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket has
-a name in the worker's own scratch folder, which whoever buries the worker removes.
+as many slots as messages that are unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket
+has a name in the worker's own scratch folder, which whoever reaps the worker removes.
 """
 
 import logging
@@ -23,13 +23,13 @@ import torch
 from paceline.core.errors import PeerError
 from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.transport.lanes import aligned
-from paceline.transport.mail import UNREAD, Box, Delivered, Departed, Letter, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, decode, encode
 from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE
 MOST_SLOTS = 64
 LONGEST_NAME = 100  # bytes of a socket's name; Linux takes 107
-LONGEST_LETTER = 1 << 18  # bytes of a header, which may name thousands of tensors; the kernel takes no more
+LONGEST_HEADER = 1 << 18  # bytes of a header, which may name thousands of tensors; the kernel takes no more
 _ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize)
 
 logger = logging.getLogger("paceline")
@@ -41,10 +41,10 @@ class _Memory:
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self.memory = mmap.mmap(descriptor, PAGE + nbytes)
-        self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # the unread letter's number, or 0
+        self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # the unread message's number, or 0
 
     def views(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """The values of a letter as bytes."""
+        """The values of a message as bytes."""
         found, at = [], PAGE
         for size in sizes:
             found.append(
@@ -64,8 +64,8 @@ class _Slot:
         self.descriptor = anonymous_file(PAGE + nbytes)
         self.memory = _Memory(self.descriptor, nbytes)
         self.reader: int | None = None
-        self.letter: Letter | None = None
-        self.known: set[tuple[int, int]] = set()  # peers, with their lives, that have the descriptor
+        self.header: PeerHeader | None = None
+        self.known: set[tuple[int, int]] = set()  # peers, with their incarnations, that have the descriptor
 
     @property
     def unread(self) -> bool:
@@ -94,42 +94,42 @@ class ShmMail:
         self._readable.register(self._socket, select.POLLIN)
         self._boxes: dict[int, Box] = {}
         self._slots: list[_Slot] = []
-        self._largest = 0  # letter, in bytes
+        self._largest = 0  # message, in bytes
         self._mapped: dict[tuple[int, int, int], _Memory] = {}
-        self._looked_at: list[tuple[_Memory, int]] = []  # with the number of the letter
+        self._looked_at: list[tuple[_Memory, int]] = []  # with the number of the message
         self._posted = 0
-        self._parted: set[int] = set()  # peers whose last letters may not have been read
+        self._removed: set[int] = set()  # peers whose last messages may not have been read
         self._forgotten: set[int] = set()
         self.on_their_way = 0  # whatever was posted is where its reader finds it
 
     def reserve(self, sizes: Sequence[int]) -> None:
         self._largest = sum(map(aligned, sizes))
 
-    def meet(self, peer: Box) -> None:
+    def add_peer(self, peer: Box) -> None:
         known = self._boxes.get(peer.node)
-        if known is not None and known.life != peer.life:
-            self.part(peer.node)
-        self._parted.discard(peer.node)
+        if known is not None and known.incarnation != peer.incarnation:
+            self.remove_peer(peer.node)
+        self._removed.discard(peer.node)
         for slot in self._slots:  # it may have let go of what it had mapped
-            slot.known.discard((peer.node, peer.life))
+            slot.known.discard((peer.node, peer.incarnation))
         self._boxes[peer.node] = peer
 
-    def part(self, peer: int) -> list[Delivered]:
+    def remove_peer(self, peer: int) -> list[Delivered]:
         self._boxes.pop(peer, None)
         back = []
         for slot in self._slots:
             if slot.reader == peer:
-                if slot.unread and slot.letter is not None:
-                    values = [view.clone() for view in slot.memory.views(slot.letter.sizes)]
-                    back.append(Delivered(slot.letter, values))
-                slot.memory.state.fill_(0)  # whoever still finds the letter is too late
+                if slot.unread and slot.header is not None:
+                    values = [view.clone() for view in slot.memory.views(slot.header.sizes)]
+                    back.append(Delivered(slot.header, values))
+                slot.memory.state.fill_(0)  # whoever still finds the message is too late
                 slot.reader = None
-        self._parted.add(peer)
+        self._removed.add(peer)
         return back
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
+    def post(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
         box = self._boxes.get(peer)
         if box is None:
             return False
@@ -145,29 +145,29 @@ class ShmMail:
             slot.memory.state.fill_(self._posted)
             slot.reader = peer
         place = -1 if slot is None else slot.number
-        letter = msgspec.structs.replace(letter, key=box.key, sizes=sizes, slot=place, number=self._posted)
-        if self._send(box, letter, slot):
+        header = msgspec.structs.replace(header, key=box.key, sizes=sizes, slot=place, number=self._posted)
+        if self._send(box, header, slot):
             if slot is not None:
-                slot.letter = letter
+                slot.header = header
             return True
         if slot is not None:
             slot.reader = None
         return False
 
-    def _send(self, box: Box, letter: Letter, slot: _Slot | None) -> bool:
-        place = (box.node, box.life)
+    def _send(self, box: Box, header: PeerHeader, slot: _Slot | None) -> bool:
+        place = (box.node, box.incarnation)
         news = slot is not None and place not in slot.known
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor]))] if slot is not None and news else []
         )
-        data = encode(letter)
-        if len(data) > LONGEST_LETTER:
-            logger.warning("a letter that names %d tensors is too long to be sent", len(letter.sizes))
+        data = encode(header)
+        if len(data) > LONGEST_HEADER:
+            logger.warning("a message that names %d tensors is too long to be sent", len(header.sizes))
             return False
         try:
             self._out.sendmsg([data], rights, socket.MSG_DONTWAIT, _name(box.address))
         except OSError as error:  # nobody is there any more, or too much is unread
-            logger.debug("a letter to node %d was not taken: %s", box.node, error)
+            logger.debug("a message to node %d was not taken: %s", box.node, error)
             return False
         if slot is not None:
             slot.known.add(place)
@@ -192,7 +192,7 @@ class ShmMail:
             if not self._slots:  # nothing could ever be sent
                 raise
             return None
-        if place < len(self._slots):  # readers get the descriptor of the larger one with their next letter in it
+        if place < len(self._slots):  # readers get the descriptor of the larger one with their next message in it
             self._slots[place].close()
             self._slots[place] = slot
         else:
@@ -205,7 +205,7 @@ class ShmMail:
 
     @property
     def unread(self) -> int:
-        return sum(slot.unread and slot.letter is not None and slot.letter.kind == "model" for slot in self._slots)
+        return sum(slot.unread and slot.header is not None and slot.header.kind == "model" for slot in self._slots)
 
     def departed(self) -> list[Departed]:
         return []
@@ -218,10 +218,10 @@ class ShmMail:
             return found
         while True:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(LONGEST_LETTER, _ANCILLARY, socket.MSG_DONTWAIT)
+                data, ancillary, _, _ = self._socket.recvmsg(LONGEST_HEADER, _ANCILLARY, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._forgotten |= self._parted  # what they had sent has been read
-                self._parted.clear()
+                self._forgotten |= self._removed  # what they had sent has been read
+                self._removed.clear()
                 return found
             descriptors = array("i")
             for level, kind, packed in ancillary:
@@ -230,7 +230,7 @@ class ShmMail:
             try:
                 delivered = self._read(data, descriptors)
             except PeerError as error:
-                logger.warning("a letter was dropped: %s", error)
+                logger.warning("a message was dropped: %s", error)
                 delivered = None
             finally:
                 for descriptor in descriptors:
@@ -239,23 +239,23 @@ class ShmMail:
                 found.append(delivered)
 
     def _read(self, data: bytes, descriptors: Sequence[int]) -> Delivered | None:
-        letter = decode(data)
-        if letter is None or not secrets.compare_digest(letter.key, self.key):
-            logger.warning("a letter of %d bytes was dropped: it does not have this node's key", len(data))
+        header = decode(data)
+        if header is None or not secrets.compare_digest(header.key, self.key):
+            logger.warning("a message of %d bytes was dropped: it does not have this node's key", len(data))
             return None
-        if letter.slot < 0:
-            return Delivered(letter, [])
-        place = (letter.sender, letter.life, letter.slot)
+        if header.slot < 0:
+            return Delivered(header, [])
+        place = (header.sender, header.incarnation, header.slot)
         if descriptors:
             require_sealed(descriptors[0])
             self._mapped[place] = _Memory(descriptors[0], os.fstat(descriptors[0]).st_size - PAGE)
         memory = self._mapped.get(place)
-        if memory is None or min(letter.sizes) < 0 or sum(map(aligned, letter.sizes)) > memory.nbytes:
-            raise PeerError(f"a letter of node {letter.sender} names {sum(letter.sizes)} bytes that are not there")
-        if int(memory.state) != letter.number:
+        if memory is None or min(header.sizes) < 0 or sum(map(aligned, header.sizes)) > memory.nbytes:
+            raise PeerError(f"a message of node {header.sender} names {sum(header.sizes)} bytes that are not there")
+        if int(memory.state) != header.number:
             return None  # its sender has taken it back
-        self._looked_at.append((memory, letter.number))
-        return Delivered(letter, memory.views(letter.sizes))
+        self._looked_at.append((memory, header.number))
+        return Delivered(header, memory.views(header.sizes))
 
     def release(self) -> None:
         for memory, number in self._looked_at:

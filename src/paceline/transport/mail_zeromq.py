@@ -1,6 +1,6 @@
-"""Letters over TCP: each node reads from a socket of its own and has one more for each peer that it writes to.
+"""Messages over TCP: each node reads from a socket of its own and has one more for each peer that it writes to.
 
-ZeroMQ's own thread sends, from a copy that was made when the letter was posted, so a letter is on its way until that
+ZeroMQ's own thread sends, from a copy that was made when the message was posted, so a message is on its way until that
 thread has handed its last byte to the kernel. Queues are short on both sides: a peer that does not read soon refuses.
 """
 
@@ -16,20 +16,20 @@ import msgspec
 import torch
 import zmq
 
-from paceline.transport.mail import UNREAD, Box, Delivered, Departed, Letter, as_bytes, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode
 from paceline.transport.zeromq import end_context
 
-LEAVING_MS = 5_000  # for letters that are still on their way
-STUCK_S = 2.0  # a letter that takes longer is its reader's affair: nobody waits for it
+LEAVING_MS = 5_000  # for messages that are still on their way
+STUCK_S = 2.0  # a message that takes longer is its reader's affair: nobody waits for it
 
 logger = logging.getLogger("paceline")
 
 
 class _Posted(msgspec.Struct):
-    """A letter that may not have left yet."""
+    """A message that may not have left yet."""
 
     peer: int
-    letter: Letter
+    header: PeerHeader
     values: list[torch.Tensor]
     tracker: Any
     at: float
@@ -54,49 +54,49 @@ class ZeromqMail:
     unread = 0  # nobody knows
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Nothing is kept for letters that are to come."""
+        """Nothing is kept for messages that are to come."""
 
-    def meet(self, peer: Box) -> None:
-        self.part(peer.node)
+    def add_peer(self, peer: Box) -> None:
+        self.remove_peer(peer.node)
         link = self._context.socket(zmq.PUSH)
         link.setsockopt(zmq.SNDHWM, UNREAD)
-        link.copy_threshold = 0  # a copied last frame would count as gone at once, and the letter with it
+        link.copy_threshold = 0  # a copied last frame would count as gone at once, and the message with it
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
 
-    def part(self, peer: int) -> list[Delivered]:
+    def remove_peer(self, peer: int) -> list[Delivered]:
         self._look()
         _, link = self._peers.pop(peer, (None, None))
         if link is not None:
             link.close(linger=0)
         back = [posted for posted in self._posted if posted.peer == peer]
         self._posted = [posted for posted in self._posted if posted.peer != peer]
-        return [Delivered(posted.letter, posted.values) for posted in back]
+        return [Delivered(posted.header, posted.values) for posted in back]
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def post(self, peer: int, letter: Letter, values: Sequence[torch.Tensor]) -> bool:
+    def post(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
         if peer not in self._peers:
             return False
         box, link = self._peers[peer]
         copies = [as_bytes(value).clone() for value in values]
-        letter = msgspec.structs.replace(letter, key=box.key, sizes=tuple(copy.nbytes for copy in copies))
-        frames: list[Any] = [encode(letter), *(copy.numpy() for copy in copies if copy.numel())]
+        header = msgspec.structs.replace(header, key=box.key, sizes=tuple(copy.nbytes for copy in copies))
+        frames: list[Any] = [encode(header), *(copy.numpy() for copy in copies if copy.numel())]
         try:
             tracker = link.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:  # it has not read those before this one
             return False
-        self._posted.append(_Posted(peer, letter, copies, tracker, time.perf_counter()))
+        self._posted.append(_Posted(peer, header, copies, tracker, time.perf_counter()))
         return True
 
     def _look(self) -> None:
-        """Note which letters have left."""
+        """Note which messages have left."""
         still, now = [], time.perf_counter()
         for posted in self._posted:
             if not posted.tracker.done:
                 still.append(posted)
-            elif posted.letter.kind == "model":
-                self._departed.append(Departed(posted.peer, sum(posted.letter.sizes), now - posted.at))
+            elif posted.header.kind == "model":
+                self._departed.append(Departed(posted.peer, sum(posted.header.sizes), now - posted.at))
         self._posted = still
 
     def departed(self) -> list[Departed]:
@@ -118,18 +118,18 @@ class ZeromqMail:
             return found
         while True:
             try:
-                header, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                first, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return found
-            letter = decode(header.buffer)
-            sizes = [] if letter is None else [size for size in letter.sizes if size]
-            if letter is None or not secrets.compare_digest(letter.key, self.key):
-                logger.warning("a letter of %d bytes was dropped: it does not have this node's key", len(header.buffer))
+            header = decode(first.buffer)
+            sizes = [] if header is None else [size for size in header.sizes if size]
+            if header is None or not secrets.compare_digest(header.key, self.key):
+                logger.warning("a message of %d bytes was dropped: it does not have this node's key", len(first.buffer))
             elif [len(frame.buffer) for frame in frames] != sizes:
-                logger.warning("a letter of node %d was dropped: it is not as long as it says", letter.sender)
+                logger.warning("a message of node %d was dropped: it is not as long as it says", header.sender)
             else:
                 waiting = iter(frames)
-                found.append(Delivered(letter, [_tensor(next(waiting)) if s else _NOTHING for s in letter.sizes]))
+                found.append(Delivered(header, [_tensor(next(waiting)) if s else _NOTHING for s in header.sizes]))
 
     def release(self) -> None:
         """What was collected lies in frames of its own."""

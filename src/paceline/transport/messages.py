@@ -203,7 +203,7 @@ class Work(ToWorker, frozen=True):
     ticket: int
     allotment: Allotment
     parameters: Parameters | None  # None: go on with what you have
-    position: float
+    rounds_done: float
     slot: int = 0  # where the push is to lie, of the worker's region
     delay_s: float = 0.0  # emulation: the model is there in so long; below zero, it has been there for so long
     compute_s: float | None = None  # emulation: the computation is to take so long; None: as long as it takes
@@ -226,7 +226,7 @@ class Over(ToWorker, frozen=True):
 
     phase: int
     parameters: Parameters | None
-    position: float
+    rounds_done: float
     run_over: bool = False
     save: int | None = None
 

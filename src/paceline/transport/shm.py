@@ -170,12 +170,12 @@ class ShmServerEnd:
         return None if frame is None else self._message(frame)
 
     def listen(self) -> None:
-        """Read once, for somebody who was told that there is something to be read; then ask `heard`."""
+        """Read once, for somebody who was told that there is something to be read; then ask `buffered`."""
         self._channel.listen()
 
-    def heard(self) -> ToServer | None:
+    def buffered(self) -> ToServer | None:
         """The next message of those that were read."""
-        frame = self._channel.heard()
+        frame = self._channel.buffered()
         return None if frame is None else self._message(frame)
 
     def _message(self, frame: Frame) -> ToServer:

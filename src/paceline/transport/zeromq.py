@@ -35,7 +35,7 @@ from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 
 CHUNK = 1 << 20  # bytes; larger ones overlap less, smaller ones cost more calls
 GATHERED = 1 << 14  # bytes; tensors below it share a chunk, which costs a copy but saves a message for each
-GREETING = b"\x00"  # of a worker, and the server's answer; no kind of message
+HANDSHAKE = b"\x00"  # of a worker, and the server's answer; no kind of message
 PARTING = b"\xff"
 TICK_S = 0.001  # the finest wait that ZeroMQ's poller knows
 TURN = 256  # messages per pump, so that one worker's push does not keep the server from everything else
@@ -103,7 +103,7 @@ class Intake:
             self._take_chunk(socket, flags)
         else:
             data = socket.recv(flags)
-            if data in (GREETING, PARTING):
+            if data in (HANDSHAKE, PARTING):
                 return data
             self._message, loose = self._decode(memoryview(data))
             for tensors in (loose, _mirrored(self._codec)):
@@ -175,7 +175,7 @@ class ZeromqEndpoint:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address)
-        self._socket.send(GREETING)
+        self._socket.send(HANDSHAKE)
 
     def send(self, message: ToServer) -> None:
         if self._closed:
@@ -326,7 +326,7 @@ class ZeromqServerEnd:
         """The worker is there: let it in and say what there is to say."""
         self.linked = True
         early, self._early = self._early, []
-        self._gone = not self._hub.post(self._address, None, GREETING)
+        self._gone = not self._hub.post(self._address, None, HANDSHAKE)
         for message in early:
             self.deliver(message)
 
@@ -334,7 +334,7 @@ class ZeromqServerEnd:
     def reachable(self) -> bool:
         """Whether something sent to the worker would set out."""
         if not self._gone:
-            self._gone = not self._hub.post(self._address, None, GREETING)
+            self._gone = not self._hub.post(self._address, None, HANDSHAKE)
         return not self._gone
 
     def take(self, socket: "zmq.Socket[bytes]") -> bool:
@@ -344,7 +344,7 @@ class ZeromqServerEnd:
         except PacelineError as error:
             self._fault = error
             return True
-        if word == GREETING:
+        if word == HANDSHAKE:
             self.greet()
         elif word == PARTING:
             self._gone = self.parted = True
@@ -489,7 +489,7 @@ class ZeromqHub:
     def _refuse(self, address: bytes) -> None:
         word = self._socket.recv()
         now = time.monotonic()
-        if word == GREETING:
+        if word == HANDSHAKE:
             self._strangers[address] = now
         elif address not in self._left:
             logger.warning("a message from %r was dropped: no worker has this token", address)

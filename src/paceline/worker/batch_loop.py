@@ -51,18 +51,18 @@ class BatchLoop:
     """The loop of one worker over one phase."""
 
     def __init__(
-        self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, greeting: Handshake,
+        self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, handshake: Handshake,
         state: WorkerState, on_work: Callable[[float], None] | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.over: m.Over | None = None
-        self.position = 0.0
+        self.rounds_done = 0.0
         self._endpoint = endpoint
         self._fetcher = fetcher
         self._ready = ready
-        self._greeting = greeting
+        self._handshake = handshake
         self._state = state
-        self._on_work = on_work  # told the position of every grant, which falls when a server goes back
+        self._on_work = on_work  # called with the rounds done at every grant, which fall when a server goes back
         self._grant = GrantPieces()
         self._steps = 0
         self._accumulates = False
@@ -185,12 +185,12 @@ class BatchLoop:
             if self._interrupted(end):
                 return
         compute_s = perf_counter() - self._began
-        self.replica.cross(compute_s, loss)
-        if self._was_told_meanwhile():
+        self.replica.on_computed(compute_s, loss)
+        if self._voided_in_exchange():
             return
         self._endpoint.send(m.Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
-        answer = self._hear()
+        answer = self._receive()
         # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
         if edited and isinstance(answer, m.Work):
             self._remark(
@@ -199,7 +199,7 @@ class BatchLoop:
             )
         self._await_work(answer)
 
-    def _was_told_meanwhile(self) -> bool:
+    def _voided_in_exchange(self) -> bool:
         """Whether the grant was voided in the middle of a node's exchange; if so, the next one is taken up."""
         message = self._interrupting()
         if message is None:
@@ -218,7 +218,7 @@ class BatchLoop:
 
     # -- grants ------------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> m.ToWorker:
+    def _receive(self) -> m.ToWorker:
         """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
         try:
             self.replica.idle()
@@ -227,7 +227,7 @@ class BatchLoop:
             return self._find_server()
 
     def _find_server(self) -> m.ToWorker:
-        self._greeting.again()
+        self._handshake.again()
         self._endpoint.send(self._ready)
         return m.Cancelled(self._grant.ticket)
 
@@ -236,8 +236,8 @@ class BatchLoop:
         while True:
             remaining = until - perf_counter() if until else 0.0
             if self._endpoint.poll(max(0.0, remaining)):
-                message = self._hear()
-                self.replica.hear(message)
+                message = self._receive()
+                self.replica.handle(message)
                 if isinstance(message, m.Work | m.Over) or message == m.Cancelled(self._grant.ticket):
                     return message
             elif remaining <= 0.0:
@@ -254,7 +254,7 @@ class BatchLoop:
     def _await_work(self, message: m.ToWorker | None = None) -> None:
         """Wait for a grant, and for its model to arrive; or for the end of the phase."""
         while self.over is None:
-            message = message or self._hear()
+            message = message or self._receive()
             if isinstance(message, m.Work) and message.phase is not None and message.phase < self._ready.phase:
                 message = None  # it crossed the word that this script had left that phase
                 continue
@@ -271,7 +271,7 @@ class BatchLoop:
                 # The end of an earlier phase may have crossed the word that this script had left it.
                 if message.run_over or message.phase >= self._ready.phase:
                     self._finish(message)
-            elif not (self.replica.hear(message) or isinstance(message, m.Cancelled | m.Extra)):
+            elif not (self.replica.handle(message) or isinstance(message, m.Cancelled | m.Extra)):
                 # Those may cross a push, or an end by Lost.
                 raise InternalError(f"a worker that waits for work was sent {message}")
             message = None
@@ -279,9 +279,9 @@ class BatchLoop:
     def _ask_for_more(self) -> None:
         self._accumulates = True
         self._endpoint.send(m.More(self._grant.ticket))
-        answer = self._hear()
-        while self.replica.hear(answer):
-            answer = self._hear()
+        answer = self._receive()
+        while self.replica.handle(answer):
+            answer = self._receive()
         if not isinstance(answer, m.Extra):  # the grant was voided meanwhile
             self._await_work(answer)
         elif answer.allotment is not None:
@@ -300,14 +300,14 @@ class BatchLoop:
         self._drop_grant()
         if self._state.pending is not None:
             self._state.reach(self._ready.phase, over=False)
-        waited = self.replica.meet(work)  # a newcomer among nodes takes its model here: its state is that
+        waited = self.replica.on_grant(work)  # a newcomer among nodes takes its model here: its state is that
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
             self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
         self._grant.ticket = work.ticket
-        self.position = work.position
+        self.rounds_done = work.rounds_done
         if self._on_work is not None:
-            self._on_work(work.position)
+            self._on_work(work.rounds_done)
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
@@ -328,7 +328,7 @@ class BatchLoop:
 
     def _finish(self, over: m.Over) -> None:
         self.over = over
-        self.position = over.position
+        self.rounds_done = over.rounds_done
         self._grant.queue.clear()
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)

@@ -45,7 +45,7 @@ class WorkerContext(msgspec.Struct, frozen=True):
     evaluator: bool = False  # this process trains nothing: it stops at prepare() and measures versions
     device: str | None = None  # where to compute; None: on the CUDA device of this worker's number, if there are any
     peer: Any = None  # the machine of this node, in a run without a server,
-    post: Any = None  # or, in a process of its own, what makes it, the node's life, and its mailbox
+    post: Any = None  # or, in a process of its own, what makes it, the node's incarnation, and its mailbox
     sessions: list[Any] = []  # the one session of this worker, once it was asked for
 
 

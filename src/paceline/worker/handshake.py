@@ -50,19 +50,19 @@ class Handshake:
         self._state.welcome(answer.state)
 
 
-def serve_versions(endpoint: Endpoint, greeting: Handshake, replica: Replica, evaluate: EvaluateFunction) -> NoReturn:
+def serve_versions(endpoint: Endpoint, handshake: Handshake, replica: Replica, evaluate: EvaluateFunction) -> NoReturn:
     """The evaluator's side: measure each version the server asks about, until the link closes.
 
     It runs the same script as the workers, up to `prepare`, in a process of its own; so the user's function has
     everything that exists before `prepare`, and measuring takes nothing from the workers.
     """
-    greeting.send()
+    handshake.send()
     while True:
         try:
             message = endpoint.receive()
         except Lost:
             endpoint.reconnect()
-            greeting.send()
+            handshake.send()
             continue
         if isinstance(message, Welcome):
             replica.load(message.parameters)

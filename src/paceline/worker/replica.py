@@ -1,8 +1,8 @@
 """A worker's copy of the model: it takes versions in and hands gradients out.
 
-`Replica` is for links that pass tensors by reference; where both sides share memory, `slots.SlotReplica` takes its
-place. What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push)
-and `take` (the push).
+`Replica` is for links that pass tensors by reference; where both sides share memory, `SlotReplica` takes its place.
+What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push) and
+`take` (the push).
 """
 
 import enum
@@ -151,22 +151,22 @@ class Replica:
     def introduce(self) -> None:
         """Say, once this worker has been welcomed, what a node of a run without a server has to say beside that."""
 
-    def hear(self, message: object) -> bool:  # noqa: ARG002 - nodes hear of each other
+    def handle(self, message: object) -> bool:  # noqa: ARG002 - only nodes know of each other
         """Whether a message was about other nodes, and is thereby dealt with."""
         return False
 
-    def meet(self, work: object) -> float:  # noqa: ARG002 - nodes are told what has happened around them
+    def on_grant(self, work: object) -> float:  # noqa: ARG002 - nodes are told what has happened around them
         """A grant is taken up; seconds that had to pass before its computing could begin."""
         return 0.0
 
-    def cross(self, compute_s: float, loss: float | None) -> None:
+    def on_computed(self, compute_s: float, loss: float | None) -> None:
         """The grant's computing is over: a node exchanges here."""
 
     def leave(self) -> None:
         """The script has left the loop before its end."""
 
     def idle(self) -> None:
-        """The coordinator is waited for: a node looks at its letters meanwhile."""
+        """The coordinator is waited for: a node looks at its messages meanwhile."""
 
     @property
     def reads(self) -> bool:

@@ -1,10 +1,10 @@
-"""A learning-rate scheduler that stands at the run's position instead of counting one worker's calls.
+"""A learning-rate scheduler that follows the run's rounds instead of counting one worker's calls.
 
 Its `step` is replaced by a subclass that the object changes over to, and not by an attribute: a scheduler takes all its
 attributes for its state, which is saved. Copies and pickles are of the class that it had.
 
-The run's position falls when a restarted server goes on from a checkpoint. Schedulers only know the way forward, so
-this one is put back to where it stood before its first step for the run, and makes the steps up to the position again.
+The rounds done fall when a restarted server goes on from a checkpoint. Schedulers only know the way forward, so
+this one is put back to where it stood before its first step for the run, and makes the steps up to there again.
 """
 
 import copy
@@ -31,10 +31,10 @@ class SchedulerStart(NamedTuple):
 class RunScheduler:
     """Takes the place of a scheduler's `step`: zero or more real steps, until it stands where the run does."""
 
-    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, position: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, rounds_done: Callable[[], float]) -> None:
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise OptionError(
-                "ReduceLROnPlateau decides by a metric, not by the run's position; choose a scheduler that counts "
+                "ReduceLROnPlateau decides by a metric, not by the run's rounds; choose a scheduler that counts "
                 "steps, or call it without handing it to prepare()"
             )
         if not callable(getattr(scheduler, "step", None)):
@@ -44,7 +44,7 @@ class RunScheduler:
         self._advance = scheduler.step
         self._load = getattr(scheduler, "load_state_dict", None)
         self._made = max(0, getattr(scheduler, "last_epoch", 0))
-        self._position = position
+        self._rounds_done = rounds_done
         self._start: SchedulerStart | None = None  # known from the first step on
         self._changed: set[str] = set()  # options that steps were seen to change
         self._granted = False
@@ -52,7 +52,7 @@ class RunScheduler:
 
     def step(self) -> None:
         """Catch up with the run."""
-        self.move_to(self._position())
+        self.move_to(self._rounds_done())
 
     def load(self, state: Any) -> None:
         """The script puts it somewhere else: that is where the run finds it."""
@@ -60,16 +60,16 @@ class RunScheduler:
             self._load(state)
         self._start = None
 
-    def on_work(self, position: float) -> None:
+    def on_work(self, rounds_done: float) -> None:
         """Newcomers and resumed workers make even their first push with the run's learning rate; so do those whose
         server went back to a checkpoint."""
-        if not self._granted or _whole(position) < self._made:
+        if not self._granted or _whole(rounds_done) < self._made:
             self._granted = True
-            self.move_to(position)
+            self.move_to(rounds_done)
 
-    def move_to(self, position: float) -> None:
-        """Stand at this position."""
-        target = _whole(position)
+    def move_to(self, rounds_done: float) -> None:
+        """Stand where so many rounds put it."""
+        target = _whole(rounds_done)
         if target < self._made:
             self._go_back()
         while self._made < target:
@@ -125,8 +125,8 @@ def _put_in_place(follower: RunScheduler, scheduler: Any) -> None:
     scheduler.step = lambda *_, **__: follower.step()
 
 
-def _whole(position: float) -> int:
-    return math.floor(position + 1e-9)
+def _whole(rounds_done: float) -> int:
+    return math.floor(rounds_done + 1e-9)
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Options:

@@ -35,7 +35,7 @@ HALVES = (torch.bfloat16, torch.float16)
 class Stage:
     """Where the tensors that a worker computes with lie: in the region itself.
 
-    A device with memory of its own is a subclass (`device_slots`): `parameters`, `flat` and `gradients` are tensors of
+    A device with memory of its own is a subclass (`DeviceStage`): `parameters`, `flat` and `gradients` are tensors of
     the device, `fetch` brings the region's version there and `deliver` the gradient into the region's slot.
     """
 

@@ -75,10 +75,10 @@ class ScenarioEvent(msgspec.Struct, frozen=True):
 
 def read_events(top: Fields, workers: int, speeds: Mapping[str, float]) -> tuple[ScenarioEvent, ...]:
     """The `[[events]]` of a file in order of time; `speeds` are those that stand in recorded tables."""
-    told = [_read_event(top, number, entry, speeds) for number, entry in enumerate(top.tables("events"), 1)]
+    found = [_read_event(top, number, entry, speeds) for number, entry in enumerate(top.tables("events"), 1)]
     story = _Story(workers)
     # Events of the same second happen in the order of the file.
-    return tuple(story.tell(event, fields) for event, fields in sorted(told, key=lambda pair: pair[0].at))
+    return tuple(story.check(event, fields) for event, fields in sorted(found, key=lambda pair: pair[0].at))
 
 
 def read_speed(fields: Fields, speeds: Mapping[str, float]) -> float:
@@ -145,7 +145,7 @@ class _Story:
         self.known = workers
         self.gone: dict[int, tuple[str, float]] = {}  # how and when
 
-    def tell(self, event: ScenarioEvent, fields: Fields) -> ScenarioEvent:
+    def check(self, event: ScenarioEvent, fields: Fields) -> ScenarioEvent:
         """Check an event against all that came before it; newcomers get their ids."""
         if event.kind == "join":
             if self.known + event.count > MAX_WORKERS:

@@ -29,7 +29,7 @@ FORMS = {
 MAX_SIGMA = 10.0  # a factor of e^80 in one draw of 10^15: anything beyond is a slip of the pen
 
 # What a draw is for, so that a worker's compute time says nothing about its latency.
-COMPUTE, UP, DOWN, MISHAP = 0, 1, 2, 3
+COMPUTE, UP, DOWN, MESSAGE_FAULT = 0, 1, 2, 3
 _STREAMS = 4
 
 _MASK = (1 << 64) - 1

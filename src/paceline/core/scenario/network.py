@@ -6,7 +6,7 @@ import msgspec
 
 from paceline.core.scenario.costs import Times
 from paceline.core.scenario.file import Scenario
-from paceline.core.scenario.jitter import MISHAP, uniform, worker_key
+from paceline.core.scenario.jitter import MESSAGE_FAULT, uniform, worker_key
 
 
 class MessageFaults:
@@ -24,7 +24,7 @@ class MessageFaults:
         moments = [arrives_at]
         for number, event in enumerate(self._events):
             struck = event.at <= sent_at < event.until and (not event.workers or worker in event.workers)
-            chance = uniform(key, MISHAP, attempt * len(self._events) + number)
+            chance = uniform(key, MESSAGE_FAULT, attempt * len(self._events) + number)
             if not struck or chance >= (event.share or 0.0):
                 continue
             # Twice the time of its transfer lets pushes that set out later overtake it.

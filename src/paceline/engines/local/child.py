@@ -176,8 +176,8 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
 
 
 def _blame(role: Role, given: WorkerContext, error: BaseException) -> Failure:
-    told = _told(role, given, error)
-    return Failure(told.blame, _sendable(told.text), _sendable(told.traceback))
+    failure = _failure_of(role, given, error)
+    return Failure(failure.blame, _sendable(failure.text), _sendable(failure.traceback))
 
 
 def _sendable(text: str) -> str:
@@ -185,7 +185,7 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _told(role: Role, given: WorkerContext, error: BaseException) -> Failure:
+def _failure_of(role: Role, given: WorkerContext, error: BaseException) -> Failure:
     if isinstance(error, UserError):
         return Failure("user", str(error), script_traceback(error))
     if isinstance(error, ScriptError):
@@ -299,11 +299,11 @@ class WorkerLinks:
     def _watch(self) -> None:
         try:
             while (frame := self._control.receive()) is not None:
-                self._hear(frame)
+                self._handle(frame)
         finally:
             end_own_group()  # whoever cannot hear the launcher must not go on without it
 
-    def _hear(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         match for_child(frame.data):
             case Relinked(address):
                 self._fresh.put((address, frame.descriptors))

@@ -1,4 +1,4 @@
-"""The workers and the evaluator of a run as processes: born with a role and a link, linked again, buried.
+"""The workers and the evaluator of a run as processes: born with a role and a link, linked again, reaped.
 
 Which of them are to exist is the server's decision and when all of them end the launcher's; this is how.
 """
@@ -19,7 +19,7 @@ from paceline.engines.local.workload import Workload
 from paceline.server.plan import Plan
 from paceline.strategies import is_peer
 
-Tell = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
+Send = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
 
 
 class ProcessPlace(msgspec.Struct, frozen=True):
@@ -38,12 +38,12 @@ class Children:
     """All processes that run the script."""
 
     def __init__(
-        self, plan: Plan, workload: Workload, stage: Console, tell: Tell, nursery: Nursery | None = None
+        self, plan: Plan, workload: Workload, stage: Console, send_to_server: Send, nursery: Nursery | None = None
     ) -> None:
         self._plan = plan
         self._workload = workload
         self._stage = stage
-        self._tell = tell
+        self._send_to_server = send_to_server
         self.nursery = nursery  # where processes start, unless they are fresh interpreters
         self._shares_memory = plan.config.transport == "shm"
         self._address: str | None = None  # of a server that listens
@@ -60,7 +60,7 @@ class Children:
         if self._shares_memory:
             self._link(place, self._role(place))
             return process
-        self._tell(self._linked(place), ())
+        self._send_to_server(self._linked(place), ())
         if self._address is None:
             self._roleless.add(place)
         else:
@@ -81,18 +81,18 @@ class Children:
             if self._shares_memory:
                 self._link(place, Relinked(""))
             else:
-                self._tell(self._linked(place), ())
+                self._send_to_server(self._linked(place), ())
         # The last of each: they stand in the order of their ends. A worker that joins may have the evaluator's number.
         latest = {(place.worker, place.evaluator): place for place in self._codes}
         for key in sorted(latest.keys() - {(place.worker, place.evaluator) for place in self.alive}):
-            self._tell(self._exited(latest[key]), ())
+            self._send_to_server(self._exited(latest[key]), ())
 
-    def bury(self, place: ProcessPlace) -> int:
+    def reap(self, place: ProcessPlace) -> int:
         """The process has ended, or does so here: nothing is left of it, and the server is told."""
         process = self.alive.pop(place)
         self._roleless.discard(place)
-        code = self._codes[place] = process.bury()
-        self._tell(self._exited(place), ())
+        code = self._codes[place] = process.reap()
+        self._send_to_server(self._exited(place), ())
         return code
 
     def unlink(self) -> None:
@@ -104,7 +104,7 @@ class Children:
         """One end for the process, one for the server; neither outlives its owner."""
         theirs, servers = socket.socketpair()
         with theirs, servers:
-            self._tell(self._linked(place), (servers.fileno(),))
+            self._send_to_server(self._linked(place), (servers.fileno(),))
             self.alive[place].send(encode(message), (theirs.fileno(),))
 
     def _linked(self, place: ProcessPlace) -> Linked:

@@ -54,7 +54,7 @@ class Launcher:
         self._began: float | None = None  # when the run's clock stood at zero
         self._loop = Loop()
         self._stage = Console()
-        self._children = Children(plan, workload, self._stage, self._tell_server)
+        self._children = Children(plan, workload, self._stage, self._send_to_server)
         self._server: Process | None = None
         self._finished: control.Finished | None = None
         self._failure: control.Failure | None = None  # that the server did not tell of
@@ -74,7 +74,7 @@ class Launcher:
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
                 if self._interrupts:  # before there was a server to tell
-                    self._tell_server(control.Interrupt())
+                    self._send_to_server(control.Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
@@ -109,7 +109,7 @@ class Launcher:
             restore=None if restore is None else os.fspath(restore),
             append=append,
         )
-        self._tell_server(setup)
+        self._send_to_server(setup)
 
     def _start_children(self) -> None:
         for worker in range(self._plan.workers):
@@ -123,7 +123,7 @@ class Launcher:
 
     # -- words -------------------------------------------------------------------------------------------------------
 
-    def _tell_server(self, message: control.ToServer, descriptors: tuple[int, ...] = ()) -> None:
+    def _send_to_server(self, message: control.ToServer, descriptors: tuple[int, ...] = ()) -> None:
         if self._server is not None and self._server.alive:
             self._server.send(control.encode(message), descriptors)
 
@@ -177,14 +177,14 @@ class Launcher:
         if self._finished is not None:
             self._end_all()
         else:
-            self._tell_server(control.Interrupt())
+            self._send_to_server(control.Interrupt())
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     @property
     def _outcome_is_good(self) -> bool:
-        told = self._finished
-        broken = told is not None and (told.error is not None or told.cause in ("error", "interrupted"))
+        finished = self._finished
+        broken = finished is not None and (finished.error is not None or finished.cause in ("error", "interrupted"))
         return self._failure is None and not broken
 
     def _on_finished(self, message: control.Finished, descriptors: list[int]) -> None:
@@ -202,7 +202,7 @@ class Launcher:
                 self._ask_to_end(process)
 
     def _on_server_exit(self, server: Process) -> None:
-        code = server.bury()
+        code = server.reap()
         self._kill_at.pop(server, None)
         self._server = None
         if self._finished is None and self._failure is None and not self._restart(code):
@@ -236,7 +236,7 @@ class Launcher:
     def _on_exit(self, place: ProcessPlace) -> None:
         process = self._children.alive[place]
         asked = self._kill_at.pop(process, None) is not None
-        code = self._children.bury(place)
+        code = self._children.reap(place)
         if self._finished is not None and self._outcome_is_good and code < 0 and not asked:
             logger.warning("%s %s after the run was over", place.name, how_it_ended(code))
 
@@ -270,11 +270,11 @@ class Launcher:
 
     def _why(self) -> control.Failure | None:
         """What went wrong. A script's own words say more than its exit code, if that is all that the server saw."""
-        told = self._finished.error if self._finished is not None else None
+        reported = self._finished.error if self._finished is not None else None
         own = self._script_failure
-        if told is not None and told.blame == "script" and not told.traceback and own is not None:
-            told = own if own.blame != "peer" else told
-        return self._failure or told
+        if reported is not None and reported.blame == "script" and not reported.traceback and own is not None:
+            reported = own if own.blame != "peer" else reported
+        return self._failure or reported
 
     def _outcome(self) -> Outcome:
         finished, failure = self._finished, self._why()
@@ -294,7 +294,7 @@ class Launcher:
             if self._children.nursery is not None:
                 last_steps.callback(nurseries.give_back, self._children.nursery)
             for process in self._processes():
-                last_steps.callback(process.bury)
+                last_steps.callback(process.reap)
 
 
 _CHECKPOINT_HINT = "--checkpoint-every 100v would make some (in the run's folder, see --runs-dir)"

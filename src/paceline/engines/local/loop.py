@@ -25,25 +25,25 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._ends: dict[Process, Callable[[], None]] = {}
-        self._ears: dict[Process, Callable[[], None]] = {}
+        self._readers: dict[Process, Callable[[], None]] = {}
 
     def watch(self, process: Process, on_frame: Callable[[Frame], None], on_exit: Callable[[], None]) -> None:
-        """Hear of everything that this process says, and of its end after that."""
+        """Call back with every frame of this process, and at its end after that."""
 
         def end() -> None:
-            self._hear(process, on_frame)
+            self._read(process, on_frame)
             self._forget(process)
             on_exit()
 
-        def hear() -> None:
-            if not self._hear(process, on_frame):
-                self._deafen(process)
+        def read() -> None:
+            if not self._read(process, on_frame):
+                self._stop_reading(process)
 
         for voice in process.voices:
             self._selector.register(voice.descriptor, _READ, _listener(self._selector, voice))
         self._ends[process] = end
-        self._ears[process] = hear
-        self._selector.register(process.channel, _READ, hear)
+        self._readers[process] = read
+        self._selector.register(process.channel, _READ, read)
         if process.handle is not None:
             self._selector.register(process.handle, _READ, end)
 
@@ -53,8 +53,8 @@ class Loop:
 
     def turn(self, seconds: float | None) -> None:
         """Wait, at most so long, and deal with what happened."""
-        for process, hear in self._ears.items():
-            self._selector.modify(process.channel, _BOTH if process.channel.wants_write else _READ, hear)
+        for process, read in self._readers.items():
+            self._selector.modify(process.channel, _BOTH if process.channel.wants_write else _READ, read)
         blind = [process for process in self._ends if process.handle is None]
         if blind:
             seconds = LOOK_S if seconds is None else min(seconds, LOOK_S)
@@ -69,7 +69,7 @@ class Loop:
     def close(self) -> None:
         self._selector.close()
 
-    def _hear(self, process: Process, on_frame: Callable[[Frame], None]) -> bool:
+    def _read(self, process: Process, on_frame: Callable[[Frame], None]) -> bool:
         """False once it will say no more."""
         with contextlib.suppress(Lost):
             process.channel.flush()
@@ -80,12 +80,12 @@ class Loop:
             return False
         return True
 
-    def _deafen(self, process: Process) -> None:
-        if self._ears.pop(process, None) is not None:
+    def _stop_reading(self, process: Process) -> None:
+        if self._readers.pop(process, None) is not None:
             self._selector.unregister(process.channel)
 
     def _forget(self, process: Process) -> None:
-        self._deafen(process)
+        self._stop_reading(process)
         del self._ends[process]
         for descriptor in (*(voice.descriptor for voice in process.voices), process.handle):
             if descriptor is not None:

@@ -172,10 +172,10 @@ class Nursery:
                     return None
             ours.settimeout(START_S)
             with contextlib.suppress(OSError):
-                told = ours.recv(_PID.size, socket.MSG_WAITALL)
-                if len(told) == _PID.size:
+                data = ours.recv(_PID.size, socket.MSG_WAITALL)
+                if len(data) == _PID.size:
                     ours_too.pop_all()
-                    return Born(_PID.unpack(told)[0], ours)
+                    return Born(_PID.unpack(data)[0], ours)
             self._home.setblocking(False)
             self.listen()  # it may have said why
             return None
@@ -316,7 +316,12 @@ def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
 
 def prepare() -> None:
     """Inside `kept`: let a nursery start in the shadow of what comes before the run."""
-    give_back(take())
+    made = take()
+    with _keep.lock:
+        outdated, _keep.nursery = _keep.nursery, None  # one that serves would have been taken
+    if outdated is not None:
+        outdated.end()
+    give_back(made)
 
 
 def take() -> Nursery:

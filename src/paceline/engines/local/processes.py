@@ -60,7 +60,7 @@ class Process:
 
     @property
     def exited(self) -> bool:
-        """Whether there is an exit to be dealt with; it stays a zombie until `bury`, so its number is its own."""
+        """Whether there is an exit to be dealt with; it stays a zombie until `reap`, so its number is its own."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self.alive and os.waitid(os.P_PID, self.pid, flags) is not None
 
@@ -75,7 +75,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS has the latter for zombies
                 os.killpg(self.pid, number)
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Its exit was noticed, or it is to end here and now: nothing of it, or of what it started, is left.
 
         That holds even if its last words cannot be shown: standard output may be a pipe that nobody reads any more.

@@ -18,7 +18,7 @@ import torch
 
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
-from paceline.engines.local import control as told
+from paceline.engines.local import control as m
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.result_handover import as_failure, behind_descriptor, save_nodes, save_result, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
@@ -52,15 +52,15 @@ SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIG
 def main(channel: Channel) -> None:
     """Serve one run; returns when all is told."""
     frame = channel.receive()
-    setup = told.for_server(frame.data) if frame is not None else None
-    if not isinstance(setup, told.Setup):
+    setup = m.for_server(frame.data) if frame is not None else None
+    if not isinstance(setup, m.Setup):
         raise InternalError(f"the first message of a server must be its setup, not {setup!r}")
     torch.set_num_threads(setup.plan.config.threads or 1)
     torch.set_grad_enabled(False)  # once, and not for every step
     try:
         server = Server(channel, setup)
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
-        channel.send(told.encode(told.Finished("error", b"", as_failure(error))))
+        channel.send(m.encode(m.Finished("error", b"", as_failure(error))))
         channel.finish(LAST_WORDS_S)
         return
     gc.collect()
@@ -75,7 +75,7 @@ class LocalEngine:
     capabilities = engines.capabilities(name)
     run: ServerRun
 
-    def __init__(self, channel: Channel, setup: told.Setup, on_idle: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup, on_idle: Callable[[], None]) -> None:
         self._channel = channel
         self._setup = setup
         self._on_idle = on_idle
@@ -102,7 +102,7 @@ class LocalEngine:
             self._clock.start(at)
         self._effort.begin()
         if self._clock.zero is not None:
-            self.tell_launcher(told.Began(self._clock.zero))
+            self.send_to_launcher(m.Began(self._clock.zero))
 
     def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
         self._alarms.at(at, call, argument, moves=keeps_alive)
@@ -113,7 +113,7 @@ class LocalEngine:
     def drive(self, run: ServerRun) -> None:
         """Until the run is finished."""
         if self._setup.plan.config.transport == "zeromq":
-            self.tell_launcher(told.Listening(self._links.listen()))
+            self.send_to_launcher(m.Listening(self._links.listen()))
         self._on_control()  # what came together with the setup was read together with it
         while not run.finished:
             self._wait()
@@ -137,7 +137,7 @@ class LocalEngine:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def start(self, worker: int, incarnation: int) -> None:
-        self.tell_launcher(told.StartWorker(worker, incarnation))
+        self.send_to_launcher(m.StartWorker(worker, incarnation))
 
     def control(self, worker: int, what: Control) -> None:
         member = self._members.get(worker)
@@ -146,7 +146,7 @@ class LocalEngine:
         if what == "hang_up":
             self._links.hang_up(member)
         elif worker != EVALUATOR:
-            self.tell_launcher(told.Signal(worker, SIGNALS[what]))
+            self.send_to_launcher(m.Signal(worker, SIGNALS[what]))
 
     def crash_server(self) -> None:
         self.run.checkpoints.flush()
@@ -155,25 +155,25 @@ class LocalEngine:
     def _on_control(self) -> None:
         try:
             while (frame := self._channel.collect()) is not None:
-                self._on_launcher_message(told.for_server(frame.data), frame.descriptors)
+                self._on_launcher_message(m.for_server(frame.data), frame.descriptors)
         except Lost:
             self._links.orphaned()
 
-    def _on_launcher_message(self, message: told.ToServer, descriptors: list[int]) -> None:
+    def _on_launcher_message(self, message: m.ToServer, descriptors: list[int]) -> None:
         match message:
-            case told.Linked():
+            case m.Linked():
                 self._on_linked(message, descriptors)
-            case told.Exited():
+            case m.Exited():
                 worker = EVALUATOR if message.evaluator else message.worker
                 known = self._links.unlink(message) is not None
                 ended = self.run.on_exit if known else self.run.on_unknown_exit
                 ended(worker, message.incarnation, message.code, self.now())
-            case told.Interrupt():
+            case m.Interrupt():
                 self.run.interrupt(self.now())
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
 
-    def _on_linked(self, message: told.Linked, descriptors: list[int]) -> None:
+    def _on_linked(self, message: m.Linked, descriptors: list[int]) -> None:
         worker = EVALUATOR if message.evaluator else message.worker
         before = self._members.get(worker)
         if before is not None and not before.hung_up:  # a process may be announced before its predecessor's end is
@@ -182,10 +182,10 @@ class LocalEngine:
         if not message.evaluator:
             self.run.on_start(worker, message.incarnation)
 
-    def tell_launcher(self, message: told.ToLauncher, descriptors: tuple[int, ...] = ()) -> None:
+    def send_to_launcher(self, message: m.ToLauncher, descriptors: tuple[int, ...] = ()) -> None:
         """Send it a message, with descriptors."""
         try:
-            self._channel.send(told.encode(message), descriptors)
+            self._channel.send(m.encode(message), descriptors)
         except Lost:
             self._links.orphaned()
 
@@ -255,7 +255,7 @@ class LocalEngine:
 class Server:
     """One run's server: its journal, its engine, its run, and what it leaves."""
 
-    def __init__(self, channel: Channel, setup: told.Setup) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup) -> None:
         self._channel = channel
         self._setup = setup
         plan, config = setup.plan, setup.plan.config
@@ -274,7 +274,7 @@ class Server:
         # A run that went over to bsp goes on under that.
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
         self._engine = LocalEngine(channel, setup, self._flush_relay)
-        self._relay = Relay(self._engine.tell_launcher, everything=setup.relay)
+        self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
         relay = self._relay
         sink = Tee(self._writer, self._metrics, relay if setup.relay else None, observations=relay)
         exchanges = [PeerExchange if peer else GradientExchange, TableExchange]
@@ -286,7 +286,7 @@ class Server:
 
     def serve(self) -> None:
         """From the first process to the last word."""
-        failure: told.Failure | None = None
+        failure: m.Failure | None = None
         try:
             try:
                 self._begin()
@@ -314,7 +314,7 @@ class Server:
         if setup.append:
             run.words.checked = True  # living workers do not ask again for what they were told
 
-    def _hand_over(self, failure: told.Failure | None) -> None:
+    def _hand_over(self, failure: m.Failure | None) -> None:
         """Save what the run leaves, and give the launcher its report and its model."""
         run, plan = self._run, self._setup.plan
         left = run.result()
@@ -325,7 +325,7 @@ class Server:
                 name = "model" if left.tables is None else "tables"
                 complaint = save_result(data, plan.folder, name) or save_nodes(left.nodes, plan.folder)
                 if complaint is not None:
-                    self._tell_of(complaint)
+                    self._warn(complaint)
             if self._writer is not None:
                 self._writer.close()
         except PacelineError as error:  # a full disk costs neither the report nor the model
@@ -333,12 +333,12 @@ class Server:
         self._relay.flush()
         report = to_json(self._metrics.report(None if plan.journal is None else os.fspath(plan.journal))).encode()
         cause = "error" if failure is not None else run.cause or "done"
-        finished = told.Finished(cause, report, failure, list(state or ()), left.tables is not None)
+        finished = m.Finished(cause, report, failure, list(state or ()), left.tables is not None)
         with behind_descriptor(data) as descriptors:
-            self._engine.tell_launcher(finished, descriptors)
+            self._engine.send_to_launcher(finished, descriptors)
             self._channel.finish(LAST_WORDS_S)
 
-    def _tell_of(self, complaint: str) -> None:
+    def _warn(self, complaint: str) -> None:
         """In the report and the log; the journal has had its last line."""
         Tee(self._metrics, self._relay).write(Observation(self._run.moment(), "warning", {"text": complaint}))
 
@@ -350,4 +350,4 @@ class Server:
             self._writer.flush()
 
     def _show(self, progress: Progress) -> None:
-        self._engine.tell_launcher(told.Progressed(progress))
+        self._engine.send_to_launcher(m.Progressed(progress))

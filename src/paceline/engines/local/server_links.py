@@ -167,7 +167,7 @@ class ServerLinks:
         """Hear what a wait has announced; if more has come meanwhile, the next wait tells."""
         try:
             link.listen()
-            while not member.hung_up and (message := link.heard()) is not None:
+            while not member.hung_up and (message := link.buffered()) is not None:
                 self._take(member, message)
         except Lost:
             self._unregister(member)

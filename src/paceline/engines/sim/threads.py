@@ -71,7 +71,7 @@ class ScriptThread:
         self.link = MemoryLink(on_wait=self._engines_turn.release)
         self.error: BaseException | None = None
         self.ended = False
-        self._running_away = False
+        self.interrupted = False  # it was computing when somebody asked a second time
         self._thread: threading.Thread | None = None
 
     def start(self, given: WorkerContext) -> None:
@@ -91,18 +91,18 @@ class ScriptThread:
 
     def abandon(self) -> None:
         """End the script where it waits."""
-        if self._running_away:
+        if self.interrupted:
             self.link.close()
         elif not self.ended and self._thread is not None:
             self._with_baton(self.link.close)
 
     def _with_baton(self, hand_over: Callable[[], None]) -> None:
         self._turns.take(self._streams)
-        hand_over()
         try:
+            hand_over()
             self._engines_turn.acquire()
         except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for the script
-            self._running_away = True
+            self.interrupted = True
             raise
 
     def _run(self, given: WorkerContext) -> None:

@@ -167,7 +167,9 @@ class SimEngine(TensorsByReference):
         self._dispatched.pop(worker, None)
         thread.abandon()
         if not thread.ended:
-            text = f"the script of worker {worker} swallows its own end (a bare `except:`?): its thread was left behind"
+            ends = "swallows its own end (a bare `except:`?)"
+            why = "was computing at the second interrupt" if thread.interrupted else ends
+            text = f"the script of worker {worker} {why}: its thread was left behind"
             self.run.coordinator.observe(self.run.moment(), "warning", {"text": text})
 
     # -- messages ----------------------------------------------------------------------------------------------------

@@ -135,12 +135,6 @@ class Checkpointer:
             shutil.rmtree(self._place, ignore_errors=True)
         self.number, self.waiting, self._files = None, set(), {}
 
-    def roll_back(self, version: int) -> None:
-        """The run goes on from this version: later checkpoints are of a time that is void."""
-        for path in _all_in(self.folder):
-            if _order(path)[0] > version:
-                self._remove(path)
-
     def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         with (self._place / name).open("wb") as file:
             checksum = tensor_files.write(file, tensors)

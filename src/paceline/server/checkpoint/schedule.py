@@ -87,7 +87,7 @@ class Checkpoints:
         inside = workers.in_phase if phases.running else workers.records.keys()
         present = [worker for worker in inside if not workers.records[worker].script.gone]
         engine = {
-            "phase": phases.number, "running": phases.running, "conduct": run.snapshot(),
+            "phase": phases.number, "running": phases.running, "run_state": run.snapshot(),
             "attempts": run.emulation.attempts if run.emulation is not None else {},
             "seed": config.seed, "workers": run.plan.header.workers,
             "sampling": phases.current.sampling if phases.current is not None else None,
@@ -175,7 +175,7 @@ class Resumption:
         except CheckpointError as error:
             raise CheckpointError(f"{self.found.path}: {error}") from error
         restore(run.coordinator, taken, at)
-        run.restore(engine["conduct"])
+        run.restore(engine["run_state"] if "run_state" in engine else engine["conduct"])  # the older name
         running = bool(engine["running"])
         run.phases.number = int(engine["phase"]) - (1 if running else 0)
         if running:

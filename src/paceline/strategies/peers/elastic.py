@@ -97,4 +97,4 @@ class Elastic(Peer):
         tensors = periods.due(step, sizes, self.state.periods) if sizes else () if step % period else None
         if tensors == () or not alpha:
             return []
-        return [Exchange(alpha, tensors, f"{periods.told(step, period, tensors, sizes)}, alpha {alpha:.4g}")]
+        return [Exchange(alpha, tensors, f"{periods.reason(step, period, tensors, sizes)}, alpha {alpha:.4g}")]

@@ -129,7 +129,7 @@ class Gossip(Peer):
         tensors = periods.due(step, sizes, self.state.periods) if sizes else () if step % period else None
         if tensors == () or not self._can_exchange:
             return []
-        return [self._exchange(tensors, periods.told(step, period, tensors, sizes))]
+        return [self._exchange(tensors, periods.reason(step, period, tensors, sizes))]
 
     @property
     def _can_exchange(self) -> bool:

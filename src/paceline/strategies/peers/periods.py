@@ -68,7 +68,7 @@ def due(step: int, sizes: Sequence[int], periods: Sequence[float]) -> tuple[int,
     return None if chosen and len(chosen) == len(nonempty) else tuple(chosen)
 
 
-def told(step: int, period: int, chosen: tuple[int, ...] | None, sizes: Sequence[int]) -> str:
+def reason(step: int, period: int, chosen: tuple[int, ...] | None, sizes: Sequence[int]) -> str:
     """The reason for an exchange of these tensors; without `sizes` the model has one period."""
     if not sizes:
         return f"step {step}, every {period}"

@@ -98,8 +98,8 @@ class Trigger(msgspec.Struct):
         total = sum(sizes)
         parts = list(sizes) if options.scope == "tensor" else [total]
         limits = [(size / total) ** options.share_power if size else 0.0 for size in parts]
-        told = options.threshold
-        return Trigger(told, sizes=parts, limits=limits, total=total, last=[0] * len(parts), tracked=told)
+        threshold = options.threshold
+        return Trigger(threshold, sizes=parts, limits=limits, total=total, last=[0] * len(parts), tracked=threshold)
 
     def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
         """Count the step; what is due after it. Parts without a byte never are."""
