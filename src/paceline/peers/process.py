@@ -102,18 +102,7 @@ class ProcessReplica(PeerMailbox):
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
-    # -- what the machine wants --------------------------------------------------------------------------------------
-
-    def _carry(self, message: object) -> None:
-        match message:
-            case m.Decided():
-                self._decided.append(message)
-            case m.Outgoing():
-                letter = self._letter("model", message.weight, message.tensors)
-                if not self._departures.send(message.peer, letter, message.values):
-                    self._comes_back(letter, [as_bytes(value).clone() for value in message.values])
-            case m.Wanted():
-                self._departures.send(message.peer, self._letter("asked"), [])
+    # -- what the machine asks for -----------------------------------------------------------------------------------
 
     def _ask(self, message: object) -> object:
         match message:
