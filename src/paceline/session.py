@@ -23,7 +23,7 @@ from paceline.peers.process import ProcessReplica
 from paceline.tables.client import Client, serve_evaluations
 from paceline.tables.client import Evaluate as EvaluateTables
 from paceline.tables.messages import Measures
-from paceline.tables.table import Table
+from paceline.tables.table import Table, initial_values
 from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed
 from paceline.transport.messages import Note, OptionAsked, Over, Ready, Remark, Stop
@@ -74,6 +74,7 @@ class Session:
         self._handshake: Handshake | None = None
         self._loop: BatchLoop | None = None
         self._tables: Client | None = None
+        self._handles: dict[str, Table] = {}  # of open tables: one each
         self._follower: RunScheduler | None = None
         self._asked: set[str] = set()
         self._phase = 0
@@ -244,7 +245,8 @@ class Session:
         if self._tables is None:
             ready = None if self._context.evaluator else Ready(self._phase, CLOCKS, 1, 1, "clocks", 1)
             self._tables = Client(self._endpoint, self._context.worker, ready, self._state)
-        return self._tables.open(spec, init, cache_rows)
+        opened = self._tables.open(spec, initial_values(spec, init), cache_rows)
+        return self._handles.setdefault(spec.name, Table(self._tables, opened))
 
     def clock(self, work: int = 1) -> bool:
         """This worker has completed an iteration on its tables: ship what it wrote. False once the run is over.

@@ -10,7 +10,7 @@ from table_jobs import Counters
 import paceline
 from paceline.core.errors import InternalError, ScriptError
 from paceline.tables import host
-from paceline.tables.table import Table
+from paceline.tables.worker_table import WorkerTable
 
 STRATEGIES = ("bsp", "asp", "ssp:staleness=3", "dssp:lower=1,upper=4", "adaptive_sync")
 
@@ -86,8 +86,8 @@ class TestPlantedFaults:
         monkeypatch.setattr(host, "may_read", lambda slowest, clock, staleness: slowest >= clock - staleness - 1)
 
     def plant_at_worker(self, monkeypatch):
-        right = Table._reuse.fget
-        monkeypatch.setattr(Table, "_reuse", property(lambda table: right(table) + 1))
+        right = WorkerTable.enter
+        monkeypatch.setattr(WorkerTable, "enter", lambda table, free, most: right(table, free + 1, most))
 
     def test_the_check_of_every_read_catches_it_at_the_server(self, monkeypatch):
         self.plant_at_server(monkeypatch)
@@ -96,7 +96,7 @@ class TestPlantedFaults:
 
     def test_the_counters_catch_it_at_the_server(self, monkeypatch):
         self.plant_at_server(monkeypatch)
-        monkeypatch.setattr(Table, "_record", lambda *_: None)
+        monkeypatch.setattr(WorkerTable, "_record", lambda *_: None)
         with pytest.raises(ScriptError, match="AssertionError"):
             self.run()
 
@@ -107,6 +107,6 @@ class TestPlantedFaults:
 
     def test_the_counters_catch_it_in_the_cache(self, monkeypatch):
         self.plant_at_worker(monkeypatch)
-        monkeypatch.setattr(Table, "_record", lambda *_: None)
+        monkeypatch.setattr(WorkerTable, "_record", lambda *_: None)
         with pytest.raises(ScriptError, match="AssertionError"):
             self.run(None)

@@ -52,6 +52,13 @@ class TestReadsAndWrites:
 
         assert alone(train).tables["t"].tolist() == [[1], [1]]
 
+    def test_a_table_that_is_opened_again_is_the_same_object(self):
+        def train():
+            session = paceline.init()
+            assert session.table("t", 2) is session.table("t", 2)
+
+        alone(train)
+
     @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
     def test_every_dtype_adds_up(self, dtype):
         def train():

@@ -349,7 +349,7 @@ def test_the_first_message_about_tables_changes_the_exchange():
     hand.says(0, t.OpenTable(COUNTS))
     assert isinstance(hand.run.exchange, TableExchange)
     assert hand.run.exchange is not before
-    assert hand.run.coordinator.updates is hand.run.exchange.host
+    assert hand.run.coordinator.updates is hand.run.exchange.store
 
 
 def test_a_run_on_tables_from_its_first_message_to_its_last_line():

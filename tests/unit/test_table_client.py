@@ -8,6 +8,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.tables import messages as t
 from paceline.tables.client import MOST_AHEAD, Client
+from paceline.tables.table import Table, initial_values
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Over, Ready, SavedState
@@ -15,6 +16,7 @@ from paceline.worker.state import WorkerState
 
 ROWS = 6
 SPEC = TableSpec("x", ROWS, 2, "float32", None, "add", eager=False)
+ZEROS = initial_values(SPEC, None)
 READY = Ready(0, 0, 1, 1.0, "epoch", 1)
 LOST = object()
 
@@ -66,7 +68,7 @@ def rows(clock, value, included=0, slowest=None, named=None):
 def opened(server, worker=0):
     client = Client(server, worker, READY, WorkerState())
     server.says.extendleft([t.Opened(0, wanted=False)])
-    return client, client.open(SPEC, None, None)
+    return client, Table(client, client.open(SPEC, ZEROS, None))
 
 
 class TestALostServer:
@@ -81,7 +83,7 @@ class TestALostServer:
     def test_one_lost_while_a_table_is_opened_is_asked_again(self):
         server = Server(LOST, t.Opened(4, wanted=False), t.Opened(4, wanted=False), entered())
         client = Client(server, 0, READY, WorkerState())
-        table = client.open(SPEC, None, None)
+        table = client.open(SPEC, ZEROS, None)
         assert table.number == 4
         assert sum(isinstance(message, t.OpenTable) for message in server.heard) >= 2
 

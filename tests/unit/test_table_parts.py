@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import OptionError
-from paceline.tables import server_table as shelves
+from paceline.tables import table_store as shelves
 from paceline.tables.row_cache import Cache
-from paceline.tables.rowwise import RowDedup, add_rows, put_rows
-from paceline.tables.server_table import ServerTable
-from paceline.tables.table import OpLog
-from paceline.tables.table_spec import make_spec, parse_rule
+from paceline.tables.rowwise import RowDedup, add_rows, parse_rule, put_rows
+from paceline.tables.table_spec import make_spec
+from paceline.tables.table_store import ServerTable
+from paceline.tables.worker_table import OpLog
 
 
 def spec_of(rows=10, width=2, dtype="float64", **options):

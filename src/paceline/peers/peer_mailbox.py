@@ -12,11 +12,11 @@ import torch
 from paceline.core.peer_events import Asked, PeerJoined, PeerLeft, Received
 from paceline.model.spec import ModelSpec
 from paceline.peers.group_average import GroupAverage
-from paceline.peers.messages import Arrived, Decided, Peering
+from paceline.peers.messages import Arrived, Decided, Outgoing, Peering, Wanted
 from paceline.peers.node import Node
 from paceline.peers.node_replica import NodeReplica
 from paceline.strategies.peers.base import Peer
-from paceline.transport.mail import Delivered, Departed, Kind, Mail, PeerHeader, from_bytes
+from paceline.transport.mail import Delivered, Departed, Kind, Mail, PeerHeader, as_bytes, from_bytes
 
 logger = logging.getLogger("paceline")
 
@@ -126,7 +126,15 @@ class PeerMailbox(NodeReplica):
 
     def _carry(self, message: object) -> None:
         """What the machine wants to be sent or written down."""
-        raise NotImplementedError
+        match message:
+            case Decided():
+                self._decided.append(message)
+            case Outgoing():
+                header = self._make_header("model", message.weight, message.tensors)
+                if not self._outbox.send(message.peer, header, message.values):
+                    self._comes_back(header, [as_bytes(value).clone() for value in message.values])
+            case Wanted():
+                self._outbox.send(message.peer, self._make_header("asked"), [])
 
     def _on_peering(self, peering: Peering) -> None:
         if peering.fresh:

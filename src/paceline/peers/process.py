@@ -102,18 +102,7 @@ class ProcessReplica(PeerMailbox):
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
-    # -- what the machine wants --------------------------------------------------------------------------------------
-
-    def _carry(self, message: object) -> None:
-        match message:
-            case m.Decided():
-                self._decided.append(message)
-            case m.Outgoing():
-                header = self._make_header("model", message.weight, message.tensors)
-                if not self._outbox.send(message.peer, header, message.values):
-                    self._comes_back(header, [as_bytes(value).clone() for value in message.values])
-            case m.Wanted():
-                self._outbox.send(message.peer, self._make_header("asked"), [])
+    # -- what the machine asks for -----------------------------------------------------------------------------------
 
     def _ask(self, message: object) -> object:
         match message:

@@ -12,8 +12,9 @@ import numpy as np
 
 from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.tables import messages as t
-from paceline.tables.table import Table
-from paceline.tables.table_spec import Rows, TableSpec
+from paceline.tables.rowwise import Array, Rows
+from paceline.tables.table_spec import TableSpec
+from paceline.tables.worker_table import WorkerTable
 from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.transport.messages import Evaluated, Over, Ready, SavedState
 from paceline.worker.state import WorkerState
@@ -59,8 +60,8 @@ class Client:
         self._takes_part = False
         self._included = 0  # own clocks that the server has taken in, as far as it has said so
         self._era = 0  # barriers passed
-        self._tables: dict[str, Table] = {}
-        self._by_number: dict[int, Table] = {}
+        self._tables: dict[str, WorkerTable] = {}
+        self._by_number: dict[int, WorkerTable] = {}
         self.clock = 0  # clocks completed
         self._entered: t.Entered | None = None
         self._rosters: list[t.ClockRoster] = []
@@ -68,12 +69,12 @@ class Client:
         self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of fetches under way, by table and clock
         self._barriers = 0
         self._passed = 0
-        self._loss: list[tuple[float, int]] = []
+        self._losses: list[float] = []  # of this clock
         self._watch = Stopwatch()
 
     # -- what the session calls --------------------------------------------------------------------------------------
 
-    def open(self, spec: TableSpec, init: Any, cache_rows: int | None) -> Table:
+    def open(self, spec: TableSpec, first_values: Callable[[], Array], cache_rows: int | None) -> WorkerTable:
         """The table of that spec, as everybody has it."""
         known = self._tables.get(spec.name)
         if known is not None:
@@ -85,16 +86,15 @@ class Client:
                 "tables before that"
             )
         if self._ready is None:
-            return Table(self, spec, len(self._tables), 1, dict)
-        values = Table.initial_values(spec, init)
+            return WorkerTable(spec, len(self._tables), 1, first_values)
         number = None
         while number is None:
-            number = self._number_of(spec, values, self._wait)
-        table = self._tables[spec.name] = Table(self, spec, number, cache_rows, values)
+            number = self._number_of(spec, first_values, self._wait)
+        table = self._tables[spec.name] = WorkerTable(spec, number, cache_rows, first_values)
         self._by_number[number] = table
         return table
 
-    def _number_of(self, spec: TableSpec, values: Callable[[], Any], wait: Callable[..., None]) -> int | None:
+    def _number_of(self, spec: TableSpec, values: Callable[[], Array], wait: Callable[..., None]) -> int | None:
         """Of a table that is opened hereby, once everybody has done so; None if the server was lost meanwhile."""
         server, self._answers.opened = self._losses_of_server, None
         self._endpoint.send(t.OpenTable(spec))
@@ -124,7 +124,8 @@ class Client:
             answers, server = self._answers, self._losses_of_server
             answers.clocked = None
             self._wait(lambda: bool(answers.clocked or answers.over) or self._losses_of_server != server)
-            self._sleep_until_its_end()
+            if answers.clocked is not None and answers.clocked.seconds > 0:
+                sleep(answers.clocked.seconds)  # a clock takes as long as the scenario that is emulated says
         while self._answers.over is None and self._endpoint.poll():
             self._wait_once()
         # Whoever only writes must not run away from a server that takes it in slowly.
@@ -164,7 +165,7 @@ class Client:
 
     def report_loss(self, loss: float) -> None:
         """The objective on this clock's data, as far as this worker knows it."""
-        self._loss.append((loss, 1))
+        self._losses.append(loss)
 
     def require_going(self, what: str) -> None:
         """Nothing can be done with tables once the run is over; before that, take part."""
@@ -184,34 +185,18 @@ class Client:
 
     # -- what tables call --------------------------------------------------------------------------------------------
 
-    @property
-    def free_lead(self) -> float:
-        return 0.0 if self._entered is None else self._entered.free_lead
-
-    @property
-    def max_lead(self) -> float:
-        return 0.0 if self._entered is None else self._entered.max_lead
-
-    def fetch(self, table: Table, rows: Rows | None, clock: int) -> None:
+    def fetch(self, table: WorkerTable, rows: Rows, clock: int) -> None:
         """Ask for rows as they may be read at that clock."""
-        self._awaited.setdefault((table.number, clock), []).append(rows)
-        self._endpoint.send(t.Fetch(table.number, clock, rows))
+        named = None if len(rows) == table.spec.rows else rows
+        self._awaited.setdefault((table.number, clock), []).append(named)
+        self._endpoint.send(t.Fetch(table.number, clock, named))
 
-    def await_rows(self, table: Table) -> bool:
+    def await_rows(self, table: WorkerTable) -> bool:
         """Wait until all that was asked for of this table for this clock is here; False: nothing had been."""
         if (table.number, self.clock) not in self._awaited:
             return False
         self._wait(lambda: (table.number, self.clock) not in self._awaited)
         return True
-
-    def forget(self, table: Table, rows: Rows) -> None:
-        """Rows of an eager table were pushed out of the cache. Those on their way here again are to be kept sent."""
-        for (number, _), fetches in self._awaited.items():
-            for wanted in fetches:
-                if number == table.number:
-                    rows = rows[:0] if wanted is None else rows[~np.isin(rows, wanted)]
-        if len(rows):
-            self._endpoint.send(t.Forget(table.number, rows))
 
     # -- what the server says ----------------------------------------------------------------------------------------
 
@@ -249,6 +234,8 @@ class Client:
             case t.Entered():
                 self._entered, self.clock, self._included, self._era = message, message.clock, message.clock, 0
                 self._rosters = message.rosters + self._rosters
+                for table in self._tables.values():
+                    table.enter(message.free_lead, message.max_lead)
                 self._state.welcome(message.state)
                 self._state.reach(self._phase, over=False)
             case t.Save():
@@ -298,31 +285,32 @@ class Client:
     def _on_rows(self, message: t.Rows) -> None:
         self._are_included(message.included)
         table = self._by_number[message.table]
-        if message.clock is not None:
-            self._has_come((message.table, message.clock))
+        if message.clock is not None:  # fetches of one table for one clock are answered in their order
+            fetch = (message.table, message.clock)
+            fetches = self._awaited.get(fetch, [])
+            del fetches[:1]
+            if not fetches:
+                self._awaited.pop(fetch, None)
         later = [log for tick in self._shipped for log in tick.logs if log.table == message.table]
-        table.take_in(message, later)
+        for rows in table.take_in(message, later, self.clock):
+            self._forget(table.number, rows)
 
-    def _has_come(self, fetch: tuple[int, int]) -> None:
-        """Fetches of one table for one clock are answered in their order."""
-        fetches = self._awaited.get(fetch)
-        if fetches:
-            fetches.pop(0)
-        if not fetches:
-            self._awaited.pop(fetch, None)
+    def _forget(self, table: int, rows: Rows) -> None:
+        """Rows of an eager table were pushed out of the cache. Those on their way here again are to be kept sent."""
+        for (number, _), fetches in self._awaited.items():
+            for wanted in fetches:
+                if number == table:
+                    rows = rows[:0] if wanted is None else rows[~np.isin(rows, wanted)]
+        if len(rows):
+            self._endpoint.send(t.Forget(table, rows))
 
     def _are_included(self, clocks: int) -> None:
         self._included = clocks
         self._shipped = [tick for tick in self._shipped if tick.through > clocks]
 
-    def _sleep_until_its_end(self) -> None:
-        """Where a scenario is emulated, a clock takes as long as its scenario says."""
-        if self._answers.clocked is not None and self._answers.clocked.seconds > 0:
-            sleep(self._answers.clocked.seconds)
-
     def _mean_loss(self) -> float | None:
-        losses, self._loss = self._loss, []
-        return sum(loss for loss, _ in losses) / len(losses) if losses else None
+        losses, self._losses = self._losses, []
+        return sum(losses) / len(losses) if losses else None
 
 
 def serve_evaluations(endpoint: Endpoint, evaluate: Evaluate) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The tables of a run at the server: who may read what when, and whose increments are in them.
+"""The server's end of the conversation about tables: who may read what when.
 
 Engine-neutral, as the coordinator is: messages come in through its methods, answers leave through `deliver`, and no
 clock is read here. A completed clock is a push to the strategy; its increments are applied when the strategy says
@@ -8,47 +8,35 @@ a table with a staleness of its own, until the slowest worker has come far enoug
 `settle` is to be called after whatever may have let somebody go: it sends the answers that are due.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
-import msgspec
 import numpy as np
-import torch
 
 from paceline.core.errors import InternalError
-from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
+from paceline.core.updates import PushRef
 from paceline.server.coordinator import Coordinator
-from paceline.server.workers import GrantOrder
-from paceline.strategies.clocks import Clocks, may_read, park, released
+from paceline.strategies.clocks import may_read, park, released
 from paceline.tables import messages as t
-from paceline.tables.reader import OpLogs, Reader
-from paceline.tables.server_table import LazyRows, ServerTable
-from paceline.tables.table_spec import Array, TableSpec
+from paceline.tables.table_store import UNTOLD, LazyRows, Reader, TableStore
 
-TABLES = "tables.safetensors"  # a checkpoint's file
-UNTOLD = 16  # own clocks applied before a worker that reads nothing is told so
+Deliver = Callable[[int, t.TableToWorker], None]  # something is said to that worker
 
 
 class Host:
-    """Tables, readers and what they wait for."""
+    """What workers want of their tables, and wait for."""
 
-    def __init__(
-        self, coordinator: Coordinator, deliver: Callable[[int, t.TableToWorker], None], *, paced: bool
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, store: TableStore, deliver: Deliver, *, paced: bool) -> None:
         self._coordinator = coordinator
+        self._store = store
+        self._tables, self._clocks, self._readers = store.tables, store.clocks, store.readers
+        self._due = store.due
         self._deliver = deliver
         self._paced = paced
-        self.tables: list[ServerTable] = []
-        self.clocks = Clocks()  # of whoever takes part, by what was applied
-        self.readers: dict[int, Reader] = {}
-        self._pushes: dict[int, OpLogs] = {}  # what delivered clocks bring, by ticket
-        self._numbers: dict[str, int] = {}
         self._openers: dict[int, set[int]] = {}  # who waits for a table that has no values yet
         self._asked: dict[int, int] = {}  # who was asked for them
         self._waiting: dict[int, set[int]] = {}  # readers by the clock of the slowest that lets them go
         self._slowest = 0  # when it was looked at last
-        self._due: set[int] = set()  # readers to be looked at
         self._rosters: list[t.ClockRoster] = []
         self.states: dict[int, bytes] = {}  # of workers whose run goes on from a checkpoint
 
@@ -56,17 +44,13 @@ class Host:
 
     def open(self, worker: int, message: t.OpenTable, alive: set[int], ready: set[int]) -> None:
         """A script opens a table: it can be used once everybody who is to come has opened it."""
-        spec = message.spec
-        number = self._numbers.get(spec.name)
-        if number is None:
-            number = self._numbers[spec.name] = len(self.tables)
-            self.tables.append(ServerTable(spec))
-            self._openers[number] = set()
-        self.tables[number].spec.require_same(spec, f"worker {worker}")
-        if number not in self._openers:
+        number = self._store.number_of(message.spec)
+        table = self._tables[number]
+        table.spec.require_same(message.spec, f"worker {worker}")
+        if table.filled:
             self._deliver(worker, t.Opened(number, wanted=False))
             return
-        self._openers[number].add(worker)
+        self._openers.setdefault(number, set()).add(worker)
         self.look_at_openers(alive, ready)
 
     def look_at_openers(self, alive: set[int], ready: set[int]) -> None:
@@ -74,7 +58,7 @@ class Host:
 
         Those who wait for another table, or for the work to begin (`ready`), do not come: whoever is here is asked.
         """
-        waiting = set(self.readers).union(ready, *self._openers.values())
+        waiting = set(self._readers).union(ready, *self._openers.values())
         for number, openers in self._openers.items():
             openers &= alive
             if openers and (alive <= openers or alive <= waiting) and self._asked.get(number) not in openers:
@@ -85,86 +69,30 @@ class Host:
         """The values that a table starts with."""
         if self._asked.get(message.table) != worker or message.table not in self._openers:
             raise InternalError(f"worker {worker} sent values of table {message.table}, and was not asked for them")
-        self.tables[message.table].fill(message.values)
+        self._tables[message.table].fill(message.values)
         for opener in sorted(self._openers.pop(message.table)):
             self._deliver(opener, t.Opened(message.table, wanted=False))
 
-    @property
-    def specs(self) -> list[TableSpec]:
-        """Of the tables that have values."""
-        return [table.spec for number, table in enumerate(self.tables) if number not in self._openers]
-
-    def contents(self) -> Contents:
-        """Every table's values and what its rule remembers, as they lie."""
-        shards = {
-            f"{spec.name}.{number}": torch.from_numpy(shard)
-            for spec in self.specs
-            for number, shard in enumerate(self.tables[self._numbers[spec.name]].shards)
-        }
-        return Contents({TABLES: shards}, {"tables": msgspec.to_builtins(self.specs)})
-
-    def restore(self, contents: Contents) -> None:
-        """Go on with these tables; they are opened again under the same names."""
-        for spec in msgspec.convert(contents.head["tables"], list[TableSpec], strict=False):
-            self._numbers[spec.name] = len(self.tables)
-            table = ServerTable(spec)
-            for number, home in enumerate(table.shards):
-                home[:] = contents.files[TABLES][f"{spec.name}.{number}"].numpy()
-            self.tables.append(table)
-
-    def snapshot(self) -> dict[str, Array]:
-        """Every table as it is, for whoever measures them."""
-        return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self.tables}
-
-    def measured(self, evaluate: Callable[[dict[str, Any]], Mapping[str, float]]) -> dict[str, float]:
-        """What a script's own function says of the tables."""
-        return {name: float(value) for name, value in evaluate(self.snapshot()).items()}
-
     # -- clocks ------------------------------------------------------------------------------------------------------
-
-    def order(self, order: GrantOrder) -> None:
-        """The strategy lets a worker go through its next clock."""
-        worker, through = order.worker, self._coordinator.records[order.worker].through
-        reader = self.readers.get(worker)
-        if reader is None or reader.incarnation != order.incarnation:
-            reader = self.readers[worker] = Reader(order.incarnation)
-        if worker not in self.clocks.of:  # it joins, or comes back from a barrier
-            self.clocks.join(worker)
-            # Workers that stepped aside are ahead of what the strategy counts, and nobody's clock goes back.
-            start = max(self.clocks.min, through - 1)
-            reader.first, reader.offset = start + 1, start - (through - 1)
-            reader.received = reader.applied = reader.told = start
-            self.clocks.advance(worker, start)
-        elif reader.returns:
-            reader.offset, reader.returns = reader.received - (through - 1), False
-        reader.order, reader.granted = order, through + reader.offset
-        self._due.add(worker)
 
     def tick(self, worker: int, message: t.Tick, arrival: PushRef, at: float) -> None:
         """A clock is completed; `arrival` lacks what the grant and the message say."""
-        reader = self.readers.get(worker)
+        reader = self._readers.get(worker)
         known = reader is not None and reader.incarnation == arrival.incarnation and reader.era == message.era
         if reader is None or not known or message.through <= reader.received:
-            self._refuse(worker, message, reader, at)
+            why = "it takes no part" if reader is None else f"{reader.received} are known"
+            reason = f"clock {message.through} of worker {worker} is not expected ({why})"
+            self._coordinator.observe(at, "refused", {"reason": reason, "samples": 0, "push": None}, worker)
             return
         reader.overtaking.setdefault(message.through, (message, arrival))
         while (following := reader.overtaking.pop(reader.received + 1, None)) is not None:
             reader.received += 1
             for table, first, ages in following[0].reads:
-                data = {
-                    "table": self.tables[table].spec.name,
-                    "clock": reader.received - 1,
-                    "first": first,
-                    "ages": ages,
-                }
+                name = self._tables[table].spec.name
+                data = {"table": name, "clock": reader.received - 1, "first": first, "ages": ages}
                 self._coordinator.observe(at, "reads", data, worker)
             reader.early.append(following)
             self._due.add(worker)
-
-    def _refuse(self, worker: int, message: t.Tick, reader: Reader | None, at: float) -> None:
-        known = "it takes no part" if reader is None else f"{reader.received} are known"
-        reason = f"clock {message.through} of worker {worker} is not expected ({known})"
-        self._coordinator.observe(at, "refused", {"reason": reason, "samples": 0, "push": None}, worker)
 
     def _pass_on(self, worker: int, reader: Reader, at: float) -> None:
         """Hand a completed clock to the strategy, as soon as it has granted it."""
@@ -174,7 +102,7 @@ class Host:
         message, arrival = reader.early.popleft()
         reader.order = None
         arrival.ticket, arrival.samples = order.ticket, message.work
-        self._pushes[order.ticket] = OpLogs(worker, reader.incarnation, message.through, message.logs)
+        self._store.ticks[order.ticket] = message
         arrival.norm, arrival.loss = 0.0, message.loss  # increments were found finite when they were made
         record = self._coordinator.records[worker]
         if record.work != message.work and message.through == reader.first:
@@ -185,46 +113,19 @@ class Host:
         arrival.transfer_s = present - arrival.compute_s
         self._coordinator.arrive(at, arrival)
 
-    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
-        """The strategy's Apply: these clocks' increments are in the tables from here on, as the script wrote them."""
-        del weights, stock  # of gradients
-        for push in pushes:
-            pushed = self._pushes.pop(push.ticket)
-            self._write(pushed.logs)
-            reader = self.readers.get(pushed.worker)
-            if reader is not None and reader.incarnation == pushed.incarnation:
-                reader.applied = pushed.through
-                if reader.applied - reader.told >= UNTOLD:
-                    self._due.add(pushed.worker)
-                if pushed.worker in self.clocks.of:  # not resting at a barrier
-                    self.clocks.advance(pushed.worker, pushed.through)
-        return UNMEASURED
-
-    def extend(self, held: PushRef, piece: PushRef) -> PushRef:
-        """A clock comes whole."""
-        raise InternalError(f"clock {held} of a table was extended by {piece}")
-
-    def discard(self, push: PushRef) -> None:
-        """Forget a clock's increments."""
-        self._pushes.pop(push.ticket, None)
-
-    def _write(self, logs: Sequence[t.TableLog]) -> None:
-        for log in logs:
-            self.tables[log.table].apply(log.rows, log.sums)
-
     def has_taken(self, worker: int) -> bool:
         """Whether the strategy has been told of every clock that the worker delivered."""
-        reader = self.readers.get(worker)
+        reader = self._readers.get(worker)
         return reader is None or not (reader.early or reader.overtaking)
 
     def left(self, worker: int, at: float) -> None:
         """The worker takes no more part: nobody waits for its clock. What it had delivered stays."""
-        reader = self.readers.pop(worker, None)
-        if reader is not None and worker in self.clocks.of:
-            self.clocks.leave(worker)
+        reader = self._readers.pop(worker, None)
+        if reader is not None and worker in self._clocks.of:
+            self._clocks.leave(worker)
         if reader is not None and reader.early:
             for message, _ in reader.early:  # delivered clocks stay, although the strategy had not yet let them count
-                self._write(message.logs)
+                self._store.write(message.logs)
             self._coordinator.observe(at, "kept", {"clocks": len(reader.early)}, worker)
         record = self._coordinator.records.get(worker)
         if reader is not None and record is not None:
@@ -236,20 +137,20 @@ class Host:
 
     def fetch(self, worker: int, message: t.Fetch) -> None:
         """Somebody wants rows."""
-        reader = self.readers.get(worker)
+        reader = self._readers.get(worker)
         if reader is not None:  # else it has left meanwhile
             reader.parked.append(message)
             self._due.add(worker)
 
     def forget(self, worker: int, message: t.Forget) -> None:
         """Somebody no longer keeps rows of an eager table."""
-        reader = self.readers.get(worker)
+        reader = self._readers.get(worker)
         if reader is not None and message.table in reader.kept:
             reader.kept[message.table][0][message.rows] = False
 
     def barrier(self, worker: int, message: t.AtBarrier) -> None:
         """Somebody waits for all."""
-        reader = self.readers.get(worker)
+        reader = self._readers.get(worker)
         if reader is not None:
             reader.barrier = message
             self._due.add(worker)
@@ -257,15 +158,16 @@ class Host:
     def settle(self, at: float) -> None:
         """Send every answer that is due."""
         while True:
-            self._due.update(released(self._waiting, self._slowest, self.clocks.min))
-            moved, self._slowest = self.clocks.min > self._slowest, self.clocks.min
+            self._due.update(released(self._waiting, self._slowest, self._clocks.min))
+            moved, self._slowest = self._clocks.min > self._slowest, self._clocks.min
             if moved:
                 self._send_eagerly()
             if not self._due and not self._let_rest(at) and not self._open_barrier(at):
                 break
-            due, self._due = sorted(self._due), set()
+            due = sorted(self._due)
+            self._due.clear()
             for worker in due:
-                reader = self.readers.get(worker)
+                reader = self._readers.get(worker)
                 if reader is not None:
                     self._enter(worker, reader)
                     self._answer(worker, reader, at)
@@ -280,10 +182,10 @@ class Host:
         remaining = []
         for read in reader.parked:
             granted = reader.granted > read.clock
-            own, free = self.tables[read.table].spec.staleness, self._coordinator.strategy.free_lead
+            own, free = self._tables[read.table].spec.staleness, self._coordinator.strategy.free_lead
             # Within the free lead nobody is made to wait: the grant is certain, although it may not be made yet.
             bound = min(inf if own is None else own, inf if granted else free)
-            if may_read(self.clocks.min, read.clock, bound):
+            if may_read(self._clocks.min, read.clock, bound):
                 self._send(worker, reader, read)
                 continue
             remaining.append(read)
@@ -309,8 +211,8 @@ class Host:
         for read in reader.parked:
             if not reader.waits_for(read):
                 continue
-            staleness = self.tables[read.table].spec.staleness
-            if staleness is not None and not may_read(self.clocks.min, read.clock, staleness):
+            staleness = self._tables[read.table].spec.staleness
+            if staleness is not None and not may_read(self._clocks.min, read.clock, staleness):
                 park(self._waiting, worker, read.clock - staleness)
                 return False
         reader.aside, reader.returns = False, True
@@ -318,17 +220,17 @@ class Host:
         return True
 
     def _send(self, worker: int, reader: Reader, read: t.Fetch) -> None:
-        shelf = self.tables[read.table]
-        if shelf.changed is not None:
+        table = self._tables[read.table]
+        if table.changed is not None:
             kept = reader.kept.get(read.table)
-            mask = np.zeros(shelf.spec.rows, dtype=np.bool_) if kept is None else kept[0]
+            mask = np.zeros(table.spec.rows, dtype=np.bool_) if kept is None else kept[0]
             mask[slice(None) if read.rows is None else read.rows] = True
             # What was sent before and has changed since is still to be sent: the older mark stands.
-            reader.kept[read.table] = (mask, shelf.changes if kept is None else kept[1])
+            reader.kept[read.table] = (mask, table.changes if kept is None else kept[1])
         reader.told = reader.applied
         self._deliver(
             worker,
-            t.Rows(read.table, read.rows, LazyRows(shelf, read.rows), self.clocks.min, reader.applied, read.clock),
+            t.Rows(read.table, read.rows, LazyRows(table, read.rows), self._clocks.min, reader.applied, read.clock),
         )
 
     def _tell_what_is_in(self, worker: int, reader: Reader) -> None:
@@ -339,15 +241,16 @@ class Host:
 
     def _send_eagerly(self) -> None:
         """The slowest worker moved on: whoever keeps rows of an eager table gets what has changed in them."""
-        for worker, reader in sorted(self.readers.items()):
-            for table, (mask, since) in reader.kept.items():
-                shelf = self.tables[table]
-                if shelf.changed is None:
+        for worker, reader in sorted(self._readers.items()):
+            for number, (mask, since) in reader.kept.items():
+                table = self._tables[number]
+                if table.changed is None:
                     continue
-                rows = np.flatnonzero(mask & (shelf.changed > since))
-                reader.kept[table] = (mask, shelf.changes)
+                rows = np.flatnonzero(mask & (table.changed > since))
+                reader.kept[number] = (mask, table.changes)
                 reader.told = reader.applied
-                self._deliver(worker, t.Rows(table, rows, LazyRows(shelf, rows), self.clocks.min, reader.applied, None))
+                values = LazyRows(table, rows)
+                self._deliver(worker, t.Rows(number, rows, values, self._clocks.min, reader.applied, None))
 
     # -- everybody together ------------------------------------------------------------------------------------------
 
@@ -370,18 +273,16 @@ class Host:
     def _deal_anew(self) -> None:
         """Whoever takes part shares the work, from the first clock on that nobody can have begun: who leads by one more
         than is allowed may have asked for its share already."""
-        present = sorted(self.readers)
+        present = sorted(self._readers)
         if self._rosters and self._rosters[-1].workers == present:
             return
         lead = self._coordinator.strategy.max_lead
-        ahead = max(
-            (reader.received for reader in self.readers.values()), default=0
-        )  # who only writes is not held back
-        if lead != inf:
-            ahead = max(ahead - 1, self.clocks.min + int(lead))
+        ahead = max((reader.received for reader in self._readers.values()), default=0)
+        if lead != inf:  # who only writes is not held back, and may be ahead of that
+            ahead = max(ahead - 1, self._clocks.min + int(lead))
         roster = t.ClockRoster(0 if not self._rosters else ahead + 2, present)
         self._rosters = [*[r for r in self._rosters if r.from_clock < roster.from_clock][-8:], roster]
-        for worker, reader in self.readers.items():
+        for worker, reader in self._readers.items():
             if reader.entered:
                 self._deliver(worker, roster)
 
@@ -389,20 +290,20 @@ class Host:
         """Whoever has come to the barrier with all its clocks delivered holds nobody up; whether anybody has."""
         arrived = [
             (worker, reader)
-            for worker, reader in sorted(self.readers.items())
-            if reader.barrier is not None and worker in self.clocks.of
+            for worker, reader in sorted(self._readers.items())
+            if reader.barrier is not None and worker in self._clocks.of
             if reader.received == reader.barrier.clock and not reader.early
         ]
         for worker, reader in arrived:
-            self.clocks.leave(worker)
+            self._clocks.leave(worker)
             reader.order, reader.rests_since = None, at
             self._coordinator.leave(worker, "done", at)
         return bool(arrived)
 
     def _open_barrier(self, at: float) -> bool:
         """Once all are there everybody goes on, from the same clock; whether that is so."""
-        resting = [(worker, reader) for worker, reader in sorted(self.readers.items()) if reader.barrier is not None]
-        if not resting or len(resting) < len(self.readers) or self.clocks.of:
+        resting = [(worker, reader) for worker, reader in sorted(self._readers.items()) if reader.barrier is not None]
+        if not resting or len(resting) < len(self._readers) or self._clocks.of:
             return False
         if any(reader.applied < reader.received for _, reader in resting):
             return False

@@ -71,10 +71,6 @@ class Tick(ToServer, frozen=True):
     reads: list[tuple[int, int, list[int]]] = []  # by table: an age in clocks, and how many rows were so old, or older
     era: int = 0  # barriers that the worker has passed
 
-    @property
-    def nbytes(self) -> int:
-        return sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in self.logs)
-
 
 @registered(20)
 class AtBarrier(ToServer, frozen=True):

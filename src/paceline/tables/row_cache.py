@@ -8,8 +8,8 @@ that may not hold the whole table forgets the rows used longest ago.
 import numpy as np
 
 from paceline.core.errors import OptionError
-from paceline.tables.rowwise import RowDedup, put_rows
-from paceline.tables.table_spec import Array, Rows, TableSpec
+from paceline.tables.rowwise import Array, RowDedup, Rows, put_rows
+from paceline.tables.table_spec import TableSpec
 
 NEVER = -(1 << 30)
 
@@ -24,7 +24,7 @@ class Cache:
         places = spec.rows if self.limit is None else self.limit
         self._name = spec.name
         self._width = spec.width
-        self._values = np.zeros((places, spec.columns), dtype=spec.dtype)
+        self.values = np.zeros((places, spec.columns), dtype=spec.dtype)  # and what the rule remembers, by place
         self._clock = np.full(places, NEVER, dtype=np.int32)  # of the slowest worker, when the row was fetched
         self._fetched = np.full(places, NEVER, dtype=np.int32)  # the own clock, then
         self._newest = self._last = NEVER  # the highest of each
@@ -55,7 +55,7 @@ class Cache:
     def read(self, rows: Rows) -> tuple[Array, Array]:
         """Values of rows that are here, and the slowest worker's clock when each was fetched."""
         places = rows if self._place is None else self._place[rows]
-        values = self._values.take(places, axis=0)
+        values = self.values.take(places, axis=0)
         if values.shape[1] != self._width:
             values = np.ascontiguousarray(values[:, : self._width])
         return values, self._clock[places]
@@ -63,7 +63,7 @@ class Cache:
     def install(self, rows: Rows, values: Array, slowest: int, clock: int | None) -> None:
         """Rows as they came from the server; distinct. `clock` is the one they were asked for in, None if in none."""
         places = rows if self._place is None else self._place_for(rows)
-        put_rows(self._values, places, values)
+        put_rows(self.values, places, values)
         self._clock[places] = slowest
         self._newest = max(self._newest, slowest)
         if clock is not None:
@@ -81,11 +81,6 @@ class Cache:
         places = rows if self._place is None else self._place[rows]
         known = (places >= 0) & (self._clock[places] > NEVER)
         return known, places[known]
-
-    @property
-    def values(self) -> Array:
-        """Every row's values, and what the rule remembers of it, by place."""
-        return self._values
 
     def expire(self) -> None:
         """Nothing here may be read before it is fetched again."""

@@ -1,9 +1,25 @@
-"""Rows of arrays, many at a time and without a loop over them: sums where rows are named more than once, and writes."""
+"""Rows of arrays, many at a time and without a loop over them: sums where rows are named more than once, writes, and
+the rules by which increments change them.
 
+Of the rules, applied at the server and in the view of the worker that made the increment, `add` is the publication's.
+`adagrad:rate=R` treats an increment as a direction of ascent and steps along it by R / sqrt(sum of squares so far),
+element by element; the sums travel with the rows. `clip:limit=L` cuts each element of what one worker adds in one clock
+to [-L, L]. Until a row is fetched again the worker sees its own increments as these rules would have applied them one
+by one.
+"""
+
+import math
+from typing import Any
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tables.table_spec import Array, Rows
+from paceline.core.errors import OptionError
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+TINY = 1e-10  # below any square that matters; an element never touched is not divided by zero
 
 
 def put_rows(target: Array, places: Array | slice, rows: Array) -> None:
@@ -59,3 +75,64 @@ class RowDedup:
         cells = places.astype(np.int64)[:, None] * shape[1] + np.arange(shape[1])
         counted = np.bincount(cells.ravel(), weights=deltas.ravel(), minlength=shape[0] * shape[1])
         return distinct, counted.astype(deltas.dtype).reshape(shape)
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Increments are added."""
+
+    remembers = False  # whether each element has a second number that travels with it
+    fits_integers = True
+
+    def apply(self, values: Array, places: Array | slice, deltas: Array) -> None:
+        """Let these increments act on the rows at distinct places."""
+        add_rows(values, places, deltas)
+
+
+class Clip(Rule, frozen=True):
+    """Increments are cut to a range."""
+
+    limit: float
+
+    def apply(self, values: Array, places: Array | slice, deltas: Array) -> None:
+        limit = deltas.dtype.type(self.limit)
+        add_rows(values, places, np.clip(deltas, -limit, limit))
+
+
+class Adagrad(Rule, frozen=True):
+    """Increments are directions, with steps that shrink by the squares seen so far."""
+
+    rate: float
+
+    remembers = True
+    fits_integers = False
+
+    def apply(self, values: Array, places: Array | slice, deltas: Array) -> None:
+        width, number = deltas.shape[1], deltas.dtype.type
+        part = values[places]
+        squares = part[:, width:]
+        squares += deltas * deltas
+        part[:, :width] += number(self.rate) * deltas / np.sqrt(squares + number(TINY))
+        put_rows(values, places, part)
+
+
+ADD = Rule()
+FORMS = "add, clip:limit=NUMBER or adagrad:rate=NUMBER"
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule of that name."""
+    if text == "add":
+        return ADD
+    name, _, option = str(text).partition(":")
+    key, _, number = option.partition("=")
+    kinds: dict[tuple[str, str], type[Clip] | type[Adagrad]] = {("clip", "limit"): Clip, ("adagrad", "rate"): Adagrad}
+    kind = kinds.get((name, key))
+    if kind is None:
+        raise OptionError(f"a table's update must be {FORMS}, not {text!r}")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise OptionError(f"{name}'s {key} must be a number > 0, not {number!r}")
+    return kind(value)

@@ -1,0 +1,89 @@
+"""Messages about tables on their way, up and down: when each arrives by its scenario, and how many bytes a clock takes.
+
+Where no scenario is in force every message is there at once.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from paceline.server.workers import WorkerRecord
+from paceline.tables import messages as t
+
+if TYPE_CHECKING:
+    from paceline.server.run import ServerRun
+
+
+class TableTraffic:
+    """Every worker's link to its tables."""
+
+    def __init__(self, run: "ServerRun") -> None:
+        self._run = run
+        self._ways = None if run.emulation is None else run.emulation.ways
+        # A link copies rows as they are handed to it; what is under way for some time is copied before it sets out.
+        self._copies = self._ways is not None or not run.engine.capabilities.own_processes
+        self._messages: dict[int, int] = {}  # of each worker, for the network's jitter
+        self._in_order: dict[int, float] = {}  # before which nothing more arrives at a worker
+        self._in_order_up: dict[int, float] = {}  # before which none of its questions arrives at the host
+        self._bytes: dict[int, tuple[int, int]] = {}  # of each worker's current clock, beside its increments: up, down
+
+    def question_arrives(self, worker: int, size: int, sent_at: float) -> float:
+        """When; none overtakes another."""
+        if self._ways is None:
+            return sent_at
+        at = self._ways.up.arrival(worker, self._next(worker), size, sent_at)
+        at = self._in_order_up[worker] = max(at, self._in_order_up.get(worker, 0.0))
+        return at
+
+    def increments_arrive(self, worker: int, attempt: int, size: int, sent_at: float) -> list[float]:
+        """When: once, unless a message fault strikes them."""
+        if self._ways is None:
+            return [sent_at]
+        at = self._ways.up.arrival(worker, self._next(worker), size, sent_at)
+        return self._ways.faults.deliveries(worker, attempt, sent_at, at)
+
+    def deliver(self, worker: int, message: t.TableToWorker) -> None:
+        """Say something to a worker."""
+        engine, ways = self._run.engine, self._ways
+        at = engine.now()
+        if isinstance(message, t.Rows):
+            if self._copies:
+                message = msgspec.structs.replace(message, values=np.asarray(message.values))
+            size = message.values.nbytes + (
+                message.rows.nbytes if message.clock is None and message.rows is not None else 0
+            )
+            self.count(worker, down=size)
+            if ways is not None:
+                at = ways.down.arrival(worker, self._next(worker), size, at)
+        elif ways is not None and isinstance(message, t.Passed):
+            at = ways.down.arrival(worker, self._next(worker), 0, at)
+        if ways is None:
+            engine.send(worker, message)
+            return
+        at = self._in_order[worker] = max(at, self._in_order.get(worker, 0.0))
+        engine.call_at(at, self._send, (self._run.workers.records[worker], message))
+
+    def _send(self, going: tuple[WorkerRecord, t.TableToWorker]) -> None:
+        record, message = going
+        if not (record.script.gone or record.script.ended) and self._run.cause is None:
+            self._run.engine.send(record.worker, message)
+
+    def count(self, worker: int, up: int = 0, down: int = 0) -> None:
+        """So many bytes are part of the worker's current clock."""
+        known = self._bytes.get(worker, (0, 0))
+        self._bytes[worker] = (known[0] + up, known[1] + down)
+
+    def take_bytes(self, worker: int) -> tuple[int, int]:
+        """Of the clock that is completed hereby, up and down."""
+        return self._bytes.pop(worker, (0, 0))
+
+    def left(self, worker: int) -> None:
+        """The worker takes no more part."""
+        for kept in (self._bytes, self._in_order, self._in_order_up):
+            kept.pop(worker, None)
+
+    def _next(self, worker: int) -> int:
+        number = self._messages.get(worker, 0)
+        self._messages[worker] = number + 1
+        return number
