@@ -383,33 +383,6 @@ def test_it_serves_the_next_run_as_long_as_the_process_is_the_same_to_it(taken, 
     assert first == second == again != other
 
 
-class StandIn:
-    alive = serves = True
-    ended = False
-
-    def __init__(self, _):
-        """Nothing is started."""
-
-    def end(self):
-        self.ended = True
-
-
-def test_what_is_prepared_after_a_change_replaces_the_one_that_serves_no_more(monkeypatch):
-    monkeypatch.setattr(nursery, "_keep", nursery._Keep())
-    monkeypatch.setattr(nursery, "Nursery", StandIn)
-    with nursery.kept():
-        nursery.prepare()
-        outdated = nursery._keep.nursery
-        outdated.serves = False
-        nursery.prepare()
-        made = nursery.take()
-        assert outdated.ended
-        assert made.serves
-        assert not made.ended
-        nursery.give_back(made)
-    assert made.ended
-
-
 def with_umask():
     before = os.umask(0o077)
     return lambda: os.umask(before)

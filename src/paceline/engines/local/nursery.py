@@ -316,12 +316,7 @@ def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
 
 def prepare() -> None:
     """Inside `kept`: let a nursery start in the shadow of what comes before the run."""
-    made = take()
-    with _keep.lock:
-        outdated, _keep.nursery = _keep.nursery, None  # one that serves would have been taken
-    if outdated is not None:
-        outdated.end()
-    give_back(made)
+    give_back(take())
 
 
 def take() -> Nursery:
