@@ -181,7 +181,7 @@ def test_a_damaged_message_does_not_arrive(kind, data):
     refused(encoded[:cut])
     for other in KNOWN:
         if issubclass(other, ToWorker) != issubclass(kind, ToWorker):
-            refused(bytes([KINDS[other].number]) + encoded[1:], "none that goes this way")
+            refused(bytes([KINDS[other].number]) + encoded[1:], "the wrong end of the link")
 
 
 def of_arrays():

@@ -164,8 +164,8 @@ def test_a_closed_channel_is_lost(channels):
 @pytest.mark.parametrize(
     ("header", "fault"),
     [
-        ((LONGEST + 1).to_bytes(8, "little") + bytes(4), "is announced"),
-        (bytes(8) + (MOST_DESCRIPTORS + 1).to_bytes(4, "little"), "is announced"),
+        ((LONGEST + 1).to_bytes(8, "little") + bytes(4), "the other end announced"),
+        (bytes(8) + (MOST_DESCRIPTORS + 1).to_bytes(4, "little"), "the other end announced"),
         (bytes(8) + (1).to_bytes(4, "little"), "1 descriptors were sent and 0 arrived"),
     ],
 )

@@ -102,7 +102,7 @@ class TestShm(ProcessContract):
         data, _ = Codec().encode(Fetch(0, 1, np.arange(10_000)))
         frame = [bytes([129]), struct.pack("<I", len(data)), data, struct.pack("<QQQ", 1 << 40, 16, 64)]
         worker._channel.send(frame)
-        with pytest.raises(PeerError, match="names a place that there is not"):
+        with pytest.raises(PeerError, match="points outside the ring buffer"):
             self.take(server)
 
     def test_a_push_moves_no_byte(self):

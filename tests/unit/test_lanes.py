@@ -81,7 +81,7 @@ def test_a_place_that_is_not_in_the_ring_is_refused(wrong):
     placed = out.place([numbers(LEAST_BYTES)])
     into.adopt(placed.descriptor)
     place = {"offset": placed.offset, "total": placed.total, "end": placed.end, **wrong}
-    with pytest.raises(ValueError, match="no such place"):
+    with pytest.raises(ValueError, match="not a valid range of the ring"):
         into.arrays(**place)
 
 

@@ -1,7 +1,7 @@
 """The contract of every transport: two ends, whole messages, in order, each delivered once.
 
-Tensors are part of the messages. Where both ends share memory they are not sent: a transport that has a `Region` puts
-views of it into the messages it hands out, and names the slot where a message it is given lies in one.
+Tensors are part of the messages. Where both ends share memory, the transport does not send them: a received message
+holds views of the `Region`, and a sent one names the slot that its tensors are in.
 """
 
 from typing import Protocol
@@ -15,33 +15,33 @@ class Endpoint(Protocol):
     """A worker's end."""
 
     def send(self, message: ToServer) -> None:
-        """Hand a message over; returns at once. On a lost link it goes nowhere: the next `receive` will say so."""
+        """Send a message without waiting. On a lost link it is dropped, and the next `receive` raises `Lost`."""
 
     def receive(self) -> ToWorker:
-        """The next message for this worker; waits for it. Raises `Closed` if there will be none, `Lost` if the server
-        is gone and may come back. Rows of a table may lie in memory that the next call lets the server use again."""
+        """Wait for the next message to this worker. Raises `Closed` if there will be none, `Lost` if the server is gone
+        and may come back. Rows of a table are valid until the next call, which lets the server reuse their memory."""
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Whether `receive` would return or raise at once; waits so long for that to become true."""
+        """Return whether `receive` would return or raise at once, waiting up to `seconds` for that."""
 
     def adopt(self, spec: ModelSpec) -> Region | None:
-        """Memory for a model of this spec, shared with or mirrored to the server; None if tensors go by reference."""
+        """Return memory for this model, shared with or mirrored to the server; None if tensors go by reference."""
 
     def reconnect(self) -> None:
-        """After `Lost`: wait for a server to be there again. Raises `Closed` if there will be none."""
+        """After `Lost`, wait for a server to come back. Raises `Closed` if none will."""
 
 
 class ServerEnd(Protocol):
     """The server's end of one worker's link."""
 
     def deliver(self, message: ToWorker) -> None:
-        """Hand a message over; returns at once."""
+        """Send a message without waiting."""
 
     def collect(self) -> ToServer | None:
-        """The worker's next message, or None if there is none at the moment. Raises `Lost` if there will be none."""
+        """Return the worker's next message, None if none has arrived. Raises `Lost` if there will be none."""
 
     def close(self) -> None:
-        """The worker's next `receive` raises `Closed`."""
+        """Close the link: the worker's next `receive` raises `Closed`."""
 
 
 class Closed(BaseException):
@@ -49,4 +49,4 @@ class Closed(BaseException):
 
 
 class Lost(BaseException):
-    """The other end went away without a word."""
+    """The other end went away without a `Bye`."""

@@ -1,13 +1,13 @@
-"""Messages as bytes and back. Nothing is ever unpickled: every field has a type that is checked.
+"""Encoding of messages as bytes, and back. Nothing is ever unpickled: every field is checked against its type.
 
-A message is one byte for its kind and its fields in msgpack, as it is declared. Tensors and arrays meet a hook:
+A message is one byte for its kind, then its fields in msgpack as declared. A hook encodes tensors and arrays:
 
-* what lies in the worker's region is named by its slot, or as the region's model, and not written at all;
-* the server's own weights are named likewise where the worker maps them;
-* small arrays are written where they stand: dtype, shape and bytes; of indices, the bytes alone;
-* everything else is named by dtype and shape and put on a side list, which the transport carries in its order.
+* tensors in the worker's region are not written: the message names their slot, or the region's model;
+* likewise the server's own weights, where the worker maps them;
+* small arrays are written inline: dtype, shape and bytes; of indices, the bytes alone;
+* all others are described by dtype and shape and put on a side list, which the transport carries in order.
 
-A `Hello` starts with the number of this format, so that versions that do not understand each other say so.
+A `Hello` starts with the number of this format, so that incompatible versions get a clear error.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,62 +25,62 @@ from paceline.model.spec import Gradient, ModelSpec, Parameters, dtype_of
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, RawBytes, ToServer, ToWorker
 
 FORMAT = 2
-INLINE_BYTES = 1 << 14  # of a message's arrays; more can go through a ring, which is faster than the socket
+INLINE_BYTES = 1 << 14  # per message, of all arrays; larger ones can go through a ring, which is faster than the socket
 Bytes = bytearray | memoryview
 Shape = Sequence[int]
 MakeArray = Callable[["np.dtype[Any]", Shape], Array]
 
 _INT64 = np.dtype("int64")
-_DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8")}  # asking NumPy is slow
+_DTYPES = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64", "uint8")}  # NumPy's lookup is slow
 _DTYPE_OF_NAME = {name: dtype for dtype, name in _DTYPES.items()}
-_DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # dtype and dimensions of an annotated array
+_DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # required dtype and dimensions by annotation
     Array: (None, None), Indices: (_INT64, 1), RawBytes: (np.dtype("uint8"), 1),
 }  # fmt: skip
-_BesideTensors = tuple[frozenset[int], list[GroupOptions], float | None, float | None]  # of a push
-_IN_REGION, _LENT = 0, 1  # where parameters lie
+_BesideTensors = tuple[frozenset[int], list[GroupOptions], float | None, float | None]  # the rest of a push
+_IN_REGION, _LENT = 0, 1  # where a version's parameters are
 _MALFORMED = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
 )  # fmt: skip
 
 
 class Codec:
-    """The language of one link. `open_region` makes the region that a worker's Hello says its model lies in.
+    """The encoder and decoder of one link. `open_region` opens the region that a worker's `Hello` refers to.
 
-    `shared` holds those tensors of the last message that lie in the region: a transport that shares no memory sends and
-    fills them, too.
+    `shared` holds the tensors of the last message that are in the region: a transport without shared memory sends and
+    fills them too.
     """
 
     def __init__(self, open_region: Callable[[ModelSpec], Region] | None = None) -> None:
         self.region: Region | None = None
-        self.lent: list[torch.Tensor] | None = None  # the server's own parameters, where the worker may read them
+        self.lent: list[torch.Tensor] | None = None  # the server's own parameters, if the worker may read them
         self.shared: list[Parameters | Gradient] = []
         self._open_region = open_region
         self._loose: list[Any] = []  # the side list
-        self._inline_bytes = 0  # that are left
+        self._inline_bytes = 0  # that may still be written inline
         self._make: MakeArray | None = None
-        self._keeps = True  # whoever gets the message may keep its arrays
+        self._keeps = True  # the receiver may keep the message's arrays, so they are copied
         self._pack = msgspec.msgpack.Encoder(enc_hook=self._write).encode
         self._decoders: dict[int, Callable[[memoryview], Any]] = {}
 
     def forget(self) -> None:
-        """Let go of all memory; it lives as long as its tensors."""
+        """Release the region and the lent parameters; their memory lives as long as its tensors."""
         self.region = self.lent = None
         self.shared.clear()
 
     def _begin(self) -> list[Any]:
         self.shared.clear()
         self._inline_bytes = INLINE_BYTES
-        if self._loose:  # of a message that failed
+        if self._loose:  # left by a message that failed
             self._loose = []
         return self._loose
 
     # -- to bytes ----------------------------------------------------------------------------------------------------
 
     def encode(self, message: ToServer | ToWorker) -> tuple[bytes, list[Any]]:
-        """The message's bytes, and the tensors and arrays that go with it."""
+        """Return the message's bytes, and the tensors and arrays to send with it."""
         kind = KINDS.get(type(message))
         if kind is None:
-            raise InternalError(f"a {type(message).__name__} has no number: it cannot leave its process")
+            raise InternalError(f"a {type(message).__name__} has no number and cannot be sent: use @registered")
         prefix, loose = kind.prefix, self._begin()
         if kind.local:
             message = msgspec.structs.replace(message, **dict.fromkeys(kind.local))
@@ -91,14 +91,14 @@ class Codec:
                 message = msgspec.structs.replace(message, values=[], buffers=[], in_region=True)
         try:
             data = prefix + self._pack(message)
-        except UnicodeEncodeError:  # file names that are no text end up in errors, and an error must get through
+        except UnicodeEncodeError:  # an error may quote a file name that is not valid text, and must still arrive
             data = prefix + self._pack(_readable(message))
         if loose:
-            self._loose = []  # or this would keep a whole model
+            self._loose = []  # keeping the list would keep a whole model alive
         return data, loose
 
     def _write(self, value: Any) -> Any:
-        """What stands for a value that msgpack does not know."""
+        """Return the encoding of a value that msgpack does not know."""
         kind = type(value)
         if kind is np.ndarray:
             return self._write_array(value)
@@ -111,7 +111,7 @@ class Codec:
             return str(value.dtype), tuple(value.shape)
         if isinstance(value, np.generic):
             return value.item()
-        if hasattr(value, "write_to"):  # rows that are yet to be copied, by whoever knows where they are to go
+        if hasattr(value, "write_to"):  # rows that are copied only when their destination is known
             return self._write_array(value)
         raise OptionError(f"{value!r} ({kind.__name__}) cannot be sent; use numbers, strings, None, lists or tuples")
 
@@ -125,7 +125,7 @@ class Codec:
         return data if dtype is _INT64 and len(shape) == 1 else (_DTYPES[dtype], shape, data)
 
     def _write_push(self, push: Gradient) -> tuple[Any, Any]:
-        """Where its tensors lie, and which buffers have moved."""
+        """Return where the push's tensors are, and which buffers changed."""
         if push.slot is None:
             return self._write_all(push.flat), self._write_all(push.buffer_change)
         self.shared.append(push)
@@ -146,12 +146,12 @@ class Codec:
     # -- from bytes --------------------------------------------------------------------------------------------------
 
     def at_server(self, data: Bytes, make: MakeArray | None = None) -> tuple[Any, list[Any]]:
-        """A worker's message, and the tensors and arrays that are yet to be filled. With `make`, arrays are copies of
-        those that it has."""
+        """Decode a worker's message; also return the tensors and arrays still to be filled. With `make`, arrays are
+        copies of those that `make` returns."""
         return self._decode(data, make, False)
 
     def at_worker(self, data: Bytes, make: MakeArray | None = None) -> tuple[Any, list[Any]]:
-        """The server's message, likewise; arrays of a kind that is read in place are those that `make` has."""
+        """Decode the server's message likewise; of an `in_place` kind, the arrays are those that `make` returns."""
         return self._decode(data, make, True)
 
     def _decode(self, data: Bytes, make: MakeArray | None, to_worker: bool) -> tuple[Any, list[Any]]:
@@ -161,7 +161,7 @@ class Codec:
         if kind is None:
             raise PeerError(f"a message of kind {data[0]} arrived, which this process does not know")
         if kind.to_worker is not to_worker:
-            raise PeerError(f"a message of kind {data[0]} ({kind.name}) arrived, which is none that goes this way")
+            raise PeerError(f"a message of kind {data[0]} ({kind.name}) arrived at the wrong end of the link")
         body = memoryview(data)[1:]
         if kind.type is Hello:
             body = _checked_format(body)
@@ -181,13 +181,13 @@ class Codec:
         return message, loose
 
     def _read(self, kind: Any, found: Any) -> Any:
-        """The value of an annotated type that msgpack does not know, out of what `_write` put in its place."""
+        """Decode what `_write` encoded, for an annotated type that msgpack does not know."""
         if kind is Gradient:
             return self._read_push(found)
         if kind is Parameters:
             return self._read_version(found)
         if kind is Indices and type(found) is bytes:
-            return np.frombuffer(bytearray(found), _INT64)  # which can be written to, as torch demands
+            return np.frombuffer(bytearray(found), _INT64)  # a bytearray is writable, as torch demands
         if kind is torch.Tensor:
             return self._read_tensor(found)
         demand = _DEMANDS.get(kind)
@@ -196,7 +196,7 @@ class Codec:
         array = np.frombuffer(bytearray(found), _INT64) if type(found) is bytes else self._read_array(*found)
         dtype, dimensions = demand
         if dtype not in (None, array.dtype) or dimensions not in (None, array.ndim):
-            raise ValueError(f"an array of {array.dtype} and shape {array.shape} does not belong there")
+            raise ValueError(f"an array of {array.dtype} and shape {array.shape} does not match the field's type")
         return array
 
     def _read_array(self, name: Any, shape: Any, data: Any = None) -> Array:
@@ -233,7 +233,7 @@ class Codec:
         changes: list[torch.Tensor | None] = []
         if what:
             if type(what) is not bytes or len(what) != len(slot.changes):
-                raise ValueError(f"{what!r} says which buffers have moved, the model has {len(slot.changes)}")
+                raise ValueError(f"flags of changed buffers are {what!r}, the model has {len(slot.changes)} buffers")
             changes = [change if moved else None for change, moved in zip(slot.changes, what, strict=True)]
         push = Gradient(slot.flat, missing, options, changes, loss, norm, where, slot.views)
         self.shared.append(push)
@@ -252,7 +252,7 @@ class Codec:
             self.shared.append(parameters)
             return parameters
         if where != _LENT or self.lent is None:
-            raise ValueError("its parameters lie in the server's memory, and this link has none of it")
+            raise ValueError("its parameters lie in the server's memory, which this link does not map")
         return Parameters(version, self.lent, region.buffers)
 
     def _enter_region(self, hello: Hello) -> Hello:
@@ -270,7 +270,7 @@ class Codec:
 
 
 def bytes_of(value: Any) -> memoryview:
-    """The own memory of a tensor or an array, or a copy's where it lies scattered, on a device or nowhere yet."""
+    """Return the bytes of a tensor or array: its own memory, or a copy if it is not contiguous, on a device or lazy."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         value = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
@@ -280,7 +280,7 @@ def bytes_of(value: Any) -> memoryview:
 def _require_shape(shape: Any) -> None:
     for side in shape:
         if type(side) is not int or side < 0:
-            raise ValueError(f"an array of shape {shape}")
+            raise ValueError(f"an array cannot have shape {shape}")
 
 
 def _checked_format(body: memoryview) -> memoryview:

@@ -1,9 +1,9 @@
 """Whole frames, with descriptors, over a stream socket between two processes of one host.
 
-A frame is a length, a count of descriptors and its bytes. Descriptors ride on the frame's first byte and the kernel
-keeps them in order, so each frame claims as many as it counts from those that arrived, however reads split or join
-frames. Sending never waits: what the socket does not take at once is copied and goes out with the next `send`, `flush`,
-`receive` or `poll`, so neither side can hold the other up. Reading is one system call per small message.
+A frame is a length, a count of descriptors and its bytes. Descriptors are sent with the frame's first byte and the
+kernel keeps them in order, so each frame takes as many as it counts from those that arrived, however reads split or
+join frames. Sending never waits: what the socket does not accept at once is copied and sent by the next `send`,
+`flush`, `receive` or `poll`, so neither side can block the other. Reading takes one system call per small message.
 """
 
 import os
@@ -23,27 +23,27 @@ from paceline.transport.base import Lost
 Bytes = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<QI")
-LONGEST = 1 << 40  # bytes; a longer length is noise, not a frame
-MOST_DESCRIPTORS = 8  # of one frame
-_BUFFER = 1 << 16  # a longer frame is read straight into memory of its own
+LONGEST = 1 << 40  # bytes; a larger length cannot be a real frame's
+MOST_DESCRIPTORS = 8  # per frame
+_BUFFER = 1 << 16  # bytes; a longer frame is read directly into its own memory
 _GATHERED = 512  # pieces per system call; Linux takes 1,024
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
-# Plain numbers: joining two of the socket module's named ones costs as much as a system call.
+# Plain ints: combining two of the socket module's enum flags costs as much as a system call.
 _READ_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has none
 _AT_ONCE = int(socket.MSG_DONTWAIT)
-_TICK_S = 0.001  # the finest wait that `poll` knows; it would round up, and emulated times with it
+_TICK_S = 0.001  # resolution of `select.poll`; shorter waits would be rounded, and emulated times with them
 _NONE: list[int] = []
 
 
 class Frame(NamedTuple):
-    """One message; whoever takes it owns its descriptors."""
+    """One message; the receiver must close its descriptors."""
 
     data: bytearray
     descriptors: list[int]
 
 
 class _Leftover:
-    """What the socket did not take of a frame; its descriptors go with its first byte."""
+    """The part of a frame that the socket did not accept; its descriptors go with its first byte."""
 
     def __init__(self, data: memoryview, descriptors: list[int]) -> None:
         self.data = data
@@ -54,25 +54,25 @@ class Channel:
     """One end of a connected AF_UNIX stream socket, which it owns."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)  # waiting is then one system call; what must not wait says so call by call
+        sock.setblocking(True)  # a wait is then one system call; calls that must not wait pass a flag
         self._sock = sock
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
-        self._start = 0  # of what was read and not yet taken
+        self._start = 0  # of the bytes read and not yet returned as frames
         self._end = 0
-        self._body: bytearray | None = None  # of a frame too long for the buffer
+        self._body: bytearray | None = None  # of a frame that is too long for the buffer
         self._filled = 0
         self._counted = 0  # descriptors of that frame
         self._arrived: deque[int] = deque()
         self._ended = False
-        self._seen: Frame | None = None  # by `poll`
+        self._seen: Frame | None = None  # read ahead by `poll`
         self._leftovers: deque[_Leftover] = deque()
 
     @staticmethod
     def pair() -> "tuple[Channel, Channel]":
-        """Two channels joined back to back."""
+        """Return two connected channels."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(one), Channel(other)
 
@@ -80,7 +80,7 @@ class Channel:
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Let go of the socket and of every descriptor that nobody took."""
+        """Close the socket and every descriptor that was not delivered."""
         for descriptor in (*self._arrived, *(d for left in self._leftovers for d in left.descriptors)):
             os.close(descriptor)
         if self._seen is not None:
@@ -95,8 +95,8 @@ class Channel:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, data: Bytes | Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
-        """Hand a frame over; returns at once, and data and descriptors are the caller's again. Raises `Lost` if nobody
-        is there to read it."""
+        """Send a frame without waiting; the caller may reuse data and close descriptors afterwards. Raises `Lost` if
+        the other end is gone."""
         if type(data) is bytes and not descriptors and len(data) < _BUFFER:
             self._post([memoryview(_HEADER.pack(len(data), 0) + data)], ())
             return
@@ -105,7 +105,7 @@ class Channel:
         if len(descriptors) > MOST_DESCRIPTORS:
             raise ValueError(f"a frame takes at most {MOST_DESCRIPTORS} descriptors, not {len(descriptors)}")
         header = _HEADER.pack(length, len(descriptors))
-        # One copy of a little is cheaper than a list of pieces.
+        # For a short frame one copy is cheaper than a list of pieces.
         pieces = [b"".join([header, *pieces])] if length < _BUFFER else [header, *pieces]
         self._post([memoryview(piece).cast("B") for piece in pieces], descriptors)
 
@@ -127,25 +127,25 @@ class Channel:
             self.flush()
 
     def _transmit(self, pieces: list[memoryview], descriptors: Sequence[int]) -> int | None:
-        """How many bytes the socket took; None if it is full."""
+        """Return how many bytes the socket accepted; None if it is full."""
         try:
             if len(pieces) == 1 and not descriptors:
                 return self._sock.send(pieces[0], _AT_ONCE)
-            # Not `socket.send_fds`, which forgets its flags and would wait.
+            # Not `socket.send_fds`, which ignores its flags and would wait.
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
             return self._sock.sendmsg(pieces, rights, _AT_ONCE)
         except BlockingIOError:
             return None
-        except OSError as error:  # closed here, or there
+        except OSError as error:  # either end has closed
             raise Lost from error
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for the socket to take it."""
+        """Whether data is waiting to be sent."""
         return bool(self._leftovers)
 
     def flush(self) -> bool:
-        """Send what the socket takes; whether nothing is left."""
+        """Send what the socket accepts; return whether nothing is left."""
         while self._leftovers:
             left = self._leftovers[0]
             sent = self._transmit([left.data], left.descriptors)
@@ -160,7 +160,7 @@ class Channel:
         return True
 
     def finish(self, seconds: float) -> bool:
-        """Wait so long for everything to be sent; whether it was. A peer that is gone has no more to get."""
+        """Wait up to `seconds` for everything to be sent; return whether it was. False if the other end is gone."""
         until = time.monotonic() + seconds
         try:
             while not self.flush():
@@ -175,7 +175,7 @@ class Channel:
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, seconds: float | None = None) -> Frame | None:
-        """The next frame; waits for it, at most so long. None: it did not come. Raises `Lost` if none will."""
+        """Wait for the next frame; None if none came within `seconds`. Raises `Lost` if none will."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             found = self._known()
@@ -188,11 +188,11 @@ class Channel:
                 if remaining is not None and remaining <= 0:
                     return None
                 self._await(select.POLLIN | (select.POLLOUT if self._leftovers else 0), remaining)
-                with suppress(Lost):  # what the other end said before it went is still to be read
+                with suppress(Lost):  # what the other end sent before it went can still be read
                     self.flush()
 
     def collect(self) -> Frame | None:
-        """The next frame if it is there. Raises `Lost` if none will be."""
+        """Return the next frame, None if none has arrived. Raises `Lost` if none will."""
         while True:
             found = self._known()
             if found is not None:
@@ -201,15 +201,15 @@ class Channel:
                 return None
 
     def listen(self) -> None:
-        """Read once, for somebody who was told that there is something to be read; then ask `buffered`."""
+        """Read once, after the event loop reported the socket readable; then call `buffered` until it returns None."""
         self._read(_AT_ONCE)
 
     def buffered(self) -> Frame | None:
-        """The next frame of those that were read. Raises `Lost` if none will be."""
+        """Return the next frame already read. Raises `Lost` if none will come."""
         return self._known()
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Whether `receive` would return a frame or raise at once; waits so long for that to become true."""
+        """Return whether `receive` would return a frame or raise at once, waiting up to `seconds` for that."""
         if self._leftovers:
             with suppress(Lost):
                 self.flush()
@@ -229,7 +229,7 @@ class Channel:
         poller.poll(None if seconds is None else int(seconds * 1000))
 
     def _known(self) -> Frame | None:
-        """The next frame, if it was read. Raises `Lost` if no more can be."""
+        """Return the next frame already read, including by `poll`. Raises `Lost` if no more can come."""
         if self._seen is not None:
             frame, self._seen = self._seen, None
             return frame
@@ -239,7 +239,7 @@ class Channel:
         return found
 
     def _take(self) -> Frame | None:
-        """The next frame, if all of it was read."""
+        """Return the next frame if all of it was read."""
         if self._body is not None:
             if self._filled < len(self._body):
                 return None
@@ -262,7 +262,7 @@ class Channel:
         return Frame(data, self._claim(count) if count else _NONE)
 
     def _expect(self, length: int, count: int, available: int) -> None:
-        """Make room for the rest of a frame that was read in part."""
+        """Make room for the rest of a partly read frame."""
         if length > LONGEST or count > MOST_DESCRIPTORS:
             raise _implausible(length, count)
         if length <= _BUFFER - _HEADER.size:
@@ -279,7 +279,7 @@ class Channel:
         self._start = self._end = 0
 
     def _make_room(self, needed: int) -> None:
-        """Move what was read to the front if `needed` bytes would not fit behind its beginning."""
+        """Move unread bytes to the front of the buffer if `needed` bytes would not fit from `_start` on."""
         if self._start + needed > _BUFFER:
             kept = self._end - self._start
             self._buffer[:kept] = self._buffer[self._start : self._end]
@@ -291,17 +291,17 @@ class Channel:
         return [self._arrived.popleft() for _ in range(count)]
 
     def _read_what_waits(self) -> bool:
-        """Read what is there; False if there is nothing."""
-        return bool(self._readable.poll(0)) and self._read(_AT_ONCE)  # an exception that says so is ten times slower
+        """Read what has arrived; False if nothing has."""
+        return bool(self._readable.poll(0)) and self._read(_AT_ONCE)  # catching BlockingIOError is ten times slower
 
     def _read(self, flags: int) -> bool:
-        """Read once; False if there was nothing, and the flags did not let it wait."""
+        """Read once; False if nothing had arrived and the flags forbid waiting."""
         target = self._view[self._end :] if self._body is None else memoryview(self._body)[self._filled :]
         try:
             size, ancillary, _, _ = self._sock.recvmsg_into([target], _ANCILLARY, flags | _READ_FLAGS)
         except BlockingIOError:
             return False
-        except OSError:  # closed here, or there with our words unread
+        except OSError:  # closed here, or there with our data unread
             self._ended = True
             return True
         for level, kind, packed in ancillary:
@@ -322,6 +322,6 @@ def _size(piece: Bytes) -> int:
 
 def _implausible(length: int, count: int) -> PeerError:
     return PeerError(
-        f"a message of {length} bytes with {count} descriptors is announced, at most {LONGEST} and {MOST_DESCRIPTORS} "
-        "are possible: the other end speaks something else"
+        f"the other end announced a message of {length} bytes with {count} descriptors, at most {LONGEST} and "
+        f"{MOST_DESCRIPTORS} are possible: it does not use paceline's protocol"
     )

@@ -1,11 +1,11 @@
-"""Memory through which one end of a link hands arrays to the other: written once, read once, no byte over the socket.
+"""Ring buffers in shared memory that carry arrays from one end of a link to the other, bypassing the socket.
 
-A ring, made by the sender as an anonymous file when it is first needed and passed on with the message that needs it.
-The receiver says in the ring's first page how far it has read, where the sender looks before it writes. What does not
-fit at the moment goes over the socket, as it would without a ring.
+The sender makes the ring as an anonymous file when it is first needed and passes it with that message. The receiver
+writes to the ring's first page how far it has read; the sender checks that before it writes. Arrays that do not fit at
+the moment go over the socket.
 
-A worker reads its rows where they lie, and their place is given back when it asks for the next message; whoever may
-keep what it is given (a server holds increments) copies it first.
+A worker reads its rows in place and frees them when it asks for the next message; a receiver that keeps arrays (a
+server holds increments) copies them first.
 """
 
 import mmap
@@ -21,15 +21,15 @@ from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.transport.codec import MakeArray, Shape
 
 PAGE = mmap.PAGESIZE
-LEAST_BYTES = 1 << 14  # below that a ring gains nothing over the socket
+LEAST_BYTES = 1 << 14  # smaller messages gain nothing over the socket
 FIRST_BYTES = 1 << 22
-ROOM = 4  # messages of the largest size so far that a ring is made for
-MOST_BYTES = 1 << 26  # of a message; a ring takes four times as much, on either side
+ROOM = 4  # a ring holds this many messages of the size that it was made for
+MOST_BYTES = 1 << 26  # per message; a ring is ROOM times as large, and there is one each way
 ALIGNED = 64
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where a message's arrays lie; `descriptor`, if this is the ring's first message, is the sender's to close."""
+    """Where a message's arrays are. `descriptor` is set for a ring's first message; the sender closes it."""
 
     offset: int
     total: int
@@ -38,16 +38,16 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class LaneOut:
-    """The sender's end. `anonymous_file` gives the descriptor of so many bytes of memory."""
+    """The sender's end. `anonymous_file` allocates that many bytes and returns their descriptor."""
 
     def __init__(self, anonymous_file: Callable[[int], int]) -> None:
         self._anonymous_file = anonymous_file
         self._memory: mmap.mmap | None = None
         self._size = 0
-        self._head = 0  # bytes ever placed, gaps counted in
+        self._head = 0  # bytes placed so far, gaps included
 
     def place(self, arrays: Sequence[Any]) -> Placed | None:
-        """Copy these into the ring; None if they are too few to be worth it, or there is no room."""
+        """Copy the arrays into the ring; None if they are too small or too large for it, or it is full."""
         total = sum(aligned(array.nbytes) for array in arrays)
         if not LEAST_BYTES <= total <= MOST_BYTES:
             return None
@@ -86,10 +86,10 @@ class LaneIn:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self.unread: int | None = None  # up to where the ring is free once the arrays of the last message are not used
+        self.unread: int | None = None  # how far the ring is free after `give_back`
 
     def adopt(self, descriptor: int) -> None:
-        """The sender has a ring from here on, or another one."""
+        """Map the sender's ring, in place of an earlier one."""
         self.unread = None
         try:
             self._memory = mmap.mmap(descriptor, 0)
@@ -98,10 +98,10 @@ class LaneIn:
         self._read = np.frombuffer(self._memory, dtype=np.int64, count=1)
 
     def arrays(self, offset: int, total: int, end: int) -> MakeArray:
-        """What hands out a message's arrays one after the other, as they lie. To be followed by `give_back`."""
+        """Return a function that returns a message's arrays in order, as views of the ring until `give_back`."""
         memory = self._memory
         if memory is None or offset % ALIGNED or PAGE + offset + total > len(memory):
-            raise ValueError(f"{total} bytes at {offset} of a ring that has no such place")
+            raise ValueError(f"{total} bytes at offset {offset} are not a valid range of the ring")
         self.unread = end
         at = offset
 
@@ -115,7 +115,7 @@ class LaneIn:
         return next_array
 
     def give_back(self) -> None:
-        """The last message's arrays are not looked at any more."""
+        """Let the sender overwrite the last message's arrays."""
         if self.unread is not None:
             self._read[0], self.unread = self.unread, None
 
@@ -125,7 +125,7 @@ def _view(memory: Any, offset: int, dtype: Any, shape: Shape) -> Any:
 
 
 def _write(array: Any, out: Any) -> None:
-    """Rows that are not yet copied write themselves."""
+    """Copy an array to `out`; lazy rows have a `write_to` of their own."""
     if isinstance(array, np.ndarray):
         out[...] = array
     else:
@@ -133,5 +133,5 @@ def _write(array: Any, out: Any) -> None:
 
 
 def aligned(nbytes: int) -> int:
-    """So many bytes, or a few more, that what follows them begins at a cache line."""
+    """Round up so that what follows starts at a cache line."""
     return -(-nbytes // ALIGNED) * ALIGNED

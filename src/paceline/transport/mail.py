@@ -1,8 +1,8 @@
-"""Messages between nodes, from one to another without anybody in between: a header, and tensors as bytes.
+"""Direct messages between nodes: a header, and tensors as bytes.
 
 A node's mailbox has an address and a key; the coordinator tells both to the node's peers and sees no message. Posting
-never waits for whoever is to read: a message that cannot be taken at the moment, because its reader is gone or has not
-read those before it, is the sender's again.
+never waits for the reader: `post` returns False if the reader is gone or has not read earlier messages, and the sender
+keeps the message.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from typing import Any, Literal, Protocol
 import msgspec
 import torch
 
-UNREAD = 2  # messages to one peer that it has not read; a further one would only be older when it is
+UNREAD = 2  # most unread messages to one peer; further ones would only be staler when read
 Kind = Literal["model", "asked", "lend", "lent", "part", "mean"]
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A peer and where it is reached."""
+    """A peer and the address of its mailbox."""
 
     node: int
     incarnation: int
     address: str
     key: str
-    latency_s: float = 0.0  # emulation: of its own link, one way
+    latency_s: float = 0.0  # emulation: of the peer's own link, one way
 
 
 class PeerHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What one node says to another, beside the values."""
+    """A message from one node to another, without its values."""
 
     key: str  # of the reader's mailbox
     sender: int
@@ -34,18 +34,18 @@ class PeerHeader(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     weight: float = 1.0
     tensors: tuple[int, ...] | None = None
-    phase: int = 0  # what is left over from an earlier one is void
-    round: int = 0  # of an average, with its attempt and the part of the model
+    phase: int = 0  # messages left over from an earlier phase are dropped
+    round: int = 0  # of an average; `attempt` and `part` (of the model) belong to it
     attempt: int = 0
     part: int = 0
-    at: float = 0.0  # emulation: by the host's clock it is not there before
+    at: float = 0.0  # emulation: the time of arrival on the host's clock
     sizes: tuple[int, ...] = ()  # bytes of each value
-    slot: int = -1  # where the values lie, if they do not come with the message,
-    number: int = 0  # and what says there that they are still this message's
+    slot: int = -1  # that holds the values, if they do not come with the message
+    number: int = 0  # the slot's state while its values are still this message's
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """A message and its values, each as bytes; they may be looked at until `release`."""
+    """A message and its values as bytes, valid until `release`."""
 
     header: PeerHeader
     values: list[torch.Tensor]
@@ -60,44 +60,44 @@ class Departed(msgspec.Struct, frozen=True):
 
 
 class Mail(Protocol):
-    """One node's mailbox, and its way to those of others."""
+    """One node's mailbox, and its links to those of its peers."""
 
     address: str
     key: str
-    tracks: bool  # whether it knows when messages leave; otherwise they are gone as soon as they are posted
+    tracks: bool  # whether it knows when messages leave; otherwise they count as gone once posted
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """The largest message has values of so many bytes each."""
+        """Announce the sizes in bytes of the largest message's values."""
 
     def add_peer(self, peer: Box) -> None:
-        """Messages can be posted to this peer from here on."""
+        """Allow posting to this peer."""
 
     def remove_peer(self, peer: int) -> list[Delivered]:
-        """The peer is gone; messages that are known not to have reached it."""
+        """Remove a peer that is gone; return the messages known not to have reached it."""
 
     def post(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
-        """Send the values as they are now; False if that is not possible at the moment. The message's key and sizes are
-        filled in here."""
+        """Send the values as they are now, filling in the header's key and sizes; False if that is not possible at the
+        moment."""
 
     def collect(self, seconds: float = 0.0) -> list[Delivered]:
-        """What has arrived; waits so long for the first."""
+        """Return what has arrived, waiting up to `seconds` for the first."""
 
     def departed(self) -> list[Departed]:
-        """Messages that have left since this was last asked."""
+        """Return the messages that left since the last call."""
 
     @property
     def on_their_way(self) -> int:
-        """Messages that were posted and have not left, but for those that seem to be stuck."""
+        """How many posted messages have not left, except those that seem stuck."""
 
     @property
     def unread(self) -> int:
-        """Models that are known to lie unread where they were posted to."""
+        """How many posted models are known to be unread."""
 
     def release(self) -> None:
-        """What was collected is not looked at any more."""
+        """Free the memory of the collected messages."""
 
     def close(self) -> None:
-        """Let what is posted leave, then be reached no more."""
+        """Let posted messages leave, then close the mailbox."""
 
 
 _decoder = msgspec.msgpack.Decoder(PeerHeader)
@@ -105,12 +105,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(header: PeerHeader) -> bytes:
-    """A message's header as bytes."""
+    """Encode a header."""
     return _encoder.encode(header)
 
 
 def decode(data: Any) -> PeerHeader | None:
-    """A message's header; None if it is none."""
+    """Decode a header; None if the bytes are not one."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError:
@@ -118,10 +118,10 @@ def decode(data: Any) -> PeerHeader | None:
 
 
 def from_bytes(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Bytes as the tensor that they are; one without any is made, since a view of nothing need not be possible."""
+    """View bytes as a tensor; an empty one is made anew, since a view of no bytes may be refused."""
     return raw.view(dtype).view(tuple(shape)) if raw.numel() else torch.empty(tuple(shape), dtype=dtype)
 
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:
-    """A tensor's own memory as bytes, or a copy's where it lies scattered or on a device."""
+    """Return a tensor's bytes: its own memory, or a copy if it is not contiguous or on a device."""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

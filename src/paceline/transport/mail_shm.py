@@ -1,9 +1,9 @@
-"""Messages on one host: headers over a datagram socket, values in memory that the reader maps.
+"""Mailboxes on one host: headers over a datagram socket, values in memory that the reader maps.
 
-A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first message that
-lies in it, mixes from there, and marks it as read in its first page. So a model is copied once and read once. There are
-as many slots as messages that are unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket
-has a name in the worker's own scratch folder, which whoever reaps the worker removes.
+A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first message in
+it, mixes from there, and marks it as read in its first page. So a model is copied once and read once. There are as many
+slots as messages unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket has a name in the
+worker's own scratch folder, which the process that reaps the worker removes.
 """
 
 import logging
@@ -28,15 +28,15 @@ from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE
 MOST_SLOTS = 64
-LONGEST_NAME = 100  # bytes of a socket's name; Linux takes 107
-LONGEST_HEADER = 1 << 18  # bytes of a header, which may name thousands of tensors; the kernel takes no more
+LONGEST_NAME = 100  # bytes of a socket's name; Linux allows 107
+LONGEST_HEADER = 1 << 18  # bytes of a header, which may list thousands of tensors; the kernel accepts no more
 _ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize)
 
 logger = logging.getLogger("paceline")
 
 
 class _Memory:
-    """A slot as either side maps it."""
+    """A slot's memory, as mapped by either side."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -44,7 +44,7 @@ class _Memory:
         self.state = torch.frombuffer(self.memory, dtype=torch.int64, count=1)  # the unread message's number, or 0
 
     def views(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """The values of a message as bytes."""
+        """Return a message's values as bytes."""
         found, at = [], PAGE
         for size in sizes:
             found.append(
@@ -57,7 +57,7 @@ class _Memory:
 
 
 class _Slot:
-    """The sender's side."""
+    """The sender's side of a slot."""
 
     def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
@@ -81,7 +81,7 @@ class ShmMail:
     tracks = False
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` is this process's own and goes with it; None: the socket gets a name outside of any folder."""
+        """`folder` belongs to this process and is removed with it; None: use an abstract socket name."""
         self.key = secrets.token_hex(16)
         name = None if folder is None else str(folder / "mail")
         if name is None or len(os.fsencode(name)) > LONGEST_NAME:
@@ -96,11 +96,11 @@ class ShmMail:
         self._slots: list[_Slot] = []
         self._largest = 0  # message, in bytes
         self._mapped: dict[tuple[int, int, int], _Memory] = {}
-        self._looked_at: list[tuple[_Memory, int]] = []  # with the number of the message
+        self._looked_at: list[tuple[_Memory, int]] = []  # collected since `release`, with the message's number
         self._posted = 0
-        self._removed: set[int] = set()  # peers whose last messages may not have been read
+        self._removed: set[int] = set()  # peers whose last messages may still be unread here
         self._forgotten: set[int] = set()
-        self.on_their_way = 0  # whatever was posted is where its reader finds it
+        self.on_their_way = 0  # a posted message is at once in memory that its reader maps
 
     def reserve(self, sizes: Sequence[int]) -> None:
         self._largest = sum(map(aligned, sizes))
@@ -110,7 +110,7 @@ class ShmMail:
         if known is not None and known.incarnation != peer.incarnation:
             self.remove_peer(peer.node)
         self._removed.discard(peer.node)
-        for slot in self._slots:  # it may have let go of what it had mapped
+        for slot in self._slots:  # the peer may have unmapped the slot: send its descriptor again
             slot.known.discard((peer.node, peer.incarnation))
         self._boxes[peer.node] = peer
 
@@ -122,7 +122,7 @@ class ShmMail:
                 if slot.unread and slot.header is not None:
                     values = [view.clone() for view in slot.memory.views(slot.header.sizes)]
                     back.append(Delivered(slot.header, values))
-                slot.memory.state.fill_(0)  # whoever still finds the message is too late
+                slot.memory.state.fill_(0)  # void the message, should the peer still find it
                 slot.reader = None
         self._removed.add(peer)
         return back
@@ -166,7 +166,7 @@ class ShmMail:
             return False
         try:
             self._out.sendmsg([data], rights, socket.MSG_DONTWAIT, _name(box.address))
-        except OSError as error:  # nobody is there any more, or too much is unread
+        except OSError as error:  # the peer is gone, or its queue is full
             logger.debug("a message to node %d was not taken: %s", box.node, error)
             return False
         if slot is not None:
@@ -189,7 +189,7 @@ class ShmMail:
         try:
             slot = _Slot(place, self._capacity(nbytes))
         except ShortOfMemoryError:
-            if not self._slots:  # nothing could ever be sent
+            if not self._slots:  # without any slot nothing could ever be sent
                 raise
             return None
         if place < len(self._slots):  # readers get the descriptor of the larger one with their next message in it
@@ -200,7 +200,7 @@ class ShmMail:
         return slot
 
     def _capacity(self, nbytes: int) -> int:
-        """Large enough to serve again: twice the bytes of a few tensors, but no more than a model's."""
+        """Return a size that allows reuse: twice the bytes of a few tensors, but no more than a model's."""
         return max(nbytes, min(2 * nbytes, self._largest), PAGE)
 
     @property
@@ -220,7 +220,7 @@ class ShmMail:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(LONGEST_HEADER, _ANCILLARY, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._forgotten |= self._removed  # what they had sent has been read
+                self._forgotten |= self._removed  # everything that they sent has been read
                 self._removed.clear()
                 return found
             descriptors = array("i")
@@ -253,7 +253,7 @@ class ShmMail:
         if memory is None or min(header.sizes) < 0 or sum(map(aligned, header.sizes)) > memory.nbytes:
             raise PeerError(f"a message of node {header.sender} names {sum(header.sizes)} bytes that are not there")
         if int(memory.state) != header.number:
-            return None  # its sender has taken it back
+            return None  # the sender has voided the message
         self._looked_at.append((memory, header.number))
         return Delivered(header, memory.views(header.sizes))
 

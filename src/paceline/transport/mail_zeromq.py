@@ -1,7 +1,7 @@
-"""Messages over TCP: each node reads from a socket of its own and has one more for each peer that it writes to.
+"""Mailboxes over TCP: each node reads from one socket and has another for each peer that it writes to.
 
-ZeroMQ's own thread sends, from a copy that was made when the message was posted, so a message is on its way until that
-thread has handed its last byte to the kernel. Queues are short on both sides: a peer that does not read soon refuses.
+ZeroMQ's thread sends from a copy made by `post`, so a message is on its way until that thread has handed its last byte
+to the kernel. Queues are short on both sides: posting to a peer that reads slowly soon fails.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import zmq
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode
 from paceline.transport.zeromq import end_context
 
-LEAVING_MS = 5_000  # for messages that are still on their way
-STUCK_S = 2.0  # a message that takes longer is its reader's affair: nobody waits for it
+LEAVING_MS = 5_000  # that `close` waits for messages still on their way
+STUCK_S = 2.0  # a message on its way for longer is not waited for: its reader does not read
 
 logger = logging.getLogger("paceline")
 
 
 class _Posted(msgspec.Struct):
-    """A message that may not have left yet."""
+    """A posted message that may not have left yet."""
 
     peer: int
     header: PeerHeader
@@ -51,16 +51,16 @@ class ZeromqMail:
         self._posted: list[_Posted] = []
         self._departed: list[Departed] = []
 
-    unread = 0  # nobody knows
+    unread = 0  # not known here
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Nothing is kept for messages that are to come."""
+        """Do nothing: no memory is reserved."""
 
     def add_peer(self, peer: Box) -> None:
         self.remove_peer(peer.node)
         link = self._context.socket(zmq.PUSH)
         link.setsockopt(zmq.SNDHWM, UNREAD)
-        link.copy_threshold = 0  # a copied last frame would count as gone at once, and the message with it
+        link.copy_threshold = 0  # ZeroMQ would report a message whose last frame it copied as sent at once
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
 
@@ -84,13 +84,13 @@ class ZeromqMail:
         frames: list[Any] = [encode(header), *(copy.numpy() for copy in copies if copy.numel())]
         try:
             tracker = link.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
-        except zmq.Again:  # it has not read those before this one
+        except zmq.Again:  # the peer has not read earlier messages
             return False
         self._posted.append(_Posted(peer, header, copies, tracker, time.perf_counter()))
         return True
 
     def _look(self) -> None:
-        """Note which messages have left."""
+        """Record which messages have left."""
         still, now = [], time.perf_counter()
         for posted in self._posted:
             if not posted.tracker.done:
@@ -132,7 +132,7 @@ class ZeromqMail:
                 found.append(Delivered(header, [_tensor(next(waiting)) if s else _NOTHING for s in header.sizes]))
 
     def release(self) -> None:
-        """What was collected lies in frames of its own."""
+        """Do nothing: each collected message owns its frames."""
 
     def close(self) -> None:
         if self._context.closed:
@@ -151,5 +151,5 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 def _tensor(frame: Any) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is only read from
+        warnings.simplefilter("ignore")  # the buffer is read-only, and only read from
         return torch.frombuffer(frame.buffer, dtype=torch.uint8)

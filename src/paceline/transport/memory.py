@@ -15,7 +15,7 @@ from paceline.transport.messages import ToServer, ToWorker
 
 __all__ = ["Closed", "MemoryLink"]
 
-REFUSALS = 100  # a script that swallows that many would swallow them for ever
+REFUSALS = 100  # a script that catches so many `Closed` would catch them for ever
 
 
 class MemoryLink:
@@ -34,7 +34,7 @@ class MemoryLink:
         self._to_server.append(message)
 
     def receive(self) -> ToWorker:
-        """Wait for the next message; `on_wait` is told first if there is none yet."""
+        """Wait for the next message; call `on_wait` first if none is there yet."""
         if self._closed:
             self._refuse()
         if self._on_wait is not None and self._to_worker.empty():
@@ -44,18 +44,18 @@ class MemoryLink:
             raise Closed
         return message
 
-    def poll(self, seconds: float = 0.0) -> bool:  # noqa: ARG002 - whoever runs virtual workers decides when they wait
+    def poll(self, seconds: float = 0.0) -> bool:  # noqa: ARG002 - the engine decides when virtual workers wait
         return self._closed or not self._to_worker.empty()
 
     def adopt(self, spec: ModelSpec) -> Region | None:  # noqa: ARG002 - tensors are passed by reference
         return None
 
     def reconnect(self) -> None:
-        """Nothing inside one process is lost by accident."""
+        """Raise `Closed`: a link inside one process is never lost by accident."""
         raise Closed
 
     def _refuse(self) -> None:
-        """Say that the link is down; to whoever will not hear it, never answer again."""
+        """Raise `Closed`; block a thread for ever that keeps catching it."""
         self._refusals += 1
         if self._refusals > REFUSALS:
             if self._on_wait is not None:

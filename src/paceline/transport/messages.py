@@ -1,9 +1,9 @@
-"""What a worker and its server say to each other, each message declared once.
+"""The messages between a worker and its server, each declared once.
 
-The declaration is also the wire form: fields in their order, without names, each checked against its type when it
-arrives. `registered` gives a message the number that it travels under. Whoever exchanges more than gradients registers
-messages of its own in the same way, so a process knows those kinds whose modules it has imported. A message that is not
-registered never leaves its process.
+The declaration is also the wire form: fields in order, without names, each checked against its type on arrival.
+`registered` gives a message class its number on the wire. Other modules (tables, peers) register their own messages in
+the same way, so a process knows only the kinds whose modules it has imported. Unregistered messages cannot be sent to
+another process.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,43 +17,43 @@ from paceline.core.errors import InternalError
 from paceline.core.ledger import Allotment, Indices, Sampling
 from paceline.model.spec import Gradient, ModelSpec, Parameters
 
-if TYPE_CHECKING:  # inside one process a field may hold what can become an array: rows yet to be copied, tensors
+if TYPE_CHECKING:  # inside one process a field may hold anything that can become an array: lazy rows, tensors
     Array = Any
     RawBytes = Any
-else:  # what arrives from another process
+else:  # from another process only arrays arrive
     Array = np.ndarray[Any, np.dtype[Any]]
     RawBytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class ToServer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a worker sends."""
+    """A message from a worker to the server."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the server sends."""
+    """A message from the server to a worker."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """How one class of messages travels."""
+    """The wire properties of one message class."""
 
     type: type[Any]
     number: int
     to_worker: bool
-    local: tuple[str, ...]  # fields that stay in the sender's process: None arrives in their place
-    in_place: bool  # its arrays may be views of memory that the sender uses again after the next `receive`
+    local: tuple[str, ...]  # fields that are not sent: the receiver gets None
+    in_place: bool  # its arrays may be views of memory that the sender reuses after the next `receive`
     name: str
     prefix: bytes
 
 
 KINDS: dict[type[Any], Kind] = {}
 KIND_OF_NUMBER: dict[int, Kind] = {}
-TO_WORKER = 64  # kinds above it go to a worker, so that neither end is taken for the other
+TO_WORKER = 64  # numbers above it go to workers, so that a message at the wrong end is recognized
 LAST_KIND = 127
 _M = TypeVar("_M", bound=type[ToServer] | type[ToWorker])
 
 
 def registered(number: int, *, local: tuple[str, ...] = (), in_place: bool = False) -> Callable[[_M], _M]:
-    """Give a class of messages its number. A number once given stays its own."""
+    """Register a message class under this number. Never reuse a number for another class."""
 
     def register(kind: _M) -> _M:
         to_worker = issubclass(kind, ToWorker)
@@ -77,14 +77,14 @@ def registered(number: int, *, local: tuple[str, ...] = (), in_place: bool = Fal
 
 @registered(1, local=("evaluator",))
 class Hello(ToServer, frozen=True):
-    """A worker has prepared this model. `evaluator` is a module of its own and a function, both of this process."""
+    """A worker has prepared this model. `evaluator` is a copy of the module and a function, for use in this process."""
 
     spec: ModelSpec
     values: list[torch.Tensor]
     buffers: list[torch.Tensor]
     evaluator: tuple[Any, Callable[[Any], Mapping[str, float]]] | None = None
-    reads: bool = False  # the worker copies versions elsewhere: it could do so from the server's own memory
-    in_region: bool = False  # on a wire: values and buffers lie in the worker's region
+    reads: bool = False  # the worker copies versions to a device, so it can read them from the server's own memory
+    in_region: bool = False  # on a wire: values and buffers are in the worker's region
 
 
 @registered(2)
@@ -96,7 +96,7 @@ class Ready(ToServer, frozen=True):
     batch_size: int
     epochs: float
     sampling: Sampling
-    least: int  # samples of the smallest piece the model can be trained on
+    least: int  # fewest samples in a piece that the model can be trained on
 
 
 @registered(3)
@@ -108,13 +108,13 @@ class Push(ToServer, frozen=True):
     gradient: Gradient | None
     kept: list[Indices] | None = None
     nominal: int | None = None
-    compute_s: float = 0.0  # by the worker's own clock, an emulated wait included; engines of virtual time know better
-    overrun_s: float = 0.0  # by which the computation took longer than the scenario has it
+    compute_s: float = 0.0  # by the worker's clock, emulated waiting included; virtual-time engines use their own
+    overrun_s: float = 0.0  # by which the computation exceeded the scenario's time
 
 
 @registered(4)
 class More(ToServer, frozen=True):
-    """Another `batch_size` on the same grant, please: the script accumulates gradients."""
+    """A request for another `batch_size` samples on the same grant: the script accumulates gradients."""
 
     ticket: int
 
@@ -128,14 +128,14 @@ class Done(ToServer, frozen=True):
 
 @registered(6)
 class Stop(ToServer, frozen=True):
-    """The script ends the phase for all."""
+    """The script ends the phase for all workers."""
 
     reason: str
 
 
 @registered(7)
 class Note(ToServer, frozen=True):
-    """A number of the user's own."""
+    """A number that the user reports."""
 
     name: str
     value: float
@@ -143,7 +143,7 @@ class Note(ToServer, frozen=True):
 
 @registered(8)
 class Remark(ToServer, frozen=True):
-    """Something about the script that its user should know."""
+    """A warning about the script for its user."""
 
     text: str
 
@@ -157,7 +157,7 @@ class OptionAsked(ToServer, frozen=True):
 
 @registered(10)
 class SavedState(ToServer, frozen=True):
-    """What a worker needs to go on as if never interrupted, as of the Work or Over that asked for it by number."""
+    """A worker's state for a checkpoint, as of the `Work` or `Over` whose `save` has this number."""
 
     number: int
     data: bytes
@@ -173,7 +173,7 @@ class Evaluated(ToServer, frozen=True):
 
 @registered(12)
 class Failed(ToServer, frozen=True):
-    """The script raised; `blame` is whose fault it is: the input's, the script's, ours."""
+    """The script raised; `blame` says whether the input, the script or paceline is at fault."""
 
     blame: Literal["user", "script", "internal"]
     text: str
@@ -182,7 +182,7 @@ class Failed(ToServer, frozen=True):
 
 @registered(13)
 class Ended(ToServer, frozen=True):
-    """The script came to its end."""
+    """The script has ended."""
 
 
 # -- to a worker -------------------------------------------------------------------------------------------------------
@@ -190,31 +190,31 @@ class Ended(ToServer, frozen=True):
 
 @registered(65)
 class Welcome(ToWorker, frozen=True):
-    """The answer to Hello: the model everybody starts from."""
+    """The answer to `Hello`: the model that all workers start from."""
 
     parameters: Parameters
-    state: bytes | None = None  # of this worker, where the run goes on from a checkpoint
+    state: bytes | None = None  # of this worker, if the run resumes from a checkpoint
 
 
 @registered(66)
 class Work(ToWorker, frozen=True):
-    """A grant, delivered."""
+    """A grant, as sent to the worker."""
 
     ticket: int
     allotment: Allotment
-    parameters: Parameters | None  # None: go on with what you have
+    parameters: Parameters | None  # None: keep the current ones
     rounds_done: float
-    slot: int = 0  # where the push is to lie, of the worker's region
-    delay_s: float = 0.0  # emulation: the model is there in so long; below zero, it has been there for so long
-    compute_s: float | None = None  # emulation: the computation is to take so long; None: as long as it takes
-    save: int | None = None  # send your SavedState under this number before you compute
-    phase: int | None = None  # that it belongs to: one of an earlier phase crossed the word that its script had left
-    step: int = 0  # of a node in a run without a server: the one that it makes with this
+    slot: int = 0  # of the worker's region, to write the push to
+    delay_s: float = 0.0  # emulation: seconds until the model arrives; negative: it arrived that long ago
+    compute_s: float | None = None  # emulation: how long the computation takes; None: as long as it really does
+    save: int | None = None  # send SavedState with this number before computing
+    phase: int | None = None  # of the grant; an earlier one crossed the worker's `Done` on the way
+    step: int = 0  # in a run without a server: the number of the step that the node makes with this grant
 
 
 @registered(67)
 class Extra(ToWorker, frozen=True):
-    """The answer to More; None if there is nothing left to be had."""
+    """The answer to `More`; None if no samples are left."""
 
     allotment: Allotment | None
     compute_s: float | None = None
@@ -222,7 +222,7 @@ class Extra(ToWorker, frozen=True):
 
 @registered(68)
 class Over(ToWorker, frozen=True):
-    """The phase has ended; the model is its final version."""
+    """The phase has ended; `parameters` are its final version."""
 
     phase: int
     parameters: Parameters | None
@@ -233,14 +233,14 @@ class Over(ToWorker, frozen=True):
 
 @registered(69)
 class Cancelled(ToWorker, frozen=True):
-    """The grant is void: drop what was computed for it and wait for the next."""
+    """The grant is void: the worker drops what it computed for it and waits for the next."""
 
     ticket: int
 
 
 @registered(70)
 class Evaluate(ToWorker, frozen=True):
-    """To the evaluator: measure this version."""
+    """A request to the evaluator to measure this version."""
 
     number: int
     parameters: Parameters
@@ -248,4 +248,4 @@ class Evaluate(ToWorker, frozen=True):
 
 @registered(71)
 class Bye(ToWorker, frozen=True):
-    """Nothing more will come: the link closes, and not by accident."""
+    """The last message: the server closes the link on purpose."""

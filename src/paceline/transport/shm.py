@@ -1,8 +1,8 @@
-"""WorkerLinks of one host: small messages over a private socket, tensors in memory that worker and server both map.
+"""Links on one host: small messages over a private socket, tensors in memory that worker and server both map.
 
-The worker makes its region as an anonymous file: nothing has a name that could be left behind. It cannot be made
-smaller, or whoever still maps it would die. The server gets the descriptor with the worker's Hello and maps the same
-pages, so a push moves no byte. Tensors that lie elsewhere travel in the frame behind their message.
+The worker makes its region as an anonymous file, so no name can be left behind. The file is sealed against shrinking,
+which would kill any process that still maps it. The server gets the descriptor with the worker's `Hello` and maps the
+same pages, so a push moves no byte. Tensors outside the region follow their message in the same frame.
 """
 
 import errno
@@ -27,17 +27,17 @@ from paceline.transport.frames import Channel, Frame
 from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
 
-_LOOSE = 128  # where a kind would stand: tensors follow the message, whose length is said first
-_LANE = 129  # likewise, but the tensors lie in the sender's lane
+_LOOSE = 128  # in place of a kind: the message's length, the message, then the bytes of its tensors
+_LANE = 129  # likewise, but the arrays are in the sender's lane
 _LENGTH = struct.Struct("<I")
-_PLACE = struct.Struct("<QQQ")  # in a lane: offset, length, and where the ring goes on
+_PLACE = struct.Struct("<QQQ")  # in a lane: offset, length, and the ring's head after it
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
-CLOSING_S = 1.0  # for the last words to a peer that reads slowly; a longer wait would hold up the end of the run
-LEAVING_S = 5.0  # for a worker's last words: the server reads in passes, and may be applying
+CLOSING_S = 1.0  # to send last messages to a slow reader; a longer wait would delay the end of the run
+LEAVING_S = 5.0  # to send a worker's last messages: the server reads in turns, and may be applying
 
 
 class ShmEndpoint:
-    """A worker's end. `relink` waits for a fresh channel when the server went away."""
+    """A worker's end. `relink` waits for a new channel after the server went away."""
 
     def __init__(self, channel: Channel, relink: Callable[[], Channel] | None = None) -> None:
         self._channel = channel
@@ -63,7 +63,7 @@ class ShmEndpoint:
             raise Closed
         frame = self._channel.receive()
         if frame is None:
-            raise InternalError("a wait without a limit came to nothing")
+            raise InternalError("receive() without a timeout returned no frame")
         data, tensors, place = _split(frame)
         if self._in.unread is not None:
             self._in.give_back()
@@ -83,7 +83,7 @@ class ShmEndpoint:
         return self._closed or self._channel.poll(seconds)
 
     def adopt(self, spec: ModelSpec) -> Region:
-        """A region in memory that the next Hello shares with the server."""
+        """Return a region in memory that the next `Hello` shares with the server."""
         require_region(spec)
         layout = RegionLayout(spec)
         self._spec = spec
@@ -103,7 +103,7 @@ class ShmEndpoint:
                 os.close(descriptor)
 
     def reconnect(self) -> None:
-        self._codec.lent = None  # another server has other memory
+        self._codec.lent = None  # the next server has other memory
         if self._closed or self._relink is None:
             self._closed = True
             raise Closed
@@ -112,7 +112,7 @@ class ShmEndpoint:
         self._out, self._in = LaneOut(anonymous_file), LaneIn()
 
     def close(self) -> None:
-        """Say what is still to be said, then let go. The region lives as long as its tensors."""
+        """Send what is left, then close. The region lives as long as its tensors."""
         self._channel.finish(LEAVING_S)
         self._channel.close()
         if self._descriptor is not None:
@@ -129,24 +129,24 @@ class ShmServerEnd:
         self._channel = channel
         self._out, self._in = LaneOut(anonymous_file), LaneIn()
         self._codec = Codec(self._map)
-        self._shared: int | None = None  # the descriptor that came with the frame being read
-        self._lent: int | None = None  # one that goes with the next Welcome; it is the lender's
+        self._shared: int | None = None  # descriptor that came with the frame being decoded
+        self._lent: int | None = None  # descriptor to send with the next `Welcome`; its lender closes it
 
     @property
     def region(self) -> Region | None:
-        """The worker's memory, once it has said Hello."""
+        """The worker's memory, once its `Hello` has come."""
         return self._codec.region
 
     def fileno(self) -> int:
         return self._channel.fileno()
 
     def pump(self) -> list[ServerEnd]:
-        """Who may have messages to collect when this end's descriptor can be read."""
+        """Return the ends that may have messages when this end's descriptor is readable."""
         return [self]
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for the worker to read; `flush` when the descriptor can be written."""
+        """Whether data is waiting to be sent: call `flush` when the descriptor is writable."""
         return self._channel.wants_write
 
     def flush(self) -> None:
@@ -157,11 +157,11 @@ class ShmServerEnd:
         descriptors: tuple[int, ...] = ()
         if self._lent is not None and isinstance(message, Welcome):
             descriptors, self._lent = (self._lent,), None
-        with suppress(Lost):  # whoever went away is found when it is listened to
+        with suppress(Lost):  # reading will report that the worker is gone
             _send(self._channel, self._codec, message, descriptors, self._out)
 
     def lend(self, flat: list[Tensor], descriptor: int) -> None:
-        """Let the worker read these parameters where they lie: after the next Welcome messages may have them."""
+        """Let the worker read these parameters in place: messages after the next `Welcome` may refer to them."""
         self._codec.lent = flat
         self._lent = descriptor
 
@@ -170,11 +170,11 @@ class ShmServerEnd:
         return None if frame is None else self._message(frame)
 
     def listen(self) -> None:
-        """Read once, for somebody who was told that there is something to be read; then ask `buffered`."""
+        """Read once, after the event loop reported the socket readable; then call `buffered` until it returns None."""
         self._channel.listen()
 
     def buffered(self) -> ToServer | None:
-        """The next message of those that were read."""
+        """Return the next message already read."""
         frame = self._channel.buffered()
         return None if frame is None else self._message(frame)
 
@@ -197,7 +197,7 @@ class ShmServerEnd:
         return message
 
     def close(self) -> None:
-        """Tell the worker that nothing more will come, and hang up. Its region lives as long as its tensors."""
+        """Send `Bye` and close. The worker's region lives as long as its tensors."""
         self.deliver(Bye())
         self._channel.finish(CLOSING_S)
         self._channel.close()
@@ -236,7 +236,7 @@ def _send(
 
 
 def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None, memoryview | None]:
-    """The message, and the bytes of its tensors or the place where they lie, if either came with it."""
+    """Split a frame into the message, the bytes of its tensors, and their place in the lane; absent ones are None."""
     data = frame.data
     if not data or data[0] not in (_LOOSE, _LANE):
         return data, None, None
@@ -250,17 +250,17 @@ def _split(frame: Frame) -> tuple[bytearray | memoryview, memoryview | None, mem
 
 
 def _placed(place: memoryview, lane: LaneIn, frame: Frame) -> MakeArray:
-    """What hands out the arrays of a message that lie in a lane."""
+    """Return the function that returns a message's arrays from the lane, in order."""
     if frame.descriptors:
         lane.adopt(frame.descriptors.pop(0))
     try:
         return lane.arrays(*_PLACE.unpack(place))
     except (ValueError, struct.error) as error:
-        raise PeerError(f"a message names a place that there is not: {error}") from error
+        raise PeerError(f"a message points outside the ring buffer: {error}") from error
 
 
 def _fill(loose: list[Any], data: memoryview | None) -> None:
-    """Put bytes into the tensors that the message announced."""
+    """Copy the bytes into the tensors that the message announced."""
     targets = [bytes_of(one) for one in loose]
     announced = sum(len(target) for target in targets)
     arrived = 0 if data is None else len(data)
@@ -273,13 +273,13 @@ def _fill(loose: list[Any], data: memoryview | None) -> None:
 
 
 def require_sealed(descriptor: int) -> None:
-    """Memory that somebody else made must not shrink under whoever maps it."""
+    """Refuse memory that its maker could shrink while this process maps it."""
     if _SEALS and hasattr(os, "memfd_create") and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         raise PeerError("a process shares memory that is not sealed: it could shrink under those who map it")
 
 
 def anonymous_file(nbytes: int) -> int:
-    """The descriptor of memory with no name, all of it really there."""
+    """Return the descriptor of unnamed memory, all of it allocated."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:

@@ -1,16 +1,17 @@
-"""WorkerLinks over TCP: a DEALER socket per worker, one ROUTER socket at the server.
+"""Links over TCP: a DEALER socket per worker, one ROUTER socket at the server.
 
-Each side has a region of its own: tensors leave straight from the sender's and are received straight into the
-receiver's, and nobody sees a message before its last byte is there. What lies in a region is sent without a copy, so it
-must not change before it is out. That holds by the order of a run: a worker writes to a slot again only when the server
-has granted it, which follows the push; a server writes a worker's parameters again when its push has come, or when the
-grant they went with is void.
+Each side has its own region: tensors are sent directly from one and received directly into the other, and a message is
+delivered only when its last byte has arrived. Tensors in a region are sent without a copy, so they must not change
+before they are out. The order of a run ensures that: a worker writes to a slot again only when the server has granted
+it, which follows the push; the server writes a worker's parameters again when its push has come, or when the grant they
+went with is void.
 
-A message is followed by the bytes of its tensors in chunks, each a ZeroMQ message of its own, so that receiving
-overlaps with sending. Both sides cut by the same rule.
+The bytes of a message's tensors follow it in chunks, each a ZeroMQ message, so that receiving overlaps with sending.
+Both sides cut by the same rule.
 
-A worker's token is its routing id. It greets and waits to be let in, so it may be there before the server expects it.
-ZeroMQ would reconnect in silence to whoever is there; the socket's monitor tells a worker that its server is gone.
+A worker's token is its routing id. The worker sends a handshake and waits for the answer, so it may connect before the
+server expects it. ZeroMQ would silently reconnect to any server at the address; the socket's monitor tells a worker
+that its server is gone.
 """
 
 import logging
@@ -33,18 +34,18 @@ from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 
-CHUNK = 1 << 20  # bytes; larger ones overlap less, smaller ones cost more calls
-GATHERED = 1 << 14  # bytes; tensors below it share a chunk, which costs a copy but saves a message for each
-HANDSHAKE = b"\x00"  # of a worker, and the server's answer; no kind of message
+CHUNK = 1 << 20  # bytes; larger chunks overlap less, smaller ones cost more calls
+GATHERED = 1 << 14  # bytes; smaller tensors share a chunk, which costs a copy but saves a message for each
+HANDSHAKE = b"\x00"  # from a worker, and the server's answer; not the number of any message
 PARTING = b"\xff"
-TICK_S = 0.001  # the finest wait that ZeroMQ's poller knows
-TURN = 256  # messages per pump, so that one worker's push does not keep the server from everything else
-STREAM_S = 0.005  # in which a pump waits for the next chunk: going round the loop for each costs more than the chunk
-PATIENCE_S = 5.0  # a token unknown for so long is not one that the server is about to hear of
-LEAVING_MS = 5_000  # for last words
-LAST_WORDS_S = 5.0  # of a process that is gone; they lie in this machine's memory
-WATCH_MS = 100  # in which a waiting worker looks whether its server is still there
-RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would throw away what is not yet read
+TICK_S = 0.001  # resolution of ZeroMQ's poller
+TURN = 256  # messages per pump, so that one worker's push does not block the server
+STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
+PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does not know
+LEAVING_MS = 5_000  # to send last messages
+LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
+WATCH_MS = 100  # between a waiting worker's checks that its server is alive
+RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 
 logger = logging.getLogger("paceline")
@@ -58,17 +59,17 @@ def _make(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[b
 
 
 def end_context(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-    """Let go of the context and of pyzmq's thread that waits for zero-copy frames to be out."""
+    """End the context, and pyzmq's thread that waits until zero-copy frames are out."""
     context.term()
     until = time.monotonic() + 1.0
     while zero_copy_frames.refs and time.monotonic() < until:
         time.sleep(0.001)
-    if not zero_copy_frames.refs:  # otherwise somebody else of this process sends without copies
+    if not zero_copy_frames.refs:  # otherwise another context of this process still uses the thread
         zero_copy_frames.stop()
 
 
 def chunks_of(views: list[memoryview]) -> list[list[memoryview]]:
-    """How tensors are cut: large ones into chunks, neighbours among the small ones together."""
+    """Cut tensors into chunks; neighbouring small ones share a chunk."""
     chunks: list[list[memoryview]] = []
     small: list[memoryview] = []
     for view in views:
@@ -84,7 +85,7 @@ def chunks_of(views: list[memoryview]) -> list[list[memoryview]]:
 
 
 class Intake:
-    """Puts messages together as their parts come in."""
+    """Assembles messages from the parts that arrive."""
 
     def __init__(self, codec: Codec, decode: Callable[[memoryview], tuple[Any, list[Any]]]) -> None:
         self.whole: deque[Any] = deque()
@@ -98,7 +99,7 @@ class Intake:
         return bool(self._targets)
 
     def take(self, socket: "zmq.Socket[bytes]", flags: int) -> bytes | None:
-        """Take in the next part, or raise `zmq.Again` if it does not come; words at the door are the caller's."""
+        """Receive the next part, or raise `zmq.Again` if none comes. Return a HANDSHAKE or PARTING to the caller."""
         if self._targets:
             self._take_chunk(socket, flags)
         else:
@@ -132,7 +133,7 @@ class Intake:
 
 
 def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
-    """A message and the bytes of its tensors. What lies in no region is its owner's again when this returns."""
+    """Send a message and the bytes of its tensors. The caller may reuse tensors outside a region afterwards."""
     data, loose = codec.encode(message)
     send_part(socket, data, address)
     for tensors, copy in ((loose, True), (_mirrored(codec), False)):
@@ -141,19 +142,19 @@ def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker
 
 
 def _mirrored(codec: Codec) -> list[Any]:
-    """Tensors of the last message that lie in the region, and in the other side's."""
+    """Return the tensors of the last message that are in both sides' regions."""
     return [tensor for holder in codec.shared for tensor in holder.all()]
 
 
 def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
-    """One message, to the worker at this address where the socket has several."""
+    """Send one ZeroMQ message; `address` is the worker's, on a socket that serves several."""
     if address is not None:
         socket.send(address, zmq.SNDMORE)
     socket.send(data, 0, copy)
 
 
 class ZeromqEndpoint:
-    """A worker's end. `relink` waits for the address and token of a server that took the place of a lost one."""
+    """A worker's end. `relink` waits for the address and token of the server that replaces a lost one."""
 
     def __init__(self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None) -> None:
         self._relink = relink
@@ -182,7 +183,7 @@ class ZeromqEndpoint:
             raise Closed
         while not self._let_in:
             if not self._advance(None):
-                return  # lost; the next `receive` will say so
+                return  # lost: the next `receive` raises
         if isinstance(message, Hello) and self._codec.region is not None:
             self._codec.region.take_in(message.values, message.buffers)
         post(self._socket, self._codec, message)
@@ -208,7 +209,7 @@ class ZeromqEndpoint:
         return True
 
     def _advance(self, seconds: float | None) -> bool:
-        """Take in one part; waits so long for it. False: none came, or none will."""
+        """Receive one part, waiting up to `seconds`, or without limit if None. False: none came, or none will."""
         if seconds is None:
             return self._await_part()
         if not self._socket.poll(0):
@@ -221,11 +222,11 @@ class ZeromqEndpoint:
         return self._take(zmq.NOBLOCK)
 
     def _await_part(self) -> bool:
-        """Waiting inside ZeroMQ is faster than a poller, but does not see the monitor."""
+        """Wait for a part inside ZeroMQ: faster than a poller, but the monitor needs a look of its own."""
         while not self._take(0):
             if self._lost:
                 return False
-            self._lost = bool(self._monitor.poll(0))  # what came before the end is taken first
+            self._lost = bool(self._monitor.poll(0))  # the loop first takes what came before the end
         return True
 
     def _take(self, flags: int) -> bool:
@@ -237,7 +238,7 @@ class ZeromqEndpoint:
         return True
 
     def adopt(self, spec: ModelSpec) -> Region:
-        """A region of this process, which the server mirrors."""
+        """Return a region of this process, which the server mirrors."""
         require_region(spec)
         self._codec.region = private_region(spec)
         return self._codec.region
@@ -250,7 +251,7 @@ class ZeromqEndpoint:
         self._connect(*self._relink())
 
     def close(self) -> None:
-        """Say what is still to be said, then let go. The region lives as long as its tensors."""
+        """Send what is left, then close. The region lives as long as its tensors."""
         if self._context.closed:
             return
         lost = self._lost or not self._let_in or self._monitor in dict(self._poller.poll(0))
@@ -270,7 +271,7 @@ class ZeromqEndpoint:
 class ZeromqServerEnd:
     """The server's end of one worker's link."""
 
-    wants_write = False  # ZeroMQ's own thread sends
+    wants_write = False  # ZeroMQ's thread sends
 
     def __init__(self, hub: "ZeromqHub", address: bytes) -> None:
         self._hub = hub
@@ -278,8 +279,8 @@ class ZeromqServerEnd:
         self._codec = Codec(_mirror)
         self._intake = Intake(self._codec, self._codec.at_server)
         self._early: list[ToWorker] = []
-        self.linked = False  # the worker has greeted
-        self.parted = False  # it has said its last word
+        self.linked = False  # the worker's handshake has come
+        self.parted = False  # the worker's PARTING has come
         self._gone = False
         self._fault: PacelineError | None = None
 
@@ -290,7 +291,7 @@ class ZeromqServerEnd:
 
     @property
     def region(self) -> Region | None:
-        """This side's mirror of the worker's memory, once it has said Hello."""
+        """This side's mirror of the worker's memory, once its `Hello` has come."""
         return self._codec.region
 
     def deliver(self, message: ToWorker) -> None:
@@ -314,16 +315,16 @@ class ZeromqServerEnd:
         return None
 
     def close(self) -> None:
-        """Tell the worker that nothing more will come."""
+        """Send `Bye` to the worker and forget it."""
         self.deliver(Bye())
         self._gone = True
         self._hub.forget(self._address)
 
     def flush(self) -> None:
-        """ZeroMQ's own thread sends."""
+        """Do nothing: ZeroMQ's thread sends."""
 
     def greet(self) -> None:
-        """The worker is there: let it in and say what there is to say."""
+        """Answer the worker's handshake and send the messages that waited for it."""
         self.linked = True
         early, self._early = self._early, []
         self._gone = not self._hub.post(self._address, None, HANDSHAKE)
@@ -332,13 +333,13 @@ class ZeromqServerEnd:
 
     @property
     def reachable(self) -> bool:
-        """Whether something sent to the worker would set out."""
+        """Whether the worker can still be sent to; sends a HANDSHAKE to find out."""
         if not self._gone:
             self._gone = not self._hub.post(self._address, None, HANDSHAKE)
         return not self._gone
 
     def take(self, socket: "zmq.Socket[bytes]") -> bool:
-        """Take a part in; whether there is something to collect."""
+        """Receive a part; return whether there is something to collect."""
         try:
             word = self._intake.take(socket, zmq.NOBLOCK)
         except PacelineError as error:
@@ -359,8 +360,8 @@ def _mirror(spec: ModelSpec) -> Region:
 class Bell:
     """A descriptor for event loops, readable when the watched one is, or after `ring`.
 
-    A ZeroMQ socket's own descriptor signals changes only, and only once, and whoever sends on the socket may swallow
-    the signal that something arrived meanwhile. The bell is rung then, and both are watched as one.
+    A ZeroMQ socket's own descriptor signals only changes, each once, and sending on the socket may consume the signal
+    that something arrived. The hub rings the bell then; one epoll descriptor watches both.
     """
 
     def __init__(self, watched: int) -> None:
@@ -397,17 +398,17 @@ class Bell:
 
 
 class ZeromqHub:
-    """The server's socket, and whom it expects there. Bound to this host unless told otherwise."""
+    """The server's socket and the workers it expects; bound to this host by default."""
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _make(self._context, zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a worker that is gone is an error, not silence
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a worker that is gone raises
         self._socket.bind(bind)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._ends: dict[bytes, ZeromqServerEnd] = {}
-        self._strangers: dict[bytes, float] = {}  # greeted at
+        self._strangers: dict[bytes, float] = {}  # time of each unknown token's handshake
         self._left: set[bytes] = set()
 
     def fileno(self) -> int:
@@ -415,7 +416,7 @@ class ZeromqHub:
         return self._bell.fileno()
 
     def expect(self, token: str) -> ZeromqServerEnd:
-        """The link of the worker that has this token."""
+        """Return the link of the worker with this token."""
         address = token.encode()
         end = self._ends[address] = ZeromqServerEnd(self, address)
         if self._strangers.pop(address, None) is not None:
@@ -423,12 +424,12 @@ class ZeromqHub:
         return end
 
     def forget(self, address: bytes) -> None:
-        """Whatever still comes from there is nobody's."""
+        """Drop the link; later messages from this address are ignored."""
         if self._ends.pop(address, None) is not None:
             self._left.add(address)
 
     def pump(self) -> list[ServerEnd]:
-        """Take in what has arrived; who has something to collect."""
+        """Receive what has arrived; return the ends that have something to collect."""
         self._bell.hush()
         ready: dict[int, ServerEnd] = {}
         streaming = False
@@ -453,10 +454,10 @@ class ZeromqHub:
         return list(ready.values())
 
     def drain(self, end: ZeromqServerEnd) -> list[ServerEnd]:
-        """The worker's process is gone: take in all that it had sent; who has something to collect.
+        """Receive all that an ended worker process had sent; return the ends that have something to collect.
 
-        Its last word is the last. Without one, ZeroMQ has all that came from a worker once it cannot reach it any more.
-        A worker that was never let in has said nothing.
+        A PARTING is the last message. Without one, everything has arrived once ZeroMQ cannot reach the worker any more.
+        A worker whose handshake was not answered has sent nothing else.
         """
         ready: dict[int, ServerEnd] = {}
         until = time.monotonic() + LAST_WORDS_S
@@ -466,12 +467,12 @@ class ZeromqHub:
             something = bool(self._socket.poll(0 if arrived_all else 1))
             if end.parted or (arrived_all and not something) or time.monotonic() > until:
                 break
-        if something:  # looking may have swallowed the socket's own signal
+        if something:  # polling may have consumed the socket's signal
             self._bell.ring()
         return list(ready.values())
 
     def post(self, address: bytes, codec: Codec | None, message: Any) -> bool:
-        """Send to one worker; False if it is gone. Bytes go as they are, without a codec."""
+        """Send to one worker; False if it is gone. Without a codec, `message` is bytes."""
         try:
             if codec is None:
                 send_part(self._socket, message, address)
@@ -481,7 +482,7 @@ class ZeromqHub:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return False
-        # Sending may have swallowed the socket's own signal that something is there to be read.
+        # Sending may have consumed the socket's signal that something arrived.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._bell.ring()
         return True
@@ -502,7 +503,7 @@ class ZeromqHub:
         logger.warning("a connection from %r was refused: no worker has this token", stranger)
 
     def close(self) -> None:
-        """Hang up on all; whoever was not told before takes the server for lost."""
+        """Close the socket; to workers that got no `Bye` the server is lost."""
         if self._context.closed:
             return
         for stranger in list(self._strangers):

@@ -1,4 +1,4 @@
-"""What runs beside the user's script: the batch loop, the replica, its state.
+"""The parts that run inside the user's script: the batch loop, the replica, its state.
 
 Not public: scripts use `paceline.Session`.
 """

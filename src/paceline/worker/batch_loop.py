@@ -1,13 +1,13 @@
-"""One worker's passes through one phase: grants come in as pieces, pieces become pushes.
+"""One worker's loop over one phase: it cuts grants into pieces and makes pushes of the pieces.
 
 A piece belongs to the next push if backward ran on it and no `zero_grad` followed; otherwise the script skipped it. A
-grant that is used up without a `step()` is a script that accumulates gradients: it gets further pieces on the same
-grant. If the last piece was skipped, what there is gets pushed when the next batch is asked for.
+script that uses up a grant without a `step()` accumulates gradients: it gets further pieces on the same grant. If the
+last piece was skipped, the loop pushes the others when the script asks for the next batch.
 
-The server may void a grant at any time; the worker looks for that whenever a batch is asked for and in `step()`. Where
-a scenario is emulated, the grant says how long the model is under way and how long its computation takes; the worker
-sleeps the difference, and whatever arrives meanwhile ends the sleep. A server that went away without a word voids the
-grant too: the worker waits for it, introduces itself again, and goes on with what it is granted next.
+The server may void a grant at any time; the worker checks for that in `next_batch` and in `step()`. In an emulated
+scenario, the grant says how long the model travels and how long its computation takes; the worker sleeps the rest of
+that time, and a message that voids the grant ends the sleep. A lost server voids the grant too: the worker waits until
+it is back, introduces itself again, and continues with its next grant.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from paceline.worker.handshake import Handshake
 from paceline.worker.replica import News, Replica
 from paceline.worker.state import WorkerState
 
-Piece = tuple[int, Indices]  # of which allotment of the grant
-EDITS_WATCHED = 3  # pushes of a phase whose parameters are compared with the version read; it costs a pass over them
-OVER = object()  # what follows the last batch; None may be a batch
+Piece = tuple[int, Indices]  # the allotment's number within the grant, and the samples
+EDITS_WATCHED = 3  # pushes of a phase that are checked for edited parameters; each check costs a pass over them
+OVER = object()  # marks the end of the batches; None may be a batch
 
 
 class GrantPieces:
-    """What a worker computes for one push: the pieces it was given, and what became of each."""
+    """The pieces of one grant, and what the script did with each."""
 
     def __init__(self, ticket: int = 0) -> None:
         self.ticket = ticket
@@ -42,7 +42,7 @@ class GrantPieces:
         self.batches: Iterator[Any] = iter(())
         self.current: Piece | None = None
         self.thrown_away = False  # a gradient was zeroed without a step: this script does not accumulate
-        self.computed: list[Piece] = []  # backward ran, not yet stepped
+        self.computed: list[Piece] = []  # backward ran, step() did not
         self.taken: list[Piece] = []  # part of the push
         self.losses: list[tuple[float, int]] = []
 
@@ -62,18 +62,18 @@ class BatchLoop:
         self._ready = ready
         self._handshake = handshake
         self._state = state
-        self._on_work = on_work  # called with the rounds done at every grant, which fall when a server goes back
+        self._on_work = on_work  # called at every grant with the rounds done; they fall when a server resumes
         self._grant = GrantPieces()
         self._steps = 0
         self._accumulates = False
         self._nominal: int | None = None
         self._pushed = 0
-        self._began = 0.0  # when the grant's model was there, or is to be by the scenario, on the host's clock
-        self._read_at = 0.0  # when this process could begin
-        self._target_s: float | None = None  # how long the computation is to take
+        self._began = 0.0  # when the grant's model arrived, or does in the scenario, on the host's clock
+        self._read_at = 0.0  # when this process could begin computing
+        self._target_s: float | None = None  # how long the scenario has the computation take
         self._remarked: set[str] = set()
 
-    # -- what happens in the script ----------------------------------------------------------------------------------
+    # -- calls from the script ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Announce this worker and wait for its first grant."""
@@ -83,7 +83,7 @@ class BatchLoop:
         self._await_work()
 
     def next_batch(self) -> Any:
-        """The next piece as a batch; OVER at the end of the phase."""
+        """Return the next piece as a batch; OVER at the end of the phase."""
         if self._grant.current is not None and not self._interrupted():
             self._look()
         while self.over is None:
@@ -99,19 +99,19 @@ class BatchLoop:
         return OVER
 
     def on_zero_grad(self) -> None:
-        """Whatever was computed and not stepped is gone."""
+        """Drop the pieces that were computed and not stepped."""
         if self._grant.computed or (self.replica.touched and self._grant.current is not None):
             self._grant.thrown_away = True
             self._grant.computed.clear()
         self.replica.mark()
 
     def on_loss(self, loss: float) -> None:
-        """The loss of the current piece."""
+        """Record the loss of the current piece."""
         samples = len(self._grant.current[1]) if self._grant.current is not None else 0
         self._grant.losses.append((loss, samples))
 
     def on_step(self) -> None:
-        """Add what was computed to the push; on the last piece, push."""
+        """Add the computed pieces to the push; after the last piece, push."""
         if self._interrupted():
             return
         if self._grant.current is not None:
@@ -126,22 +126,22 @@ class BatchLoop:
             self._push()
 
     def abandon(self) -> None:
-        """The script left the loop; what was not pushed is computed by somebody else."""
+        """Tell the server that the script left the loop; another worker computes what was not pushed."""
         if self.over is None:
             self.replica.forget()
             with contextlib.suppress(Closed, Lost):
                 self.replica.leave()
-            self.replica.interrupted = None  # of a loop that this script has left
-            with contextlib.suppress(Closed):  # the run may have ended first; then there is nobody to tell
+            self.replica.interrupted = None  # meant for the loop that the script has left
+            with contextlib.suppress(Closed):  # the run may have ended first
                 self._endpoint.send(m.Done(self._ready.phase))
 
     # -- pieces and pushes -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Whether the current piece left a gradient."""
+        """Count the current piece as computed if it left a gradient."""
         news = self.replica.news()
         if news and self._grant.current is not None:
-            if news is News.FRESH and self._grant.computed:  # zeroed behind the optimizer's back
+            if news is News.FRESH and self._grant.computed:  # zeroed without the optimizer's zero_grad
                 self._grant.thrown_away = True
                 self._grant.computed.clear()
             self._grant.computed.append(self._grant.current)
@@ -180,7 +180,7 @@ class BatchLoop:
         overrun_s = 0.0
         if self._target_s is not None:
             end = self._began + self._target_s
-            # A message that came late leaves less time until then; only a computation that is too long overruns.
+            # Counted from `_read_at`, since a grant that arrived late is no overrun of the computation.
             overrun_s = max(0.0, perf_counter() - self._read_at - self._target_s)
             if self._interrupted(end):
                 return
@@ -191,7 +191,7 @@ class BatchLoop:
         self._endpoint.send(m.Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         answer = self._receive()
-        # Any other answer voids the grant, and whoever voids it may have been writing the next version already.
+        # With any other answer the server may already have been writing the next version over the one compared.
         if edited and isinstance(answer, m.Work):
             self._remark(
                 "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
@@ -200,7 +200,7 @@ class BatchLoop:
         self._await_work(answer)
 
     def _voided_in_exchange(self) -> bool:
-        """Whether the grant was voided in the middle of a node's exchange; if so, the next one is taken up."""
+        """Return whether the grant was voided during a node's exchange; if so, wait for the next one first."""
         message = self._interrupting()
         if message is None:
             return False
@@ -208,7 +208,7 @@ class BatchLoop:
         return True
 
     def _interrupting(self) -> m.ToWorker | None:
-        """What a node was told in the middle of an exchange; a server that was lost there is found again."""
+        """Return the message that interrupted a node's exchange, if any; if the server was lost there, reconnect."""
         message, self.replica.interrupted = self.replica.interrupted, None
         return self._find_server() if isinstance(message, Lost) else message
 
@@ -219,7 +219,7 @@ class BatchLoop:
     # -- grants ------------------------------------------------------------------------------------------------------
 
     def _receive(self) -> m.ToWorker:
-        """The next message. A server that was lost and found again has voided the grant, as if it had said so."""
+        """Wait for the next message. If the server was lost, reconnect and return a `Cancelled` for the grant."""
         try:
             self.replica.idle()
             return self._endpoint.receive()
@@ -232,7 +232,7 @@ class BatchLoop:
         return m.Cancelled(self._grant.ticket)
 
     def _interruption(self, until: float = 0.0) -> m.ToWorker | None:
-        """What ends the grant before its time, if anything comes until then."""
+        """Return a message that ends the grant early, waiting for it until `until`; None if none comes."""
         while True:
             remaining = until - perf_counter() if until else 0.0
             if self._endpoint.poll(max(0.0, remaining)):
@@ -244,7 +244,7 @@ class BatchLoop:
                 return None
 
     def _interrupted(self, until: float = 0.0) -> bool:
-        """Whether the grant was voided; if so, the next one is taken up."""
+        """Return whether the grant was voided by `until`; if so, wait for the next one first."""
         message = self._interruption(until)
         if message is None:
             return False
@@ -252,11 +252,11 @@ class BatchLoop:
         return True
 
     def _await_work(self, message: m.ToWorker | None = None) -> None:
-        """Wait for a grant, and for its model to arrive; or for the end of the phase."""
+        """Wait for a grant and its model, or for the end of the phase."""
         while self.over is None:
             message = message or self._receive()
             if isinstance(message, m.Work) and message.phase is not None and message.phase < self._ready.phase:
-                message = None  # it crossed the word that this script had left that phase
+                message = None  # sent before the server read that this script had left that phase
                 continue
             if isinstance(message, m.Work):
                 delayed = message.delay_s > 0.0
@@ -268,11 +268,11 @@ class BatchLoop:
                     return
                 continue
             if isinstance(message, m.Over):
-                # The end of an earlier phase may have crossed the word that this script had left it.
+                # An earlier phase's `Over` may have been sent before the server read this worker's `Done`.
                 if message.run_over or message.phase >= self._ready.phase:
                     self._finish(message)
             elif not (self.replica.handle(message) or isinstance(message, m.Cancelled | m.Extra)):
-                # Those may cross a push, or an end by Lost.
+                # `Cancelled` and `Extra` may cross a push or a reconnect.
                 raise InternalError(f"a worker that waits for work was sent {message}")
             message = None
 
@@ -288,7 +288,7 @@ class BatchLoop:
             if answer.compute_s is not None:
                 self._target_s = (self._target_s or 0.0) + answer.compute_s
             self._enqueue(answer.allotment)
-        else:  # the data ended in mid-accumulation: what there is makes the last push
+        else:  # the data ended during accumulation: push what was computed
             self._add_computed()
             self._push()
 
@@ -300,7 +300,7 @@ class BatchLoop:
         self._drop_grant()
         if self._state.pending is not None:
             self._state.reach(self._ready.phase, over=False)
-        waited = self.replica.on_grant(work)  # a newcomer among nodes takes its model here: its state is that
+        waited = self.replica.on_grant(work)  # a node that joins takes its model here, so capture its state after it
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
             self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
@@ -333,7 +333,7 @@ class BatchLoop:
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)
         if over.save is not None:
-            # A run that ended in mid-phase is resumed in that phase.
+            # A run that ended within a phase resumes in that phase.
             self._endpoint.send(m.SavedState(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
         if over.parameters is not None:
             self.replica.load(over.parameters)

@@ -1,4 +1,4 @@
-"""Who this script is: what an engine tells the session that runs in one of its workers."""
+"""What an engine tells the session of each worker: which worker it is, its link and its settings."""
 
 import contextlib
 import threading
@@ -14,16 +14,16 @@ from paceline.transport.base import Endpoint
 
 
 class Shared:
-    """One per process: objects that all of its workers use, and which options they have asked for."""
+    """State of one process: objects that all of its workers use, and which options they asked for."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.asked: set[str] = set()
-        self.batches: dict[int, int] = {}  # handed to each worker's script
+        self.batches: dict[int, int] = {}  # given to each worker's script so far
         self._lock = threading.RLock()
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """The object of that name, made by whoever asks first."""
+        """Return the object of that name; the first caller makes it."""
         with self._lock:
             if key not in self.objects:
                 self.objects[key] = make()
@@ -31,7 +31,7 @@ class Shared:
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
-    """What a worker is given."""
+    """The identity, link and settings of one worker."""
 
     worker: int
     workers: int
@@ -42,11 +42,11 @@ class WorkerContext(msgspec.Struct, frozen=True):
     epochs: float | None = None
     data_dir: Path | None = None
     evaluates: bool = False  # this worker's module is copied for evaluation
-    evaluator: bool = False  # this process trains nothing: it stops at prepare() and measures versions
-    device: str | None = None  # where to compute; None: on the CUDA device of this worker's number, if there are any
-    peer: Any = None  # the machine of this node, in a run without a server,
-    post: Any = None  # or, in a process of its own, what makes it, the node's incarnation, and its mailbox
-    sessions: list[Any] = []  # the one session of this worker, once it was asked for
+    evaluator: bool = False  # this process does not train: it stops at prepare() and measures versions
+    device: str | None = None  # where to compute; None: the CUDA device of this worker's number, if there are any
+    peer: Any = None  # in a run without a server: this node's state machine,
+    post: Any = None  # or, for a node in its own process: a function that makes it, the incarnation, the mailbox
+    sessions: list[Any] = []  # this worker's one session, once it exists
 
 
 _current = threading.local()
@@ -55,7 +55,7 @@ _running = threading.Lock()  # held while an engine runs virtual workers in this
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Virtual workers share what a process has one of, so one run at a time has them."""
+    """Hold the process for one run: virtual workers share its global state."""
     inside = current() is not None
     if not inside:
         require_no_run("launch()")
@@ -68,29 +68,29 @@ def running() -> Iterator[None]:
 
 
 def require_no_run(what: str) -> None:
-    """Refuse what would mix with a run that goes on in another thread."""
+    """Raise `UserError` if another thread of this process is in a run."""
     if _running.locked():
         raise UserError(
-            f"{what} in a thread of its own while a run is going on in this process: call it where the run's script or "
-            "launch() runs, or wait for its end"
+            f"{what} was called in a thread of its own during a run in this process: call it in the thread of the "
+            "run's script or launch(), or wait for the run to end"
         )
 
 
 def bind(context: WorkerContext | None) -> None:
-    """Make this thread's scripts run as that worker."""
+    """Make this thread run scripts as that worker."""
     _current.context = context
 
 
 def current() -> WorkerContext | None:
-    """The worker this thread runs as, if an engine runs it."""
+    """Return the worker that this thread runs as; None outside an engine."""
     return getattr(_current, "context", None)
 
 
 def convert_option(name: str, text: str, default: Any) -> Any:
-    """What `--set name=text` means for a script whose default is of a certain type."""
+    """Convert the text of `--set name=text` to the type of the script's default."""
     kind = type(default)
     if default is None or kind is str:
         return text
     if kind not in (bool, int, float):
-        raise OptionError(f"--set {name}={text}: the script's default is a {kind.__name__}, which has no text form")
+        raise OptionError(f"--set {name}={text}: the default is a {kind.__name__}, not a str, bool, int or float")
     return read(text, kind, f"--set {name}")

@@ -1,10 +1,10 @@
-"""Copies between a region and a CUDA device that go on while the device computes.
+"""Copies between a region and a CUDA device that overlap with the device's computation.
 
-The driver can only copy beside other work if the host's memory is page-locked, so the region is registered with it. If
-that fails, every copy still comes to the same, only not beside anything, which is said once.
+The driver can overlap copies only from and to page-locked host memory, so the region is registered with it. If that
+fails, copies have the same result without overlap, and a warning says so.
 
-The way up is part of the stream that computes: what follows sees the version. The way down is a stream of its own that
-waits for what has been computed so far and for nothing that follows.
+Uploads run on the stream that computes, so later kernels see the version. Downloads run on their own stream, which
+waits for what has been computed so far and for nothing later.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class CudaCopies:
         weakref.finalize(self, _unlock, self._device, self._locked)
 
     def lock(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Page-lock memory of the host for as long as this object lives."""
+        """Page-lock host memory until `unlock`, or for as long as this object lives."""
         locked = self._locked
         with torch.cuda.device(self._device):
             register = torch.cuda.cudart().cudaHostRegister
@@ -49,19 +49,19 @@ class CudaCopies:
                 locked.append(tensor)
 
     def unlock(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let memory be moved and given back again."""
+        """Undo `lock` for these tensors."""
         ours = [one for one in self._locked if any(one is tensor for tensor in tensors)]
         self._locked[:] = [one for one in self._locked if all(one is not tensor for tensor in ours)]
         if ours:
             _unlock(self._device, ours)
 
     def upload(self, home: torch.Tensor, value: torch.Tensor) -> None:
-        """Start a copy to the device, which whatever is computed from here on sees."""
+        """Start a copy to the device; later computations see it."""
         home.copy_(value, non_blocking=True)
         self._uploaded.record(torch.cuda.current_stream(self._device))
 
     def finish_uploads(self) -> None:
-        """Wait until the host's side of them may be written again."""
+        """Wait until the uploads' host memory may be written again."""
         self._uploaded.synchronize()
 
     def download(self, home: torch.Tensor, value: torch.Tensor) -> None:
@@ -71,12 +71,12 @@ class CudaCopies:
             home.copy_(value, non_blocking=True)
 
     def finish_downloads(self) -> None:
-        """Wait until they may be read."""
+        """Wait until the downloads may be read."""
         self._way_down.synchronize()
 
 
 def _unlock(device: torch.device, locked: list[torch.Tensor]) -> None:
-    """No copy may be under way when its memory is let go."""
+    """Unregister memory, once no copy can still be using it."""
     with contextlib.suppress(RuntimeError), torch.cuda.device(device):
         torch.cuda.synchronize()
         for tensor in locked:
@@ -85,7 +85,7 @@ def _unlock(device: torch.device, locked: list[torch.Tensor]) -> None:
 
 
 def _forget_error(device: torch.device) -> None:
-    """CUDA keeps an error until somebody asks; else the next kernel would be blamed for it."""
+    """Clear CUDA's pending error, which would otherwise be reported for the next kernel."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)

@@ -1,14 +1,14 @@
-"""A worker's tensors on a device with memory of its own; the region is where copies begin and end.
+"""A worker's tensors on a device with its own memory, copied from and to the region.
 
-Parameters and gradients are flat buffers of the device, laid out as the region's: a version comes in by one copy per
-dtype, from the region or, where the server lends it, from the server's own memory, which waits until that is done; and
-gradients go out in as few copies as there are stretches to be sent. One set of gradients serves both slots.
-Each parameter is a tensor with a storage of its own over its part of the flat buffer, as in a region.
+Parameters and gradients are flat buffers on the device, laid out as in the region. A version takes one copy per dtype,
+from the region or, where the server lends it, from the server's own memory; the server then waits for the copy.
+Gradients take one copy per contiguous stretch to send. One set of gradients serves both slots. Each parameter is a
+tensor with its own storage over its part of the flat buffer, as in a region.
 
-A large gradient starts on its way to the slot as soon as backward has completed it, while backward goes on. The script
-may change it after that: clip it, unscale it, add to it. Torch does not count every such write (`GradScaler.unscale_`
-and writes to `grad.data` are not), so sums of the bits that were sent are kept on the device and compared in the end;
-whole numbers add up to the same sum in any order. What differs is sent again.
+The copy of a large gradient to the slot starts as soon as backward has completed it, while backward continues. The
+script may change it after that: clip it, unscale it, add to it. Torch does not count every such write
+(`GradScaler.unscale_` and writes to `grad.data` are not), so sums of the bits that were sent are kept on the device and
+compared in the end; integer sums do not depend on the order. Gradients that differ are sent again.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -23,37 +23,37 @@ from paceline.model.regions import SLOTS, Region, Slot
 from paceline.worker.cuda_copies import CudaCopies
 from paceline.worker.shared_replica import Stage
 
-EARLY = 1 << 20  # elements from which on sending beside backward saves more time than starting a copy costs
-SUMS = 64  # per gradient at most, each of one stretch of it
+EARLY = 1 << 20  # elements; from here on overlapping with backward saves more time than starting a copy costs
+SUMS = 64  # at most, per gradient, each over one stretch of it
 
-Stretches = list[list[tuple[int, int, int]]]  # of each flat buffer: a parameter, where it starts, where the next does
-Versions = tuple[int, int]  # how often a gradient was written to, by itself and as part of the whole
+Stretches = list[list[tuple[int, int, int]]]  # per flat buffer: a parameter, its start, the next one's start
+Versions = tuple[int, int]  # torch's write counts of a gradient and of its flat buffer
 
 
 class Copies(Protocol):
-    """How bytes get to the device and back."""
+    """Copies to the device and back."""
 
     def lock(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make host memory known, from and to which copies will go."""
+        """Prepare host memory for copies from and to it."""
 
     def unlock(self, tensors: Sequence[torch.Tensor]) -> None:
-        """None will go from or to these any more."""
+        """Undo `lock`: no further copies use this memory."""
 
     def upload(self, home: torch.Tensor, value: torch.Tensor) -> None:
-        """Start a copy to the device, which whatever is computed from here on sees."""
+        """Start a copy to the device; later computations see it."""
 
     def finish_uploads(self) -> None:
-        """Wait until the host's side of them may be written again."""
+        """Wait until the uploads' host memory may be written again."""
 
     def download(self, home: torch.Tensor, value: torch.Tensor) -> None:
         """Start a copy to the host of what has been computed so far."""
 
     def finish_downloads(self) -> None:
-        """Wait until they may be read."""
+        """Wait until the downloads may be read."""
 
 
 def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
-    """The one device on which a worker computes."""
+    """Return the one device on which a worker computes."""
     devices = list(dict.fromkeys(parameter.device for parameter in parameters))
     if len(devices) > 1:
         names = ", ".join(map(str, devices))
@@ -70,12 +70,12 @@ def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
 
 
 def stage_on(device: torch.device, region: Region) -> Stage:
-    """Where a worker's tensors lie if it computes on that device."""
+    """Return the stage of a worker that computes on this device."""
     return Stage(region) if device.type == "cpu" else DeviceStage(region, device, CudaCopies(device))
 
 
 class DeviceStage(Stage):
-    """Tensors of a device, and their way from and to the region."""
+    """Tensors on a device, and their copies from and to the region."""
 
     def __init__(self, region: Region, device: torch.device, copies: Copies) -> None:
         super().__init__(region)
@@ -87,14 +87,14 @@ class DeviceStage(Stage):
         self._gathered = Slot(gathered, _separate(layout, gathered), [])
         self._stretches = _stretches(layout)
         self._early = EarlyCopies(region, self._gathered, self._stretches, copies)
-        self._lent: Sequence[torch.Tensor] = ()  # the server's own parameters
+        self._lent: Sequence[torch.Tensor] = ()  # the server's own parameters, page-locked
         self._zeros: list[set[int]] = [set() for _ in range(SLOTS)]  # parameters with zeros in the region's slot
         buffers, staged = (_flats(region.layout.buffers, where) for where in (device, torch.device("cpu")))
         self._buffers, self._staged_buffers = (_separate(region.layout.buffers, flat) for flat in (buffers, staged))
         self._buffer_pairs = list(zip(staged, buffers, strict=True))
         copies.lock([*region.flat, *(flat for slot in region.slots for flat in slot.flat), *staged])
 
-    def gradients(self, slot: int) -> Slot:  # noqa: ARG002 - both slots are gathered in one place
+    def gradients(self, slot: int) -> Slot:  # noqa: ARG002 - one set of gradients serves both slots
         return self._gathered
 
     def publish(self) -> None:
@@ -137,7 +137,7 @@ class DeviceStage(Stage):
         self._zeros[slot] = set() if extends else set(missing)
 
     def _runs(self, there: Set[int]) -> Iterator[tuple[int, int, int]]:
-        """The stretches of the flat buffers that hold everything else, each as long as can be."""
+        """Yield the longest stretches of the flat buffers without the parameters in `there`."""
         for buffer, stretches in enumerate(self._stretches):
             begin = end = 0
             for place, start, stop in stretches:
@@ -169,10 +169,10 @@ class DeviceStage(Stage):
 
 
 class EarlyCopies:
-    """Large gradients that are sent when backward has completed them.
+    """Large gradients that are sent as soon as backward has completed them.
 
-    One that changed afterwards is not sent early in the next push; it is again once it was left alone, unless the
-    change was one that torch does not count: then nobody can tell cheaply, and it always waits for the end.
+    A gradient that changed afterwards is not sent early in the next push, but is again after a push in which it did not
+    change. One with a change that torch does not count, which is expensive to detect, is never sent early again.
     """
 
     def __init__(self, region: Region, gathered: Slot, stretches: Stretches, copies: Copies) -> None:
@@ -180,7 +180,7 @@ class EarlyCopies:
         self._gathered = gathered
         self._copies = copies
         self._bits: dict[int, torch.Tensor] = {}
-        self._whole: dict[int, torch.Tensor] = {}  # the flat buffer that each is part of
+        self._whole: dict[int, torch.Tensor] = {}  # the flat buffer that each gradient is part of
         for flat, known in zip(gathered.flat, stretches, strict=True):
             for place, start, stop in known:
                 if gathered.views[place].numel() >= EARLY:
@@ -193,7 +193,7 @@ class EarlyCopies:
         self._sent: dict[int, int] = {}  # of those, to which slot
 
     def landed(self, slot: int, place: int) -> bool:
-        """Backward has completed a gradient; whether it was sent."""
+        """Send a gradient that backward has completed, if it qualifies; return whether it was sent."""
         bits = self._bits.get(place)
         if bits is None:
             return False
@@ -207,7 +207,7 @@ class EarlyCopies:
         return True
 
     def arrived(self, slot: int) -> set[int]:
-        """The gradients that are in the slot as they are here; everything else has yet to be sent."""
+        """Return the gradients whose current values are in the slot; all others must still be sent."""
         same = {place for place, versions in self._completed.items() if versions == self._versions(place)}
         self._hasty.difference_update(same)
         self._hasty.update(self._completed.keys() - same)
@@ -240,7 +240,7 @@ def _flats(layout: Layout, device: torch.device) -> list[torch.Tensor]:
 
 
 def _separate(layout: Layout, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each tensor with a storage and a count of writes of its own, in the same memory."""
+    """Return the layout's tensors in this memory, each with its own storage and write count."""
     views = layout.views(flat)
     return [from_dlpack(view) if view.numel() else torch.empty_like(view) for view in views]
 
@@ -254,6 +254,6 @@ def _stretches(layout: Layout) -> Stretches:
 
 
 def _bits(stretch: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers, in rows of equal length: as many as divide it by halving."""
+    """View memory as integers in rows of equal length: the largest power of two of rows up to SUMS that divides it."""
     words = stretch.view(torch.int64)
     return words.view(min(SUMS, len(words) & -len(words)), -1)

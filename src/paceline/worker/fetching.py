@@ -1,4 +1,4 @@
-"""From sample numbers to batches: the user's data set and `DataLoader` settings, with the ledger as the sampler."""
+"""Batches from the user's data set and `DataLoader` settings, with the ledger as the sampler."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class _Pieces:
 
 
 class Fetcher:
-    """Makes batches of one data set."""
+    """Loads batches of one data set."""
 
     def __init__(self, dataset: Any, loader_options: dict[str, Any]) -> None:
         self.size = _size(dataset)
@@ -57,7 +57,7 @@ class Fetcher:
             self._loader = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def batches(self, pieces: Sequence[Indices]) -> Iterator[Any]:
-        """One batch per piece."""
+        """Return one batch per piece."""
         if self._loader is None:
             return map(self._fetch, pieces)
         self._sampler.pieces = pieces
@@ -65,7 +65,7 @@ class Fetcher:
 
     def _fetch(self, indices: Indices) -> Any:
         if self._whole:
-            # Torch takes memory over only if it may write to it, and what came over a wire is read-only.
+            # `torch.from_numpy` needs writable memory; arrays from a wire may be read-only.
             rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())
             return [tensor[rows] for tensor in self._dataset.tensors]
         if hasattr(self._dataset, "__getitems__"):
@@ -74,7 +74,7 @@ class Fetcher:
 
 
 def _lazily(loader: DataLoader[Any]) -> Iterator[Any]:
-    """A loader draws random numbers when it starts: not before its first batch is asked for."""
+    """Start the loader at its first batch, not before: it draws random numbers when it starts."""
     yield from loader
 
 
@@ -88,12 +88,12 @@ def _size(dataset: Any) -> int:
 
 
 def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:
-    """An allotment cut into pieces of at most `batch_size`, none smaller than `least` where that is possible."""
+    """Cut an allotment into pieces of at most `batch_size`, none smaller than `least` if possible."""
     if len(indices) <= batch_size:
         return [indices]
     cut = [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
     if len(cut[-1]) < least:
         both = indices[len(indices) - len(cut[-2]) - len(cut[-1]) :]
-        # Two pieces of at least `least`, or, where there are too few samples for that, one above `batch_size`.
+        # Two pieces of at least `least`, or one above `batch_size` if there are too few samples.
         cut[-2:] = [both[:-least], both[-least:]] if len(both) >= 2 * least else [both]
     return cut

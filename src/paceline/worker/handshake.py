@@ -1,5 +1,4 @@
-"""How a worker, or the evaluator, introduces itself: when its script has prepared a model, and to a server that came
-back."""
+"""The handshake of a worker or the evaluator, after its script has prepared a model and after a server restart."""
 
 from typing import Any, NoReturn
 
@@ -12,7 +11,7 @@ from paceline.worker.state import WorkerState
 
 
 class Handshake:
-    """One worker's introduction."""
+    """One worker's handshake with the server."""
 
     def __init__(self, endpoint: Endpoint, replica: Replica, state: WorkerState, evaluator: Any = None) -> None:
         self._endpoint = endpoint
@@ -21,12 +20,12 @@ class Handshake:
         self._evaluator = evaluator
 
     def send(self) -> None:
-        """Say what is trained here."""
+        """Send `Hello` with this worker's model."""
         values, buffers = self._replica.values()
         self._endpoint.send(Hello(self._replica.spec, values, buffers, self._evaluator, self._replica.reads))
 
     def greet(self) -> None:
-        """Introduce this worker and take in the model that everybody starts from."""
+        """Send `Hello`, wait for the answer and load the model that all workers start from."""
         while True:
             self.send()
             try:
@@ -40,21 +39,21 @@ class Handshake:
             return
 
     def again(self) -> None:
-        """The server is gone: wait for it and introduce this worker to it."""
+        """Wait for a lost server to come back, then repeat the handshake."""
         self._endpoint.reconnect()
         self.greet()
 
     def take_in(self, answer: Welcome) -> None:
-        """The run's model, and this worker's state where the run goes on from a checkpoint."""
+        """Load the run's model, and this worker's state if the run resumes from a checkpoint."""
         self._replica.load(answer.parameters)
         self._state.welcome(answer.state)
 
 
 def serve_versions(endpoint: Endpoint, handshake: Handshake, replica: Replica, evaluate: EvaluateFunction) -> NoReturn:
-    """The evaluator's side: measure each version the server asks about, until the link closes.
+    """Measure each version that the server asks for, until the link closes.
 
-    It runs the same script as the workers, up to `prepare`, in a process of its own; so the user's function has
-    everything that exists before `prepare`, and measuring takes nothing from the workers.
+    The evaluator runs the same script as the workers, up to `prepare`, in its own process; so the user's function has
+    everything that exists before `prepare`, and measuring does not slow the workers.
     """
     handshake.send()
     while True:

@@ -1,8 +1,8 @@
-"""A worker's copy of the model: it takes versions in and hands gradients out.
+"""A worker's copy of the model: it loads versions and returns gradients.
 
 `Replica` is for links that pass tensors by reference; where both sides share memory, `SlotReplica` takes its place.
-What the loop asks of either: `news` (did gradients come since it last looked), `add` (they belong to the push) and
-`take` (the push).
+The loop calls `news` (did gradients come since the last look), `add` (add them to the push) and `take` (return the
+push).
 """
 
 import enum
@@ -22,23 +22,23 @@ COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's 
 
 
 class News(enum.IntEnum):
-    """What became of the gradients since somebody last looked."""
+    """What happened to the gradients since the last look."""
 
     NONE = 0
-    ADDED = 1  # there are more, or they changed
-    FRESH = 2  # those that were there are gone, and others have come
+    ADDED = 1  # gradients came or changed
+    FRESH = 2  # the earlier gradients are gone, others came
 
 
 def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSpec:
-    """The model as the server needs to know it; a compiled one goes by the names of the plain module."""
+    """Describe the model for the server; a compiled one under the names of the plain module."""
     named = list(model.named_parameters())
     if not named:
         raise OptionError("the model has no parameters: there is nothing to train")
     for name, parameter in named:
         if not parameter.is_floating_point():
             raise OptionError(
-                f"parameter {name} has dtype {parameter.dtype}; floating-point parameters can be trained: make it "
-                "a buffer, or split it into real ones"
+                f"parameter {name} has dtype {parameter.dtype}; only floating-point parameters can be trained: "
+                "make it a buffer, or split it into real ones"
             )
     buffers = list(model.named_buffers())
     tensors = [tensor for _, tensor in [*named, *buffers]]
@@ -51,41 +51,41 @@ def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSp
 
 
 class Replica:
-    """The user's module and optimizer, seen as flat parameters."""
+    """The user's module and optimizer, with flat parameters."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec | None = None) -> None:
         self.model = model
         self.optimizer = optimizer
         self.spec = spec or spec_of(model, optimizer)
         self.parameters = list(model.parameters())
-        self.interrupted: Any = None  # the phase's end, if it came in the middle of a node's exchange
-        self.closed = False  # a node has given its model away for the phase's average: what it computes is lost
-        self.touched = False  # a backward is known to have run since the last look
-        self.densified: str | None = None  # a parameter whose gradient was sparse, to be remarked on
+        self.interrupted: Any = None  # the message or `Lost` that interrupted a node's exchange
+        self.closed = False  # a node has sent its model to the phase's average: what it computes now is lost
+        self.touched = False  # a hook saw a backward since the last look
+        self.densified: str | None = None  # a parameter whose gradient was sparse, to warn about
         self._buffer_homes = _homes(model)
         self._values = [parameter.data for parameter in self.parameters]
         self.layout = Layout.of(self._values)
         self._read_buffers: list[torch.Tensor] = []
         self._read: Parameters | None = None
         self._marks: list[int | None] = [None] * len(self.parameters)
-        self._after_backward: list[int | None] = [None] * len(self.parameters)  # the gradient each had then
+        self._after_backward: list[int | None] = [None] * len(self.parameters)  # id of each gradient then
         self._fresh = False
-        self._flat: list[torch.Tensor] | None = None  # the sum of the pieces so far
+        self._flat: list[torch.Tensor] | None = None  # the mean over the pieces so far
         self._missing: frozenset[int] = frozenset()
         self._samples = 0
-        # The options sent last, and the groups as they were then; None: look every time.
+        # The options sent last, and the groups as they were then; None: read the options every time.
         self._options: tuple[Sequence[GroupOptions], list[GroupOptions] | None] = ((), None)
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """The module's buffers as they are at the moment: forward may put other tensors in their place."""
+        """The module's current buffers: forward may replace the tensors."""
         return [home[name] for home, name in self._buffer_homes]
 
-    # -- gradients that come -----------------------------------------------------------------------------------------
+    # -- incoming gradients ------------------------------------------------------------------------------------------
 
     def watch_backward(self) -> None:
-        """Be told when gradients come."""
-        # Torch keeps hooks out of the garbage collector's sight: one that held the replica would hold it for ever.
+        """Register hooks that note when gradients come."""
+        # The garbage collector does not see torch's hooks: one with a strong reference would keep the replica for ever.
         known = weakref.ref(self)
 
         def watch(place: int, parameter: torch.Tensor) -> None:
@@ -111,16 +111,16 @@ class Replica:
         self._after_backward[place] = gradient
 
     def mark(self) -> None:
-        """Remember which gradients are there, to tell those that come later."""
+        """Remember the current gradients, to recognize those that come later."""
         self._marks = [None if p.grad is None else id(p.grad) for p in self.parameters]
         self.touched = False
 
     def mark_batch(self) -> None:
-        """A batch is handed out: what comes from here on is its gradient."""
+        """Note that a batch is handed out: gradients from here on are its own."""
         self.mark()
 
     def news(self, *, by_hand: bool = True) -> News:
-        """What has come since the last mark or look; `by_hand`: gradients count that no backward put there."""
+        """Return what came since the last mark or look; `by_hand` also counts gradients not set by a backward."""
         if self.touched:
             self.touched = False
             return News.FRESH if self._fresh else News.ADDED
@@ -130,14 +130,14 @@ class Replica:
                 return News.ADDED
         return News.NONE
 
-    # -- versions in -------------------------------------------------------------------------------------------------
+    # -- incoming versions -------------------------------------------------------------------------------------------
 
     def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the server is to start from: copies of parameters and buffers."""
+        """Return copies of parameters and buffers, for the server to start from."""
         return [v.detach().clone() for v in self._values], [b.detach().clone() for b in self.buffers]
 
     def load(self, version: Parameters) -> None:
-        """Take a whole version in."""
+        """Load a whole version."""
         with torch.no_grad():
             torch._foreach_copy_(self._values, self.layout.views(version.flat))
             for buffer, value in zip(self.buffers, version.buffers, strict=True):
@@ -146,50 +146,50 @@ class Replica:
         self._read_buffers = version.buffers
 
     def use(self, slot: int, *, extends: bool) -> None:
-        """Where the next push is to lie; `extends`: it goes on from a push that is held."""
+        """Write the next push to this slot; `extends`: the server adds a held push to it."""
 
     def introduce(self) -> None:
-        """Say, once this worker has been welcomed, what a node of a run without a server has to say beside that."""
+        """Send what a node of a run without a server sends after its `Welcome`."""
 
     def handle(self, message: object) -> bool:  # noqa: ARG002 - only nodes know of each other
-        """Whether a message was about other nodes, and is thereby dealt with."""
+        """Deal with a message about other nodes; return whether it was one."""
         return False
 
-    def on_grant(self, work: object) -> float:  # noqa: ARG002 - nodes are told what has happened around them
-        """A grant is taken up; seconds that had to pass before its computing could begin."""
+    def on_grant(self, work: object) -> float:  # noqa: ARG002 - only nodes use it
+        """Prepare for a grant; return the seconds that passed before computing could begin."""
         return 0.0
 
     def on_computed(self, compute_s: float, loss: float | None) -> None:
-        """The grant's computing is over: a node exchanges here."""
+        """Finish a grant's computation: a node exchanges here."""
 
     def leave(self) -> None:
-        """The script has left the loop before its end."""
+        """Leave the phase before its end, as the script did."""
 
     def idle(self) -> None:
-        """The coordinator is waited for: a node looks at its messages meanwhile."""
+        """Do what can be done before waiting for the coordinator: a node reads its messages."""
 
     @property
     def reads(self) -> bool:
-        """Whether versions are copied on to a device: then it may as well be from the server's own memory."""
+        """Whether versions are copied to a device, which is possible from the server's own memory too."""
         return False
 
     def settle(self) -> None:
-        """Be done with the version that was taken in: the server may write the next one."""
+        """Finish reading the loaded version: the server may write the next one."""
 
     def watch_edits(self) -> None:
-        """Be ready to tell whether the parameters were changed since the version was taken in."""
+        """Prepare for `edited`: remember the parameters of the loaded version."""
 
     def edited(self) -> bool:
-        """Whether the parameters are no longer those of the version that was read."""
+        """Return whether the parameters differ from the loaded version."""
         if self._read is None:
             return False
         pairs = zip(self._values, self.layout.views(self._read.flat), strict=True)
         return not all(torch.equal(value.to(read.device), read) for value, read in pairs)
 
-    # -- pushes out --------------------------------------------------------------------------------------------------
+    # -- outgoing pushes ---------------------------------------------------------------------------------------------
 
-    def add(self, samples: int, *, last: bool) -> None:  # noqa: ARG002 - every piece is summed in the same way here
-        """The gradient in `parameter.grad` is the mean over this many samples: add it to the push."""
+    def add(self, samples: int, *, last: bool) -> None:  # noqa: ARG002 - every piece is added in the same way here
+        """Add the gradient in `parameter.grad`, the mean over this many samples, to the push."""
         missing = frozenset(place for place, p in enumerate(self.parameters) if p.grad is None)
         flat = self.layout.zeros()
         views = self.layout.views(flat)
@@ -215,11 +215,11 @@ class Replica:
         return gradient.to_dense()
 
     def forget(self) -> None:
-        """Drop what was added since the last push."""
+        """Drop the pieces added since the last push."""
         self._flat, self._missing, self._samples = None, frozenset(), 0
 
     def take(self, loss: float | None) -> Gradient | None:
-        """The push that the pieces make, or None if there were none."""
+        """Return the push made of the added pieces; None if there were none."""
         flat, missing = self._flat, self._missing
         self.forget()
         if flat is None:
@@ -228,12 +228,12 @@ class Replica:
         return Gradient(flat, missing, self.options(), change, loss)
 
     def options(self) -> Sequence[GroupOptions]:
-        """The options of each group; the same object for as long as they are the same."""
+        """Return the options of each group; the same object as long as they do not change."""
         groups, (options, known) = self.optimizer.param_groups, self._options
         if known is None or len(known) != len(groups) or not all(map(_same_group, groups, known)):
             options = group_options(self.optimizer)
             values = [value for group in groups for key, value in group.items() if key != "params"]
-            # A tensor may be changed in place, which no comparison with itself would show.
+            # A tensor may be changed in place, which comparing it with itself would not show.
             changeable = any(isinstance(value, torch.Tensor) for value in values)
             self._options = options, None if changeable else [dict(group) for group in groups]
         return options
@@ -244,7 +244,7 @@ def _same_group(group: GroupOptions, known: GroupOptions) -> bool:
 
 
 def _change(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor | None:
-    """How a buffer moved; None if it did not."""
+    """Return the change of a buffer, of a counter its value; None if it did not change."""
     if torch.equal(buffer, read):
         return None
     if not (buffer.is_floating_point() or buffer.is_complex()):
@@ -253,7 +253,7 @@ def _change(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor | None:
 
 
 def _homes(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """The module's own table of buffers and the name in it, of every buffer in the order of `named_buffers`."""
+    """Return each buffer's owning dict and key, in the order of `named_buffers`."""
     homes: list[tuple[dict[str, Any], str]] = []
     for name, _ in model.named_buffers():
         path, _, attribute = name.rpartition(".")
@@ -266,7 +266,7 @@ def _plain(name: str) -> str:
 
 
 def _state_keys(model: torch.nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
-    """Which of the tensors each key of the `state_dict` stands for, tied parameters under all of their names."""
+    """Map each key of the `state_dict` to its tensor's index; tied parameters have several keys."""
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
     named.update(model.named_buffers(remove_duplicate=False))
@@ -274,5 +274,5 @@ def _state_keys(model: torch.nn.Module, tensors: list[torch.Tensor]) -> tuple[tu
 
 
 def has_batch_statistics(model: torch.nn.Module) -> bool:
-    """BatchNorm layers cannot be trained on a single sample."""
+    """Return whether the model has BatchNorm layers, which cannot be trained on a single sample."""
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,10 +1,10 @@
 """A learning-rate scheduler that follows the run's rounds instead of counting one worker's calls.
 
-Its `step` is replaced by a subclass that the object changes over to, and not by an attribute: a scheduler takes all its
-attributes for its state, which is saved. Copies and pickles are of the class that it had.
+Its `step` is replaced by changing the object's class to a subclass, not by setting an attribute: schedulers save all
+their attributes as state. Copies and pickles have the original class.
 
-The rounds done fall when a restarted server goes on from a checkpoint. Schedulers only know the way forward, so
-this one is put back to where it stood before its first step for the run, and makes the steps up to there again.
+The rounds done fall when a restarted server resumes from a checkpoint. Schedulers only step forward, so this one is
+reset to its state before its first step for the run, and repeats the steps from there.
 """
 
 import copy
@@ -17,19 +17,19 @@ import torch
 
 from paceline.core.errors import OptionError
 
-Options = list[dict[str, Any]]  # of each of the optimizer's groups, without its parameters
+Options = list[dict[str, Any]]  # of each parameter group, without its parameters
 
 
 class SchedulerStart(NamedTuple):
-    """Where a scheduler stood before the run moved it."""
+    """A scheduler's state before the run stepped it."""
 
     made: int
-    state: Any  # None: it cannot be put back
+    state: Any  # None: it cannot be restored
     options: Options
 
 
 class RunScheduler:
-    """Takes the place of a scheduler's `step`: zero or more real steps, until it stands where the run does."""
+    """Replaces a scheduler's `step` by as many real steps as it takes to catch up with the run."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, rounds_done: Callable[[], float]) -> None:
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -45,8 +45,8 @@ class RunScheduler:
         self._load = getattr(scheduler, "load_state_dict", None)
         self._made = max(0, getattr(scheduler, "last_epoch", 0))
         self._rounds_done = rounds_done
-        self._start: SchedulerStart | None = None  # known from the first step on
-        self._changed: set[str] = set()  # options that steps were seen to change
+        self._start: SchedulerStart | None = None  # set before the first step
+        self._changed: set[str] = set()  # names of options that steps changed
         self._granted = False
         _put_in_place(self, scheduler)
 
@@ -55,20 +55,20 @@ class RunScheduler:
         self.move_to(self._rounds_done())
 
     def load(self, state: Any) -> None:
-        """The script puts it somewhere else: that is where the run finds it."""
+        """Load a state that the script gives; the run continues from there."""
         if self._load is not None:
             self._load(state)
         self._start = None
 
     def on_work(self, rounds_done: float) -> None:
-        """Newcomers and resumed workers make even their first push with the run's learning rate; so do those whose
-        server went back to a checkpoint."""
+        """Catch up at the first grant, so that workers that join late or resume push with the run's learning rate, and
+        after the server resumed from a checkpoint."""
         if not self._granted or _whole(rounds_done) < self._made:
             self._granted = True
             self.move_to(rounds_done)
 
     def move_to(self, rounds_done: float) -> None:
-        """Stand where so many rounds put it."""
+        """Bring the scheduler to its state after `rounds_done` rounds."""
         target = _whole(rounds_done)
         if target < self._made:
             self._go_back()
@@ -84,7 +84,7 @@ class RunScheduler:
     def _go_back(self) -> None:
         start = self._start
         if start is None or start.state is None or self._load is None:
-            return  # where it stands is where the script brought it, or it has no way back
+            return  # the script brought it to this state, or it cannot be restored
         self._load(copy.deepcopy(start.state))
         for group, known in zip(self._optimizer.param_groups, start.options, strict=False):
             for name in self._changed & known.keys():
@@ -96,7 +96,7 @@ class RunScheduler:
 
 
 def _put_in_place(follower: RunScheduler, scheduler: Any) -> None:
-    """Have the scheduler's own `step` follow the run."""
+    """Make the scheduler's `step` and `load_state_dict` call the follower."""
     kind: Any = type(scheduler)
 
     def step(_: Any, *__: Any, **___: Any) -> None:
@@ -107,7 +107,7 @@ def _put_in_place(follower: RunScheduler, scheduler: Any) -> None:
 
     def reduced(self: Any, protocol: Any) -> Any:
         make, arguments, *rest = kind.__reduce_ex__(self, protocol)
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined] # pickle wants the object's own class with it
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined] # pickle insists on the object's own class
             make = kind.__new__
         make, *arguments = [kind if part is type(self) else part for part in (make, *arguments)]
         return (make, tuple(arguments), *rest)
@@ -120,7 +120,7 @@ def _put_in_place(follower: RunScheduler, scheduler: Any) -> None:
         try:
             scheduler.__class__ = type(kind.__name__, (kind,), members)
             return
-        except TypeError:  # not of a class that is written in Python
+        except TypeError:  # its class is not written in Python
             pass
     scheduler.step = lambda *_, **__: follower.step()
 
@@ -130,7 +130,7 @@ def _whole(rounds_done: float) -> int:
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Options:
-    """The groups' options at this moment; a rate that is a tensor is changed in place."""
+    """Copy the groups' current options, tensors too: schedulers change those in place."""
     return [
         {name: value.clone() if isinstance(value, torch.Tensor) else value
          for name, value in group.items() if name != "params"}
@@ -145,8 +145,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _state(scheduler: Any) -> Any:
-    """A copy of its state; None if it has none that can be copied."""
+    """Return a copy of the scheduler's state; None if that fails."""
     try:
         return copy.deepcopy(scheduler.state_dict())
-    except Exception:  # noqa: BLE001 - a scheduler of the user's own may hold anything; it can only not be put back
+    except Exception:  # noqa: BLE001 - a user's scheduler may hold anything; only going back is lost
         return None

@@ -1,4 +1,4 @@
-"""A training script as something that can be run: by a virtual worker's thread here, or by a process of its own."""
+"""Training scripts, run by a virtual worker's thread of this process or by a worker process."""
 
 import os
 import sys
@@ -10,9 +10,9 @@ from paceline.core.errors import OptionError
 
 
 class Script:
-    """A script file; each call runs it as `__main__` in a module of its own.
+    """A script file; each call runs it as `__main__` in a new module.
 
-    Modules that it imports are shared between the virtual workers of one process.
+    Virtual workers of one process share the modules that it imports.
     """
 
     def __init__(self, path: Path, arguments: list[str]) -> None:
@@ -35,7 +35,7 @@ class Script:
 
 
 def load_script(path: Path, arguments: list[str]) -> Script:
-    """The script of this file, ready to run here with these arguments as its own."""
+    """Return the script of this file, and give this process its arguments and import folder."""
     script = Script(path, arguments)
     script.settle_in()
     return script
@@ -51,7 +51,7 @@ def _compiled(path: Path) -> types.CodeType:
 
 
 def script_traceback(error: BaseException) -> str:
-    """The traceback of what a script raised, from the script's own first frame on."""
+    """Return the traceback of a script's error, starting at the script's first frame."""
     frames = error.__traceback__
     while frames is not None and _is_ours(Path(frames.tb_frame.f_code.co_filename)):
         frames = frames.tb_next

@@ -1,21 +1,21 @@
-"""A worker's copy of the model in memory that it has in common with the server.
+"""A worker's copy of the model in memory shared with the server.
 
-The user's parameters *are* the region's: the server writes a version there before it grants work, so taking it in moves
-no byte. Gradients end up in the slot that the grant names, and `parameter.grad` becomes the slot's view: then further
-backward passes, in-place zeroing and clipping work on the slot itself, and a push moves no byte either.
+The user's parameters *are* the region's: the server writes a version there before it grants work, so loading it moves
+no byte. Gradients end up in the slot that the grant names, and `parameter.grad` becomes the slot's view: further
+backward passes, in-place zeroing and clipping then work on the slot itself, and a push moves no byte either.
 
-A large gradient is copied by a hook the moment it is complete, while it is still in the processor's cache; its own
-memory is free again before the next one comes. A hook costs some microseconds, so small ones are copied all at once
-when somebody looks. What came since the last look shows without any hook: a gradient that is not the slot's view came
-onto nothing, and one that is counts the writes to it.
+A hook copies a large gradient as soon as it is complete, while it is still in the processor's cache; its own memory is
+free again before the next one comes. A hook costs some microseconds, so small gradients are copied all at once at the
+next look (`news`). A look needs no hook to see what came: a gradient that is not the slot's view was set where there
+was none, and the view counts the writes to it.
 
-Only the slot that was named last is ever written to. A parameter without a gradient has zeros there; which areas are
-known to hold zeros is remembered, so that frozen layers cost nothing.
+The worker writes only to the slot named last. A parameter without a gradient has zeros there; the replica remembers
+which parts hold zeros, so that frozen layers cost nothing.
 
-The server writes a version before it tells of it. A worker that waits sees it whole. One that computes meanwhile may
-read a mix of two versions, but only for a grant that is void, whose push is refused: before the grant that follows a
-cancellation, and at the end of a phase. A script that left its loop is written to no more once the server has heard so;
-until then, for the time of a message, an end of the phase may still replace the model under its hands.
+The server writes a version before it announces it. A worker that waits sees all of it. One that computes meanwhile may
+read a mix of two versions, but only for a void grant, whose push is refused: before the grant that follows a
+cancellation, and at the end of a phase. Once the server knows that a script left its loop, it writes no more to that
+worker; until then, for the time of a message, the end of the phase may still replace the model that the script uses.
 """
 
 import math
@@ -28,15 +28,15 @@ from paceline.model.regions import SLOTS, Region, Slot
 from paceline.model.spec import Gradient, ModelSpec, Parameters
 from paceline.worker.replica import News, Replica
 
-HOOKED = 1 << 15  # elements from which on a copy while the gradient is in the cache saves more than the hook costs
+HOOKED = 1 << 15  # elements; from here on copying a gradient from the cache saves more than the hook costs
 HALVES = (torch.bfloat16, torch.float16)
 
 
 class Stage:
-    """Where the tensors that a worker computes with lie: in the region itself.
+    """The tensors that a worker computes with: those of the region itself.
 
-    A device with memory of its own is a subclass (`DeviceStage`): `parameters`, `flat` and `gradients` are tensors of
-    the device, `fetch` brings the region's version there and `deliver` the gradient into the region's slot.
+    The subclass `DeviceStage` is for a device with its own memory: `parameters`, `flat` and `gradients` are tensors on
+    the device, `fetch` copies the region's version there and `deliver` copies the gradient into the region's slot.
     """
 
     def __init__(self, region: Region) -> None:
@@ -45,46 +45,46 @@ class Stage:
         self.parameters = region.parameters
 
     def gradients(self, slot: int) -> Slot:
-        """Where the gradients of that slot's push are gathered."""
+        """Return the tensors in which the gradients of this slot's push are gathered."""
         return self.region.slots[slot]
 
     def publish(self) -> None:
-        """The server is to find in the region the parameters that are here."""
+        """Copy parameters into the region for the server."""
 
     @property
     def reads(self) -> bool:
-        """Whether versions are copied on from the region: then it may as well be from the server's own memory."""
+        """Whether versions are copied to a device, which is possible from the server's own memory too."""
         return False
 
     def fetch(self, flat: Sequence[torch.Tensor]) -> None:
-        """A version's parameters lie there."""
+        """Load a version's parameters from these flat buffers."""
         if flat is not self.region.flat:
             _bring(self.region.flat, flat)
 
     def settle(self) -> None:
-        """The server may write into the region next."""
+        """Finish reading the region: the server may write to it next."""
 
     def landed(self, slot: int, place: int) -> None:
-        """Backward has completed the gradient of one parameter; the script may change it yet."""
+        """Note that backward has completed one parameter's gradient; the script may still change it."""
 
     def deliver(self, slot: int, missing: Set[int], *, extends: bool) -> None:
-        """The gradient is complete, with zeros for what is missing; the server reads the region's slot next.
+        """Copy the complete gradient, with zeros for what is missing, to the region's slot for the server to read.
 
-        `extends`: it then adds a held push to it, in place.
+        `extends`: the server then adds a held push to it, in place.
         """
 
     def read_buffers(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The module's buffers where the region's can be subtracted from them."""
+        """Return the module's buffers in memory where the region's can be subtracted from them."""
         return buffers
 
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Give the module's buffers the values of the region's."""
+        """Copy the region's buffers to the module's."""
         with torch.no_grad():
             torch._foreach_copy_(list(buffers), self.region.buffers)
 
 
 class SlotReplica(Replica):
-    """The user's module on a region."""
+    """The user's module with its parameters in a region."""
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec, region: Region, stage: Stage
@@ -96,11 +96,11 @@ class SlotReplica(Replica):
         self._gathered = self._stage.gradients(0)
         self._views = self._gathered.views
         slots = [self._stage.gradients(slot) for slot in range(SLOTS)]
-        self._zeros: dict[Slot, set[int]] = {slot: set() for slot in slots}  # parameters known to have zeros there
+        self._zeros: dict[Slot, set[int]] = {slot: set() for slot in slots}  # parameters known to be zero there
         self._extends = False
         self._absent: list[int] = []  # parameters without gradient at the last look
-        self._sum: list[torch.Tensor] | None = None  # of the pieces before the last, each times its samples
-        self._summed = 0  # samples in that
+        self._sum: list[torch.Tensor] | None = None  # of the pieces' gradients, each times its samples
+        self._summed = 0  # samples in `_sum`
         self._checksum: int | None = None
         for home, value in zip(self._stage.parameters, self._values, strict=True):
             home.copy_(value)
@@ -118,7 +118,7 @@ class SlotReplica(Replica):
     def _at_home(self) -> bool:
         return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
-    # -- gradients that come -----------------------------------------------------------------------------------------
+    # -- incoming gradients ------------------------------------------------------------------------------------------
 
     def _watches(self, parameter: torch.Tensor) -> bool:
         return parameter.numel() >= HOOKED
@@ -126,7 +126,7 @@ class SlotReplica(Replica):
     def _on_backward(self, place: int, parameter: torch.Tensor) -> None:
         self.touched = True
         gradient, view = parameter.grad, self._views[place]
-        # One that is part of a graph may be differentiated yet; it is copied when somebody looks.
+        # A gradient that is part of a graph may still be differentiated; the next look copies it.
         if gradient is None or gradient.requires_grad:
             return
         if gradient is not view:
@@ -143,10 +143,10 @@ class SlotReplica(Replica):
         self.touched = self._fresh = False
 
     def mark_batch(self) -> None:
-        """The writes to a gradient are counted from the last look on."""
+        """Reset only `touched`: writes are counted from the last look."""
         self.touched = False
 
-    def news(self, *, by_hand: bool = True) -> News:  # noqa: ARG002 - a write shows, whoever made it
+    def news(self, *, by_hand: bool = True) -> News:  # noqa: ARG002 - write counts show every write
         marks, views = self._marks, self._views
         absent: list[int] = []
         strays: list[int] = []
@@ -170,7 +170,7 @@ class SlotReplica(Replica):
         return News.FRESH if fresh else News.ADDED
 
     def _land(self, strays: list[int]) -> bool:
-        """Bring gradients that lie elsewhere into the slot; True if one of them replaces another."""
+        """Copy gradients from elsewhere into the slot; return whether one of them replaces another."""
         views, marks, parameters = self._views, self._marks, self.parameters
         homes = [views[place] for place in strays]
         torch._foreach_copy_(homes, [self._plain_gradient(place, parameters[place]) for place in strays])
@@ -190,10 +190,10 @@ class SlotReplica(Replica):
             return self._dense(place)
         return gradient.detach() if gradient.requires_grad else gradient
 
-    # -- versions in -------------------------------------------------------------------------------------------------
+    # -- incoming versions -------------------------------------------------------------------------------------------
 
     def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The region's own: the server sees them without being sent anything."""
+        """Return the region's own tensors, which the server sees without a copy."""
         return self.region.parameters, self.region.buffers
 
     def load(self, version: Parameters) -> None:
@@ -215,7 +215,7 @@ class SlotReplica(Replica):
         self._slot, self._gathered, self._views = slot, gathered, gathered.views
         if gathered.views is before:
             return
-        # A script may look at its gradients after step(), add to them, or zero them in place.
+        # After step() a script may still read its gradients, add to them, or zero them in place.
         for place, parameter in enumerate(self.parameters):
             if parameter.grad is before[place]:
                 gathered.views[place].copy_(before[place])
@@ -239,13 +239,13 @@ class SlotReplica(Replica):
         return not self._at_home() or self._checksum != self._parameters_checksum()
 
     def _parameters_checksum(self) -> int:
-        # Whole numbers add up to the same sum in any order; flat buffers are padded to multiples of these.
+        # Integer sums do not depend on the order; flat buffers are padded to multiples of 8 bytes.
         return sum(int(flat.view(torch.int64).sum()) for flat in self._stage.flat)
 
-    # -- pushes out --------------------------------------------------------------------------------------------------
+    # -- outgoing pushes ---------------------------------------------------------------------------------------------
 
     def add(self, samples: int, *, last: bool) -> None:
-        """The gradients as of the last look belong to the push."""
+        """Add the gradients as of the last look to the push."""
         if self._absent:
             zeros = self._zeros[self._gathered]
             unknown = [place for place in self._absent if place not in zeros]
@@ -272,7 +272,7 @@ class SlotReplica(Replica):
         self._summed += samples
 
     def _fold(self) -> None:
-        """The mean over all pieces takes the last one's place in the slot."""
+        """Replace the last piece in the slot by the mean over all pieces."""
         if self._sum is None:
             return
         for total, flat in zip(self._sum, self._gathered.flat, strict=True):
@@ -287,7 +287,7 @@ class SlotReplica(Replica):
     def take(self, loss: float | None) -> Gradient | None:
         if not self._samples:
             return None
-        if self._summed:  # the pieces that were to follow were skipped
+        if self._summed:  # the script skipped the remaining pieces
             self._fold()
         missing = self._missing
         self.forget()
@@ -304,7 +304,7 @@ class SlotReplica(Replica):
 
 
 def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copy what is not there already."""
+    """Copy each value to its home unless it is there already."""
     for home, value in zip(homes, values, strict=True):
         if home is not value:
             home.copy_(value)
@@ -320,6 +320,6 @@ def _norm(flat: Sequence[torch.Tensor]) -> float:
 
 
 def _single_norm(flat: torch.Tensor) -> float:
-    half = flat.dtype in HALVES  # whose norm may lie beyond their range
+    half = flat.dtype in HALVES  # its norm may exceed its range
     norm = torch.linalg.vector_norm(flat, dtype=torch.float32) if half else torch.linalg.vector_norm(flat)
     return float(norm.item())

@@ -1,9 +1,9 @@
-"""What a worker needs beside the model to go on as if never interrupted: its random generators and what it keeps.
+"""A worker's state for checkpoints, beside the model: its random generators and the objects that it keeps.
 
-A worker's state is of a moment: when a grant was taken up, before anything was fetched or drawn for it, or when a phase
-was over. A resumed script runs from its beginning and passes through the finished phases without data; its state is put
-back when it comes to that moment. Kept objects are also put back as soon as they are known, since a script may look at
-them on its way there.
+A worker's state is captured at the start of a grant, before any data is fetched or random number drawn for it, or at
+the end of a phase. A resumed script runs from its beginning and passes through the finished phases without data; its
+state is restored when it reaches that moment. Kept objects are also restored as soon as they are known, since the
+script may use them before that.
 """
 
 import random
@@ -18,7 +18,7 @@ from paceline.worker.state_codec import pack, unpack
 
 @runtime_checkable
 class Keepable(Protocol):
-    """Anything that can tell its state and take one in."""
+    """Any object with `state_dict` and `load_state_dict`."""
 
     def state_dict(self) -> Any: ...
 
@@ -30,12 +30,12 @@ class WorkerState:
 
     def __init__(self) -> None:
         self._kept: dict[str, Keepable] = {}
-        self._left_out: list[Any] = []  # what the run restores by itself: loading it twice would make it wrong
+        self._left_out: list[Any] = []  # restored by the run itself: loading them twice would make them wrong
         self._data: bytes | None = None  # from the checkpoint
-        self.pending: tuple[int, bool] | None = None  # the moment at which that is to be put back
+        self.pending: tuple[int, bool] | None = None  # phase, and whether at its end: when to restore
 
     def keep(self, name: str, thing: Any) -> None:
-        """Have an object in every checkpoint; one that a checkpoint knows is restored at once."""
+        """Include an object in every checkpoint; restore it at once if the resumed one has it."""
         if not isinstance(name, str) or not name:
             raise OptionError(f"keep(name, obj) takes a name that is not empty, not {name!r}")
         if name in self._kept:
@@ -50,11 +50,11 @@ class WorkerState:
             self._restore({name: thing}, unpack(self._data)["kept"])
 
     def leave_out(self, *things: Any) -> None:
-        """The run brings these to where they belong, whether or not the script keeps them."""
+        """Exclude objects that the run restores by itself, even if the script keeps them."""
         self._left_out += things
 
     def welcome(self, data: bytes | None) -> None:
-        """What the server knows of this worker's state."""
+        """Take over the worker's state from the server's checkpoint, if there is one."""
         if data is None:
             return
         state = unpack(data)
@@ -63,7 +63,7 @@ class WorkerState:
         self._restore(self._kept, state["kept"])
 
     def capture(self, phase: int, *, over: bool) -> bytes:
-        """The state at this moment."""
+        """Return the current state."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return pack(
             {
@@ -78,11 +78,11 @@ class WorkerState:
         )
 
     def reach(self, phase: int, *, over: bool) -> None:
-        """The script has come to this moment: put back what was captured then."""
+        """Restore the captured state if the script has reached its moment."""
         if self.pending is None or self._data is None or (phase, over) < self.pending:
             return
         self.pending = None
-        state = unpack(self._data)  # afresh: whoever was given a state before may have gone on with it
+        state = unpack(self._data)  # again: an object may have changed the state it was given before
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
         random.setstate(state["python"])
@@ -96,5 +96,5 @@ class WorkerState:
                 thing.load_state_dict(states[name])
 
     def _is_own(self, thing: Keepable) -> bool:
-        """Whether nobody but the script looks after it."""
+        """Return whether the run does not restore the object by itself."""
         return not any(thing is other for other in self._left_out)

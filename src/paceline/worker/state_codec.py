@@ -1,8 +1,9 @@
-"""Plain Python values as bytes that can be read back without running anything: nothing is ever unpickled.
+"""Encoding of plain Python values as bytes, and back, without running code: nothing is ever unpickled.
 
-One safetensors block. Tensors and arrays are its tensors; the rest is a tree in JSON beside them. A list is a JSON
-list, and numbers, strings, true, false and null are themselves; whatever JSON has no form for is an object with one
-key that names its kind. What comes back equals what went in, to the last bit and with the types it had.
+The bytes are one safetensors block. Tensors and arrays are its tensors; the rest is a JSON tree in its metadata. Lists,
+finite numbers, strings, true, false and null are themselves; any other value is an object with one key that names its
+kind. Decoded values equal the originals to the last bit, with the same types, except that subclasses of dict come back
+as dict and torch.Size as tuple.
 """
 
 import json
@@ -22,7 +23,7 @@ KEYS = (str, int, float, bool)
 
 
 def pack(value: Any) -> bytes:
-    """The value as bytes; a value of another kind is an error that names its place, as in `kept.scaler.scale`."""
+    """Encode the value; raise an error for unsupported kinds that names the place, as in `kept.scaler.scale`."""
     packer = _Packer()
     try:
         tree = packer.tree(value, "")
@@ -32,7 +33,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What was packed."""
+    """Decode what `pack` encoded."""
     tensors, metadata = from_bytes(data)
     try:
         found = int(metadata["format"])
