@@ -12,6 +12,8 @@ from clusters import Rows, mean_square, network
 from one_worker import KINDS, Buffered, Odd, RegionLink, assert_same, server, sgd, trained, worker
 from torch.utils.data import TensorDataset
 
+from paceline.worker.replica import News, Replica, spec_of
+
 ROWS = Rows()
 BATCHES = {"batch_size": 10, "epochs": 3}
 
@@ -349,3 +351,17 @@ def test_changes_beside_the_optimizer_are_remarked_on_and_overwritten(region_lin
     assert any("beside the optimizer" in record.getMessage() for record in caplog.records)
     for parameter, value in zip(model.parameters(), region_link.store.state()[0], strict=True):
         assert torch.equal(parameter.data, value)
+
+
+def test_a_gradient_that_takes_the_place_of_a_freed_one_is_not_taken_for_it():
+    model = network()
+    optimizer = sgd(model)
+    replica = Replica(model, optimizer, spec_of(model, optimizer))
+    replica.watch_backward()
+    for _ in range(20):
+        model.zero_grad()
+        replica.mark_batch()
+        model(ROWS.x).sum().backward()
+        assert replica.news() is News.FRESH
+    model(ROWS.x).sum().backward()
+    assert replica.news() is News.ADDED

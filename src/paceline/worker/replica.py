@@ -67,8 +67,8 @@ class Replica:
         self.layout = Layout.of(self._values)
         self._read_buffers: list[torch.Tensor] = []
         self._read: Parameters | None = None
-        self._marks: list[int | None] = [None] * len(self.parameters)
-        self._after_backward: list[int | None] = [None] * len(self.parameters)  # id of each gradient then
+        self._marks: list[Any] = [None] * len(self.parameters)
+        self._after_backward: list[Any] = [None] * len(self.parameters)  # each gradient then
         self._fresh = False
         self._flat: list[torch.Tensor] | None = None  # the mean over the pieces so far
         self._missing: frozenset[int] = frozenset()
@@ -104,15 +104,14 @@ class Replica:
         return True
 
     def _on_backward(self, place: int, parameter: torch.Tensor) -> None:
-        gradient = id(parameter.grad)
         if not self.touched:
-            self._fresh = self._after_backward[place] != gradient
+            self._fresh = not _is_still(self._after_backward[place], parameter.grad)
             self.touched = True
-        self._after_backward[place] = gradient
+        self._after_backward[place] = _seen(parameter.grad)
 
     def mark(self) -> None:
         """Remember the current gradients, to recognize those that come later."""
-        self._marks = [None if p.grad is None else id(p.grad) for p in self.parameters]
+        self._marks = [_seen(p.grad) for p in self.parameters]
         self.touched = False
 
     def mark_batch(self) -> None:
@@ -126,7 +125,7 @@ class Replica:
             return News.FRESH if self._fresh else News.ADDED
         if by_hand:
             pairs = zip(self.parameters, self._marks, strict=True)
-            if any(p.grad is not None and id(p.grad) != mark for p, mark in pairs):
+            if any(p.grad is not None and not _is_still(mark, p.grad) for p, mark in pairs):
                 return News.ADDED
         return News.NONE
 
@@ -237,6 +236,17 @@ class Replica:
             changeable = any(isinstance(value, torch.Tensor) for value in values)
             self._options = options, None if changeable else [dict(group) for group in groups]
         return options
+
+
+def _seen(gradient: torch.Tensor | None) -> tuple[int, Any] | None:
+    """Remember which tensor this is, without keeping its memory."""
+    # The identity alone would not do: a tensor that is made later may have it once this one is freed.
+    return None if gradient is None else (id(gradient), torch._C._WeakTensorRef(gradient))  # type: ignore[attr-defined]
+
+
+def _is_still(seen: tuple[int, Any] | None, gradient: torch.Tensor | None) -> bool:
+    """Check whether this is the tensor that was seen."""
+    return seen is not None and seen[0] == id(gradient) and not seen[1].expired()
 
 
 def _same_group(group: GroupOptions, known: GroupOptions) -> bool:
