@@ -142,7 +142,7 @@ def test_lost_sample_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(EpochLedger, "give_back", loses_one)
     found = broken(run(Bsp, "bsp", EPOCHS), EPOCHS)
-    assert any("are nowhere" in violation.text for violation in found), found
+    assert any("are unaccounted for" in violation.text for violation in found), found
 
 
 def test_lost_sample_in_the_coordinator() -> None:

@@ -49,7 +49,7 @@ def test_strategies_are_pure(file: Path) -> None:
         ("from paceline.server.coordinator import Coordinator", "imports paceline.server.coordinator.Coordinator"),
         ("from paceline.core import ledger", "imports paceline.core.ledger"),
         ("from ..model import store", "imports paceline.model.store"),
-        ("import random\nx = random.random()", "random.random is chance"),
+        ("import random\nx = random.random()", "random.random is randomness"),
         ("from random import shuffle", "imports random.shuffle"),
         ("print('hello')", "print() is an effect"),
         ("def f():\n    import socket", "imports socket"),

@@ -1,7 +1,7 @@
-"""What to do: the outputs of a strategy, each with the reason for it, numbers included.
+"""Actions: the outputs of a strategy, each with its reason, numbers included.
 
-Within one decision they stand in the order of this file; Applies name their pushes, and Grants follow each other, in
-worker order, because floating-point sums and the allotment of samples follow that order.
+Within one decision they come in the order of this file. The pushes of an Apply, and the Grants, come in worker order,
+because floating-point sums and the allotment of samples follow that order.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ class Discard(msgspec.Struct, frozen=True, gc=False, tag="discard", tag_field="k
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag="cancel", tag_field="kind"):
-    """Take the worker's running grant back; its samples are issued again."""
+    """Take back the worker's running grant; its samples are issued again."""
 
     worker: int
     reason: str
@@ -41,7 +41,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False, tag="grant", tag_field="kind"
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False, tag="timer", tag_field="kind"):
-    """Feed TimerFired at that time; a name set before is replaced, and `at=None` clears it."""
+    """Feed TimerFired at that time; replaces an earlier timer of the same name, and `at=None` clears it."""
 
     name: str
     at: float | None
@@ -49,7 +49,7 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False, tag="timer", tag_field="ki
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False, tag="mark", tag_field="kind"):
-    """The worker is in this state from here on; recorded, without effect."""
+    """Record the worker's state from here on; has no other effect."""
 
     worker: int
     state: str
@@ -57,7 +57,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False, tag="mark", tag_field="kind"):
 
 
 class Track(msgspec.Struct, frozen=True, gc=False, tag="track", tag_field="kind"):
-    """A quantity of the strategy's own, recorded for plots, without effect."""
+    """Record a quantity of the strategy for plots; has no other effect."""
 
     name: str
     value: float

@@ -1,30 +1,30 @@
-"""One tree of errors, split by blame: the user's, a peer's, ours. Each class knows the exit code of a run it ends."""
+"""The package's exceptions, by who is at fault (user, peer, paceline), each with the exit code of a run it ends."""
 
 from typing import ClassVar
 
 
 class PacelineError(Exception):
-    """Everything this package raises on purpose."""
+    """Base class of everything this package raises on purpose."""
 
     exit_code: ClassVar[int] = 4
 
 
 class UserError(PacelineError):
-    """The input is at fault; the message names the value, the bound and the fix."""
+    """An error in the user's input; the message names the value, the bound and the fix."""
 
     exit_code = 2
 
 
 class OptionError(UserError):
-    """An option of a strategy, a task or a command that does not exist or cannot have this value."""
+    """An unknown option of a strategy, task or command, or an invalid value for one."""
 
 
 class ScenarioError(UserError):
-    """A scenario file that cannot be read, or that asks for something impossible."""
+    """A scenario file that cannot be read or is invalid."""
 
 
 class DataError(UserError):
-    """Data that is missing or not in the form a task needs."""
+    """Data that is missing or not in the format a task needs."""
 
 
 class JournalError(UserError):
@@ -32,7 +32,7 @@ class JournalError(UserError):
 
 
 class CheckpointError(UserError):
-    """A folder that is not a checkpoint this version can go on from."""
+    """A folder that is not a checkpoint this version can resume from."""
 
 
 class ScriptError(PacelineError):
@@ -52,4 +52,4 @@ class PeerError(PacelineError):
 
 
 class InternalError(PacelineError):
-    """A broken promise of paceline's own; always worth a report."""
+    """A bug in paceline; please report it."""

@@ -1,7 +1,7 @@
-"""What happened: the inputs of a strategy.
+"""Events: the inputs of a strategy.
 
 Frozen values, each stamped with `at` (seconds since the run began, virtual in `sim`, wall-clock elsewhere). The journal
-holds them as they are, so a strategy that is fed a journal's events decides exactly as it did in the run.
+holds them unchanged, so a strategy that is fed a journal's events decides exactly as it did in the run.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ Cause = Literal["idle", "done", "crash", "leave", "timeout"]
 
 
 class Joined(msgspec.Struct, frozen=True, gc=False, tag="joined", tag_field="kind"):
-    """`worker` is ready for work. Fed again for a present worker, it only corrects its nominal work."""
+    """`worker` is ready for work. For a worker already present, it only corrects the nominal work."""
 
     at: float
     worker: int
@@ -20,7 +20,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag="joined", tag_field="kin
 
 
 class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
-    """`worker` no longer takes work: `idle` until there is data again, gone for every other cause."""
+    """`worker` no longer takes work: if `idle`, until there is data again; with any other cause it is gone."""
 
     at: float
     worker: int
@@ -28,7 +28,7 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
 
 
 class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
-    """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with its new total."""
+    """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with the new total."""
 
     at: float
     worker: int
@@ -46,19 +46,19 @@ class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kin
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):
-    """The store's answer to an Apply, for the strategies that ask for it."""
+    """The result of an Apply, for strategies with `needs_applied`."""
 
     at: float
     version: int
     pushes: tuple[int, ...]
     mass: float
-    inner_product: float | None = None  # with the gradient applied before it
+    inner_product: float | None = None  # with the previously applied gradient
     norm: float | None = None
     loss: float | None = None
 
 
 class TimerFired(msgspec.Struct, frozen=True, gc=False, tag="timer", tag_field="kind"):
-    """A timer that the strategy had set and neither replaced nor cleared."""
+    """A timer that the strategy set, and neither replaced nor cleared, has run out."""
 
     at: float
     name: str

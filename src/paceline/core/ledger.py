@@ -1,18 +1,18 @@
-"""Which samples are whose, and which are settled. Pure bookkeeping: the order of the calls fixes every allotment.
+"""The ledger: which worker has which samples, and which are settled. The order of the calls fixes every allotment.
 
 A sample is unallotted, allotted, or settled (used or lost). Allotted samples come back when their work was cancelled,
 discarded or never delivered, and are issued again in the epoch they belong to. Three samplings:
 
-* `epoch`: a fresh global shuffle per epoch; each sample of an epoch is settled exactly once, whoever is fast;
+* `epoch`: a fresh global shuffle per epoch; each sample of an epoch is settled exactly once, by any worker;
 * `shard`: worker i of n owns the rows i, i+n, i+2n, ...; it goes through them in shuffled passes of its own;
 * `replacement`: every sample is drawn uniformly from the whole data set.
 
 The last two end when the samples used reach epochs times the data set's size. `Tally` counts without naming samples,
 for clusters of light workers that compute nothing.
 
-A snapshot is plain data in which nothing is allotted: what workers have at that moment stands in it as given back, to
-be issued again first and in their order, while the ledger itself goes on undisturbed. Shuffles are not part of it,
-since seed and epoch make them again.
+A snapshot is plain data in which nothing is allotted: it lists what workers have at that moment as given back, to be
+issued again first and in their order. The ledger itself is left unchanged. Seed and epoch reproduce the shuffles, so
+the snapshot leaves them out.
 """
 
 import math
@@ -27,13 +27,13 @@ import numpy as np
 from paceline.core.errors import CheckpointError, InternalError, OptionError
 
 Sampling = Literal["epoch", "shard", "replacement", "clocks"]
-SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
-MOST_SAMPLES = 1 << 53  # beyond that a float no longer counts single samples
-Indices = np.ndarray[Any, np.dtype[np.int64]]  # spelled out: npt.NDArray is another object in each NumPy
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # available to scripts
+MOST_SAMPLES = 1 << 53  # above this a float cannot count single samples
+Indices = np.ndarray[Any, np.dtype[np.int64]]  # not npt.NDArray, which is a different object in each NumPy version
 if TYPE_CHECKING:
-    IndicesOrNone = Any  # whoever has a ledger knows which
+    IndicesOrNone = Any  # None only from a Tally; Any spares every caller a check
 else:
-    IndicesOrNone = Indices | None  # None from a Tally
+    IndicesOrNone = Indices | None
 
 
 class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -45,28 +45,28 @@ class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Ledger(ABC):
-    """What is used, lost and still to be had of one phase."""
+    """The samples of one phase: used, lost and still available."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
         self.lost = 0
-        self.finished = False  # every sample is settled, or the phase was ended before that
+        self.finished = False  # every sample is settled, or the phase was ended early
 
     @abstractmethod
     def allot(self, worker: int, work: int) -> Allotment | None:
-        """At most `work` samples of one epoch for the worker; None if there is nothing to be had."""
+        """Allot the worker at most `work` samples of one epoch; return None if none are available."""
 
     @abstractmethod
     def give_back(self, worker: int, allotment: Allotment) -> None:
-        """The worker's allotment was not delivered or not wanted: issue it again."""
+        """Take back an allotment that was not delivered or was discarded, to issue it again."""
 
     @property
     @abstractmethod
     def has_unallotted(self) -> bool: ...
 
     def settle(self, used: int, lost: int = 0) -> bool:
-        """Allotted samples whose fate is sealed; whether that of all is."""
+        """Mark allotted samples as used or lost; return whether the phase is finished."""
         self.used = used = self.used + used
         self.lost = lost = self.lost + lost
         if used + lost >= self.total:
@@ -74,12 +74,12 @@ class Ledger(ABC):
         return self.finished
 
     def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
-        """Plain data for `restore`; `outstanding` is what workers have, in the order to issue it again."""
+        """Return plain data for `restore`; `outstanding` lists the workers' allotments in the order to reissue them."""
         counts = {"total": self.total, "used": self.used, "lost": self.lost, "finished": self.finished}
         return {**counts, **self._snapshot(outstanding)}
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot of a ledger that was made by the same arguments as this one."""
+        """Continue from the snapshot of a ledger made with the same arguments as this one."""
         if data["total"] != self.total:
             raise CheckpointError(
                 f"the checkpoint's phase has {data['total']} samples (epochs times data set), the script's "
@@ -88,20 +88,20 @@ class Ledger(ABC):
         self.used, self.lost, self.finished = data["used"], data["lost"], data["finished"]
         self._restore(data)
 
-    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - nothing has a name
+    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         return {}
 
-    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has nothing but its counts
-        """Whatever a sampling keeps beside its counts."""
+    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has only its counts
+        """Restore what a sampling keeps besides its counts."""
 
 
-Outstanding = tuple[int, Allotment]  # whose, and what
+Outstanding = tuple[int, Allotment]  # (worker, its allotment)
 
 
 def make_ledger(
     sampling: Sampling, size: int, epochs: float, seed: int, workers: int, phase: int = 0, least: int = 1
 ) -> Ledger:
-    """The ledger of one phase over `size` samples; `least` is the smallest piece a model can be trained on."""
+    """Make the ledger of a phase over `size` samples; `least` is the smallest piece the model can be trained on."""
     if size < 1:
         raise OptionError(f"the data set must have at least 1 sample, not {size}")
     if not (epochs > 0 and math.isfinite(epochs)):
@@ -128,7 +128,7 @@ def _indices(numbers: Sequence[int]) -> Indices:
 
 
 class EpochLedger(Ledger):
-    """Every sample of an epoch settled exactly once; the next epoch opens as soon as one is handed out."""
+    """Settles each sample of an epoch exactly once; the next epoch opens as soon as one is fully allotted."""
 
     def __init__(self, size: int, total: int, seed: tuple[int, int], least: int = 1) -> None:
         super().__init__(total)
@@ -145,7 +145,7 @@ class EpochLedger(Ledger):
         order: Indices = np.random.default_rng([*self.seed, epoch]).permutation(self.size)
         return order[:length]
 
-    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - whoever asks gets the next samples
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - any worker gets the next samples
         if self._returned:
             return self._reissue(min(self._returned), work)
         if self._cursor == len(self._order):
@@ -164,7 +164,7 @@ class EpochLedger(Ledger):
         return taken, indices
 
     def _whole(self, work: int, available: int) -> int:
-        """No piece, and no remainder of an epoch, smaller than `least`."""
+        """Return how many to take so that neither the piece nor the epoch's remainder is smaller than `least`."""
         taken = min(max(work, self.least), available)
         return available if 0 < available - taken < self.least else taken
 
@@ -181,7 +181,7 @@ class EpochLedger(Ledger):
             self._returned[epoch] = deque([returned[taken:]])
         return Allotment(epoch, taken, returned[:taken])
 
-    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - anybody may have it next
+    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - any worker may get it next
         if allotment.samples:
             self._returned.setdefault(allotment.epoch, deque()).append(allotment.indices)
 
@@ -210,18 +210,18 @@ class EpochLedger(Ledger):
 
 
 class _Unbounded(Ledger):
-    """Samplings in which there is always another sample until enough were used."""
+    """Base of samplings that never run out of samples before the phase is finished."""
 
     @property
     def has_unallotted(self) -> bool:
         return not self.finished
 
     def give_back(self, worker: int, allotment: Allotment) -> None:
-        """Whoever asks next draws afresh."""
+        """Drop the allotment: the next one is drawn afresh."""
 
 
 class ShardLedger(_Unbounded):
-    """Fixed rows per worker, as the fastest-k publications have it; rows of a worker that left stay unused."""
+    """Fixed rows per worker, as in the fastest-k publications; rows of a worker that left stay unused."""
 
     def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int) -> None:
         super().__init__(total)
@@ -253,7 +253,7 @@ class ShardLedger(_Unbounded):
         return shuffled
 
     def give_back(self, worker: int, allotment: Allotment) -> None:
-        # The rows stand at the front of their pass again, or the pass would miss them.
+        # Back to the front of their pass, or the pass would miss these rows.
         if self._passes[worker] - 1 == allotment.epoch:
             self._rest[worker] = np.concatenate([allotment.indices, self._rest[worker]])
 
@@ -266,7 +266,7 @@ class ShardLedger(_Unbounded):
         return {"passes": passes}
 
     def _spelled(self, worker: int, rest: Indices) -> int | list[int]:
-        """The end of a pass is made again from its length; only rows that stand in another order are named."""
+        """Return only the length of `rest` if the shuffled pass ends in these very rows, else the rows themselves."""
         order = self._pass(worker, self._passes[worker] - 1)
         as_made = np.array_equal(order[len(order) - len(rest) :], rest)
         return len(rest) if as_made else rest.tolist()
@@ -285,9 +285,9 @@ class ReplacementLedger(_Unbounded):
         super().__init__(total)
         self.size = size
         self._rng = np.random.default_rng(seed)
-        self._again: deque[Indices] = deque()  # drawn before a checkpoint by workers that never delivered them
+        self._again: deque[Indices] = deque()  # drawn before a checkpoint and never delivered
 
-    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - the draws are everybody's
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - all workers share the draws
         if self.finished:
             return None
         if self._again:
@@ -311,9 +311,9 @@ class Tally(_Unbounded):
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
-        self._last = Allotment(0, 0, None)  # without names, equal ones are as good as the same
+        self._last = Allotment(0, 0, None)  # reused: without indices, allotments of equal size are interchangeable
 
-    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - samples have no names here
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - samples are only counted
         if self.finished:
             return None
         if self._last.samples != work:
@@ -322,7 +322,7 @@ class Tally(_Unbounded):
 
 
 class Unallotted(Tally):
-    """Of scripts on tables, which find their work themselves, and say what it was when they have done it."""
+    """The ledger of scripts on tables, which choose their own samples and report the count afterwards."""
 
     def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - a grant is for a clock
         return super().allot(worker, 0)

@@ -1,11 +1,11 @@
-"""What happened to one node of a run without a server: the inputs of its machine.
+"""Events of one node in a run without a server: the inputs of its machine.
 
-Every node has a machine of its own, which is fed what concerns that node and nothing else. The conventions are those of
-events.py: frozen values, each stamped with `at`, which a journal holds as they are. `TimerFired` is events.py's own; no
-machine sets a timer so far.
+Every node has its own machine, which gets the events of that node alone. The conventions are those of events.py: frozen
+values, each stamped with `at`, which a journal holds unchanged. `TimerFired` is imported from events.py; no machine
+sets a timer.
 
-At a step's border an engine feeds `Stepped` first, then every `Asked` and `Received` that has arrived, in the order of
-their arrival, and carries each decision out before it feeds the next event.
+Between two steps an engine feeds `Stepped` first, then every `Asked` and `Received` that has arrived, in the order of
+their arrival, and carries out each decision before it feeds the next event.
 """
 
 from typing import Literal
@@ -14,30 +14,30 @@ import msgspec
 
 from paceline.core.events import TimerFired
 
-PeerCause = Literal["done", "crash", "leave", "timeout"]  # a node that only waits for data stays where it is
+PeerCause = Literal["done", "crash", "leave", "timeout"]  # no "idle": a node that waits for data stays present
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, tag="started", tag_field="kind"):
-    """The machine's first event, and the first of each phase after that: it is alone until others have `PeerJoined`.
+    """The first event of each phase: the node is alone until others have `PeerJoined`.
 
-    Whatever a machine knew before is void, its chance aside.
+    The machine drops all earlier state except its random generator's.
     """
 
     at: float
-    node: int  # whose machine this is
-    sizes: tuple[int, ...]  # bytes of each tensor; elsewhere a tensor is named by its place here
+    node: int  # the machine's own node
+    sizes: tuple[int, ...]  # bytes of each tensor; other events and actions name a tensor by its index here
 
 
 class PeerJoined(msgspec.Struct, frozen=True, gc=False, tag="peer_joined", tag_field="kind"):
-    """`peer` can be sent to from here on. For a peer that is present, or for oneself, it changes nothing."""
+    """`peer` can be sent to from here on. For a peer already present, or the node itself, it changes nothing."""
 
     at: float
     peer: int
 
 
 class PeerLeft(msgspec.Struct, frozen=True, gc=False, tag="peer_left", tag_field="kind"):
-    """`peer` can no longer be reached. A node that leaves of its own accord is told of itself, as its last event but
-    for what still arrives, so that it can send on what the others must not lose."""
+    """`peer` can no longer be reached. A node that leaves by itself gets this event about itself, followed only by
+    messages that still arrive, so that it can send on what the others must not lose."""
 
     at: float
     peer: int
@@ -48,16 +48,15 @@ class Stepped(msgspec.Struct, frozen=True, gc=False, tag="stepped", tag_field="k
     """This node's optimizer has made a step.
 
     `change` and `changes` are `|x - x_last| / |x_last|` of the whole model and of each tensor, where x_last is the
-    tensor right after its last exchange (at first: as it was when the machine started). The engine keeps x_last and
-    sets it for every tensor that a Send, an Ask, a Mix or an Exchange of the machine names, when that action has been
-    carried out (for a machine whose `resets_on_mix` is false, a Mix does not count); so the machine, which knows the
-    same actions, can count the steps since. A tensor that was zero then and is not any more has changed infinitely; one
-    that has stayed zero has not changed.
+    tensor right after its last exchange (at first: when the machine started). The engine keeps x_last and resets it
+    for every tensor that a Send, Ask, Mix or Exchange of the machine names, after carrying out that action (a Mix does
+    not count for a machine whose `resets_on_mix` is false); so the machine, which knows the same actions, can count the
+    steps since. The change is infinite for a tensor that was zero and no longer is, and 0 for one that stayed zero.
     """
 
     at: float
-    step: int  # steps this node has made; a newcomer counts on from the smallest count among those present
-    change: float | None  # None where the machine does not need it
+    step: int  # steps of this node; a newcomer starts at the smallest count among those present
+    change: float | None  # None if the machine does not need it
     changes: tuple[float, ...] | None  # likewise
     samples: int
     compute_s: float
@@ -66,16 +65,16 @@ class Stepped(msgspec.Struct, frozen=True, gc=False, tag="stepped", tag_field="k
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", tag_field="kind"):
-    """`peer` wants this node's model."""
+    """`peer` asks for this node's model."""
 
     at: float
     peer: int
 
 
 class Received(msgspec.Struct, frozen=True, gc=False, tag="received", tag_field="kind"):
-    """A model, or some of its tensors, has arrived. One that the answer does not mix in is dropped.
+    """A model, or some of its tensors, has arrived. If the decision does not mix it in, it is dropped.
 
-    A Send that could not be delivered comes back as received from oneself, as it was when it was sent.
+    A Send that could not be delivered comes back unchanged, as received from the node itself.
     """
 
     at: float
@@ -86,7 +85,7 @@ class Received(msgspec.Struct, frozen=True, gc=False, tag="received", tag_field=
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False, tag="sent", tag_field="kind"):
-    """A Send has left this node: what it took."""
+    """A Send has left this node, at this cost."""
 
     at: float
     peer: int
@@ -95,7 +94,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False, tag="sent", tag_field="kind"):
 
 
 class Averaged(msgspec.Struct, frozen=True, gc=False, tag="averaged", tag_field="kind"):
-    """The group's average of that round is this node's model; the members are in node order, this node among them."""
+    """This node has adopted the group's average of that round; `members` are in node order and include this node."""
 
     at: float
     round: int

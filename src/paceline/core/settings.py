@@ -1,9 +1,9 @@
-"""The settings of a run, declared once, and where each comes from: the one place that ranks their sources.
+"""The settings of a run, each declared once, and the ranking of their sources.
 
-A field of `RunConfig` is all there is to a setting: from its type, bounds, default and `About` come the option of
-`paceline run`, the `PACELINE_*` variable, the key of a scenario's `[run]` table, the parameter of `launch()` and its
-line in docs/reference/settings.md. First the command line, then the variables (this module alone knows them), then the
-`[run]` table, then the defaults. A value that cannot be used is reported together with the source that gave it.
+A field of `RunConfig` declares a setting: its type, bounds, default and `About` define the option of `paceline run`,
+the `PACELINE_*` variable, the key of a scenario's `[run]` table, the parameter of `launch()` and its line in
+docs/reference/settings.md. The command line ranks first, then the variables (read by this module alone), then the
+`[run]` table, then the defaults. An error about a value names the source that gave it.
 """
 
 import os
@@ -18,11 +18,11 @@ from msgspec import Meta
 from paceline.core.errors import OptionError
 from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
-DEFAULT_SCENARIO = "uneven8"  # the simulator's; real processes are as fast as they are
-USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices say how many
+DEFAULT_SCENARIO = "uneven8"  # of the simulator; real processes need none
+USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices set the number
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
-NEAR_MISS = 0.15  # share of a variable's letters that may differ: other programs may share the prefix
+NEAR_MISS = 0.15  # share of a variable's letters that may differ; low, as other programs may use the prefix
 
 EngineName = Literal["local", "sim"]
 Divergence = Literal["warn", "stop", "bsp"]
@@ -40,7 +40,7 @@ _EVERY = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)(?P<unit>[vse])")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A metric's value that ends the run once it is met."""
+    """A value of a metric that ends the run once it is reached."""
 
     metric: str
     value: float
@@ -63,7 +63,7 @@ class Target(msgspec.Struct, frozen=True):
         return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(_FALLING)))
 
     def met(self, value: float) -> bool:
-        """Whether this value reaches the target; NaN never does."""
+        """Return whether this value reaches the target; NaN never does."""
         return value >= self.value if self.upwards else value <= self.value
 
     def __str__(self) -> str:
@@ -95,17 +95,17 @@ class Every(msgspec.Struct, frozen=True):
 
 
 class About(NamedTuple):
-    """What a person is told about a setting, and where it may stand."""
+    """The help text of a setting, and where it may be given."""
 
     text: str
     metavar: str = ""
-    default: str = ""  # in words, where the declared default does not say it
+    default: str = ""  # in words, where the declared default is not enough
     why: str = ""  # the reason for the default
-    written: str = ""  # its name on the command line, in variables and in `[run]`, where that is not the field's
+    written: str = ""  # its name on the command line, in variables and in `[run]`, if not the field's
     off: str | None = None  # the word that stands for None
     in_run_table: bool = True
-    of_processes: bool = False  # the simulator has no such thing
-    then: Callable[[Any], Any] | None = None  # a last check or change of the value
+    of_processes: bool = False  # not supported by the simulator
+    then: Callable[[Any], Any] | None = None  # a final check or conversion of the value
 
 
 def _whole_where_possible(epochs: float) -> float:
@@ -120,7 +120,7 @@ def _without_epochs(every: Every) -> Every:
 
 # fmt: off
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be set about a run; what is None is left to the script or the scenario."""
+    """All settings of a run; None leaves a value to the script or the scenario."""
 
     engine: Annotated[EngineName, About(
         "What runs the workers: local, processes of this machine, or sim, a virtual cluster.", "NAME")] = "local"
@@ -177,7 +177,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder")] = None
     runs_dir: Annotated[Path | None, About(
         "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none")] = None
-    given: tuple[str, ...] = ()  # the settings that somebody chose
+    given: tuple[str, ...] = ()  # settings that any source gave
 # fmt: on
 
 
@@ -212,7 +212,7 @@ class Setting(NamedTuple):
         return to_text(self.default)
 
     def read(self, value: Any, origin: str) -> Any:
-        """The value that this stands for; `origin` says who gave it."""
+        """Convert a given value; `origin` names its source in errors."""
         about = self.about
         found = read(value, self.declared, f"{origin}:", none=about.off)
         try:
@@ -236,7 +236,7 @@ SETTINGS = _declared()
 
 
 class Unset:
-    """Stands for a setting that was not given; looks like its default, which is what `help(launch)` then shows."""
+    """Placeholder of a setting that was not given; its repr is the default, so that `help(launch)` shows it."""
 
     def __init__(self, default: Any) -> None:
         self.default = default
@@ -250,16 +250,16 @@ class _AllUnset:
         return Unset(SETTINGS[name].default)
 
 
-unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed` is a parameter that knows whether it was given
+unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed`: a parameter that shows whether it was given
 
 
 def resolve(
     command_line: Mapping[str, Any], environment: Mapping[str, str], scenario_run: Mapping[str, Any], *,
     spell: Callable[[Setting], str] = lambda setting: setting.flag,
 ) -> RunConfig:  # fmt: skip
-    """The settings in force. `None` and empty variables count as not given.
+    """Merge the sources into one configuration. `None` and empty variables count as not given.
 
-    `spell` says how the first source writes a setting: as a flag unless told otherwise.
+    `spell` returns how the first source writes a setting: by default as a flag.
     """
     _refuse_misspelt_variables(environment)
     in_run = {setting.written for setting in SETTINGS.values() if setting.about.in_run_table}
@@ -278,7 +278,7 @@ def resolve(
 
 
 def chosen_scenario(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """The scenario that was asked for; it is needed before its own `[run]` table can be ranked."""
+    """Return the requested scenario, which `resolve` needs for its `[run]` table."""
     setting = SETTINGS["scenario"]
     for given, origin in (
         (command_line.get("scenario"), setting.flag),
@@ -290,7 +290,7 @@ def chosen_scenario(command_line: Mapping[str, Any], environment: Mapping[str, s
 
 
 def chosen_log_level(command_line: str | None, environment: Mapping[str, str]) -> str:
-    """The level of the `paceline` logger: debug, info, warning (unless told otherwise) or error."""
+    """Return the level of the `paceline` logger: debug, info, warning (the default) or error."""
     variable = PREFIX + "LOG_LEVEL"
     given = command_line or environment.get(variable) or "warning"
     return str(read(given.lower(), LogLevel, "--log-level:" if command_line else f"{variable}:"))
@@ -299,13 +299,13 @@ def chosen_log_level(command_line: str | None, environment: Mapping[str, str]) -
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do."""
 
-    virtual_time: bool = False  # it needs a scenario, and nothing of the machine or the hour shows in its journal
-    own_processes: bool = False  # workers are processes that start, die and are brought back
-    restarts_server: bool = False  # a server that dies goes on from a checkpoint
+    virtual_time: bool = False  # needs a scenario; its journal holds nothing of the machine or the time of day
+    own_processes: bool = False  # workers are processes that start, die and can be restarted
+    restarts_server: bool = False  # restarts a dead server from a checkpoint
 
 
 def require_possible(config: RunConfig, engine: Capabilities) -> None:
-    """Refuse settings that are good each for itself and contradict each other, or the engine."""
+    """Refuse settings that contradict each other or the engine."""
     if config.target is not None and config.evaluate_every is None:
         raise OptionError(f"the target {config.target} is never reached with --evaluate-every off; leave one out")
     if engine.own_processes:
@@ -318,24 +318,24 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
 
 
 def cores() -> int:
-    """The processor cores that this process may use."""
+    """Return how many processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usual_workers(devices: int) -> int:
-    """How many workers suit this machine: one for each CUDA device, else a few of its cores and at least 2."""
+    """Return the default number of workers: one per CUDA device, else one per core, 2 to `USUAL_WORKERS`."""
     return devices or max(2, min(cores(), USUAL_WORKERS))
 
 
 def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
-    """Torch's threads in each process, where nobody said: a share of the cores, in the simulator always the same."""
+    """Return torch's threads per process: as set, else a share of the cores, or 1 in the simulator."""
     if config.threads is not None:
         return config.threads
     return max(1, cores() // workers) if engine.own_processes else 1
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:
-    """The scenario says how many workers there are; a different wish is an error, never a silent change."""
+    """Return the scenario's number of workers; raise if a different number was asked for."""
     if asked is None or asked == present:
         return present
     which = f"scenario {scenario}" + (", taken because none was given," if by_default else "")
@@ -346,7 +346,7 @@ def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default
 
 
 def _known(values: Mapping[str, Any], kind: str, valid: Iterable[str]) -> dict[str, Any]:
-    """What was given, by the name of its field."""
+    """Return the given values by field name; raise on an unknown name."""
     known: dict[str, Any] = {}
     for name, value in values.items():
         if name not in valid:

@@ -1,6 +1,6 @@
-"""A push as whoever decides about it sees it: numbers. Its tensors stay with whoever holds the weights.
+"""Pushes as the coordinator sees them: numbers and a reference. Their tensors stay with the holder of the weights.
 
-So a push may lie in one memory, on a device or in several shards; who holds it is told what to do by reference.
+So a push may lie in one memory, on a device or in several shards; the coordinator applies or discards it by reference.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ class PushRef(msgspec.Struct, gc=False):
     transfer_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    norm: float | None = None  # None: it brings no update
+    norm: float | None = None  # None: no update
     loss: float | None = None
     kept: list[Indices] | None = None  # per allotment, if the script skipped any of its samples
     nominal: int | None = None  # samples per push of a script that accumulates gradients
-    read_version: int = 0  # this and what it was granted are known once it has been taken in
+    read_version: int = 0  # set on arrival, as are the allotments
     allotments: tuple[Allotment, ...] = ()
-    extending: bool = False  # its worker computes more for it
+    extending: bool = False  # its worker is computing a further piece
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -42,23 +42,23 @@ UNMEASURED = Merged(None, None)
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a checkpoint holds of the weights: tensors by file and name, and plain data for its head."""
+    """The weights in a checkpoint: tensors by file and name, and plain data for its head."""
 
     files: dict[str, dict[str, Any]]
     head: dict[str, Any]
 
 
 class Updates(Protocol):
-    """Whatever holds the weights: a store, shards of it, tables; of nodes with models of their own, nothing."""
+    """The holder of the weights: a store, shards of it, or tables; for nodes with their own models, a stub."""
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
-        """Merge these pushes into one version; the weights add up to its mass, which is positive."""
+        """Merge these pushes into one version; the weights add up to its mass, which must be positive."""
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
         """Add a further piece, computed on the same version, to a held push."""
 
     def discard(self, push: PushRef) -> None:
-        """Forget a push that will not be applied."""
+        """Drop a push that will not be applied."""
 
     def contents(self) -> Contents:
-        """All that a checkpoint needs, without a copy: write it before the next apply."""
+        """Return what a checkpoint needs, without copying: write it before the next apply."""

@@ -1,7 +1,7 @@
-"""Values between what a person wrote and the declared type: the one parser, and the one "did you mean".
+"""Parse user input into declared types, and suggest names ("did you mean").
 
-Settings, options of strategies and what `--set` gives all pass through `read`. What is given is text, or already a
-value, as TOML and Python have them. Known types: int, float, bool, str, Literal, Path, classes with a `parse`, a tuple
+Settings, options of strategies and `--set` values all pass through `read`. The input is text, or already a value, as
+from TOML and Python. Known types: int, float, bool, str, Literal, Path, classes with a `parse`, a tuple
 of one type (written `5/10/20`), a dict of strings (`a=1,b=2`) and any of them with None.
 """
 
@@ -17,14 +17,14 @@ from paceline.core.errors import OptionError
 
 BOUNDS = {"ge": (operator.ge, ">="), "gt": (operator.gt, ">"), "le": (operator.le, "<="), "lt": (operator.lt, "<")}
 FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-FINITE = sys.float_info.max  # `Meta(le=FINITE)` declares a finite number; msgspec has no other way to say it
-INT64 = 2**63  # journals, messages and torch's generators hold no larger whole numbers
-SHOWN = 200  # characters of a refused value in a message of one line
-CHOICES = 40  # names that a message offers
+FINITE = sys.float_info.max  # `Meta(le=FINITE)` declares a finite number; msgspec has no other notation for it
+INT64 = 2**63  # bound of whole numbers in journals, messages and torch's generators
+SHOWN = 200  # most characters of a refused value in a one-line message
+CHOICES = 40  # most names that a message lists
 
 
 def read(value: Any, declared: Any, what: str, *, none: str | None = "none") -> Any:
-    """The value of the declared type that this stands for; `what` names it in errors, `none` is the word for None."""
+    """Convert a value to the declared type; `what` names it in errors, `none` is the word for None."""
     try:
         return _value(value, inspect.type_info(declared), none)
     except OptionError as error:
@@ -32,7 +32,7 @@ def read(value: Any, declared: Any, what: str, *, none: str | None = "none") -> 
 
 
 def to_text(value: Any) -> str:
-    """The text that `read` turns into the value."""
+    """Return the text that `read` converts to the value."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -45,7 +45,7 @@ def to_text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value in a message: on one line, short, and without failing on what cannot be printed."""
+    """Return a short one-line repr for a message, even of a value that cannot be printed."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or more digits than Python prints
@@ -54,12 +54,12 @@ def shown(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """So much of it as a message of one line can hold."""
+    """Cut the text to the length that a one-line message can hold."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """How an error goes on after an unknown name: the likeliest valid one, or all of them."""
+    """Return the hint that follows an unknown name in an error: the likeliest valid name, or all of them."""
     names = list(valid)
     close = closest(name, names)
     if close is not None:
@@ -69,13 +69,13 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def closest(name: str, valid: Iterable[str], share: float = 0.4) -> str | None:
-    """The valid name with the fewest slips of the pen from this one, if they are a small share of its letters."""
+    """Return the valid name with the smallest edit distance, if that is at most `share` of its letters."""
     best: tuple[int, bool, bool, str] | None = None
     for known in valid:
         most = max(1, int(share * len(known)))
         if name and known and abs(len(name) - len(known)) <= most:
             slips = _slips(name.lower(), known.lower())
-            # Of equally many, swapped letters are the likelier slip, and people seldom miss the first one.
+            # At equal distance, prefer swapped letters and an equal first letter: both are likelier typos.
             found = (slips, sorted(name) != sorted(known), name[0] != known[0], known)
             if slips <= most and (best is None or found[:3] < best[:3]):
                 best = found
@@ -83,7 +83,7 @@ def closest(name: str, valid: Iterable[str], share: float = 0.4) -> str | None:
 
 
 def _slips(one: str, other: str) -> int:
-    """Letters to insert, drop, replace or swap with their neighbour (optimal string alignment)."""
+    """Count letters to insert, drop, replace or swap with their neighbour (optimal string alignment)."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
@@ -97,7 +97,7 @@ def _slips(one: str, other: str) -> int:
 
 
 def type_text(info: inspect.Type) -> str:
-    """The type in a user's words."""
+    """Describe the type in a user's words."""
     match info:
         case inspect.Metadata():
             return type_text(info.type)
@@ -122,19 +122,19 @@ def type_text(info: inspect.Type) -> str:
 
 
 def bounds_text(info: inspect.Type) -> str:
-    """The bounds as `>= 0, < 1`; empty if there are none."""
+    """Return the bounds as `>= 0, < 1`; empty if there are none."""
     found = [_bounds(part) for part in _parts(info) if isinstance(part, inspect.IntType | inspect.FloatType)]
     return ", ".join(f"{sign} {to_text(bound)}" for bounds in found for _, sign, bound in bounds if bound != FINITE)
 
 
 def description_text(info: inspect.Type) -> str:
-    """The description in the type's Meta, wherever in a union it stands."""
+    """Return the description in the type's Meta, wherever in a union it is."""
     extras = (part.extra_json_schema or {} for part in _parts(info) if isinstance(part, inspect.Metadata))
     return next((str(extra["description"]) for extra in extras if "description" in extra), "")
 
 
 def _parts(info: inspect.Type) -> Iterator[inspect.Type]:
-    """The type and those it is made of."""
+    """Yield the type and its component types."""
     yield info
     inner = getattr(info, "types", None) or [getattr(info, key) for key in ("type", "item_type") if hasattr(info, key)]
     for part in inner:
@@ -200,7 +200,7 @@ def _number(value: Any, info: inspect.IntType | inspect.FloatType) -> int | floa
         number: int | float = int(str(value)) if whole else float(value)
     except (TypeError, ValueError, OverflowError):
         raise _refusal(wanted, _stripped(value)) from None
-    # Only NaN differs from itself. A flag is an int to Python, and never meant as one.
+    # `number != number` finds NaN. A bool is an int to Python but never meant as a number.
     within = all(holds(number, bound) for holds, _, bound in _bounds(info))
     if isinstance(value, bool) or number != number or not within:
         raise _refusal(wanted, _stripped(value))
@@ -253,7 +253,7 @@ def _pairs(value: Any) -> dict[str, str]:
 
 
 def _as_text(value: Any) -> str | None:
-    """Text, a number or a flag as text; None for anything else, and for numbers that Python does not print."""
+    """Return text, a number or a flag as text; None for anything else and for integers too long for Python to print."""
     try:
         return to_text(value) if isinstance(value, str | int | float) else None
     except ValueError:

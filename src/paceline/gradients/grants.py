@@ -1,4 +1,4 @@
-"""Grants of work on a model: each goes out with the current version, and with a place for its push."""
+"""Send grants of work on a model, each with the current version and a slot for its push."""
 
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class Grants:
-    """The way from a decision to the worker."""
+    """Sends granted work to workers and cancels it."""
 
     def __init__(self, run: "ServerRun", store: Store) -> None:
         self._run = run
         self._store = store
-        self._slots: dict[int, int] = {}  # where each worker's last push lay, of its region
+        self._slots: dict[int, int] = {}  # each worker's last slot in its region
 
     def grant(self, order: GrantOrder) -> None:
-        """Put the version where the worker finds it and let it compute."""
+        """Publish the current version to the worker and send it the work."""
         run, worker = self._run, order.worker
         script = run.workers.records[worker].script
         waits = not script.computing

@@ -1,4 +1,4 @@
-"""Pushes of gradients come in, and wait at the store until the strategy has them applied."""
+"""The server's side of gradient exchange: receive pushes and hold them in the store until the strategy decides."""
 
 from paceline.core.updates import PushRef
 from paceline.gradients.grants import Grants
@@ -8,18 +8,18 @@ from paceline.server.model_exchange import ModelExchange
 from paceline.server.workers import WorkerRecord
 from paceline.transport.messages import Extra, More, Push
 
-JUST_SENT_S = 1e-6  # a push read so soon after its computation has only now set out
+JUST_SENT_S = 1e-6  # a push read so soon after its computation counts as just sent
 
 
 class GradientExchange(ModelExchange):
-    """The way from a worker's push to the decision on it."""
+    """Passes pushes of workers on to the coordinator, delayed where a scenario is emulated."""
 
     def adopt(self, store: Store, at: float) -> None:
         super().adopt(store, at)
         self.run.coordinator.use(store, store.nbytes, Grants(self.run, store))
 
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
-        """A worker has computed; where a scenario is in force its push is under way for some time yet."""
+        """Take a worker's push; under an emulated scenario, schedule its arrival."""
         run, script = self.run, record.script
         script.pushed, script.computing = True, False
         order, timing = script.order, script.timing
@@ -29,13 +29,13 @@ class GradientExchange(ModelExchange):
         )  # fmt: skip
         expected = order is not None and order.ticket == message.ticket
         if timing is None or run.emulation is None or not expected:
-            # One that crossed a cancellation takes no part in the emulated traffic.
+            # A push that crossed a cancellation takes no part in the emulated traffic.
             if order is not None and expected:
                 arrival.transfer_s = max(0.0, at - order.at - message.compute_s)
             self._arrive(record, arrival, message.gradient, at)
             return
         run.emulation.computed(message.overrun_s)
-        # It set out when its computation was over: what its message really took is part of the modelled way.
+        # Sent when its computation ended: the message's real transfer time is part of the emulated one.
         late_s = at - (timing.begin + message.compute_s)
         sent_at = at - late_s if late_s > JUST_SENT_S else at
         moments = run.emulation.arrivals(record.worker, timing.attempt, arrival.bytes_up, sent_at)
@@ -44,7 +44,7 @@ class GradientExchange(ModelExchange):
             run.engine.call_at(moment, self._on_arrival, (arrival, message.gradient, moment))
 
     def _on_arrival(self, arrived: tuple[PushRef, Gradient | None, float]) -> None:
-        """The emulated way is over; a push whose process died meanwhile does not arrive."""
+        """End the emulated transfer; drop the push if its process has died meanwhile."""
         arrival, gradient, moment = arrived
         at = self.run.engine.now()
         arrival.transfer_s += max(0.0, at - moment)
@@ -53,7 +53,7 @@ class GradientExchange(ModelExchange):
             self._arrive(record, arrival, gradient, at)
 
     def _arrive(self, record: WorkerRecord, arrival: PushRef, gradient: Gradient | None, at: float) -> None:
-        """The push is there; one that comes after the end is not looked at."""
+        """Hold the push in the store and tell the coordinator; ignore it after the run's end."""
         run, store = self.run, self.store_or_none
         if run.cause is not None:
             return
@@ -67,7 +67,7 @@ class GradientExchange(ModelExchange):
     def on_more(self, record: WorkerRecord, message: More, at: float) -> None:
         run, order = self.run, record.script.order
         if order is None or order.ticket != message.ticket:
-            return  # it crosses a cancellation or the phase's end, which is the answer
+            return  # crossed by a cancellation or the phase's end, which answers it
         work = run.phases.current.batch_size if run.phases.current is not None else 1
         extra = run.coordinator.more(record.worker, record.incarnation, message.ticket, work)
         timing = None

@@ -1,4 +1,4 @@
-"""The laws that every strategy keeps, a checker that reads them off a journal, and clusters to try a strategy on.
+"""The laws of strategies, a checker that verifies them in a journal, and random clusters to try a strategy on.
 
-Not public: `paceline check-strategy` holds a strategy to them.
+Not public: `paceline check-strategy` checks a strategy against them.
 """

@@ -1,7 +1,7 @@
-"""What a journal says of the cluster: who is there, who computes what, which pushes are held, what became of samples.
+"""The cluster's state according to a journal: workers present, running grants, held pushes, settled samples.
 
-Built from events, actions and observations alone. A step that cannot be, such as a grant to somebody who has gone, is
-reported to `blame` together with the law it breaks.
+Built from events, actions and observations alone. An impossible step, such as a grant to a worker that has gone, is
+reported to `blame` with the law it breaks.
 """
 
 import math
@@ -19,7 +19,7 @@ Blame = Callable[[str, str], None]  # (law, what happened)
 
 @dataclass
 class Running:
-    """A grant under way; `read_*` say where the model stood when it was read."""
+    """A running grant; `read_*` are the version and the mass applied so far when the model was read."""
 
     at: float
     work: int
@@ -31,7 +31,7 @@ class Running:
 
 @dataclass
 class Wait:
-    """What a parked worker or a held push has seen since: pushes by worker, and Applies."""
+    """What happened since a worker was parked or a push was held: pushes by worker, and Applies."""
 
     pushes: Counter[int] = field(default_factory=Counter)
     applies: int = 0
@@ -52,29 +52,29 @@ class HeldPush:
 
 @dataclass
 class Phase:
-    """Samples of one pass through the data; `total` is None where the sampling knows no exact number."""
+    """Samples of one phase; `total` is None where the sampling has no exact number."""
 
     total: int | None = None
     used: int = 0
     lost: int = 0
-    in_hand: int = 0  # held or computed when the run was stopped
+    in_hand: int = 0  # held or being computed when the run was stopped
 
 
 @dataclass
 class Presence:
-    """The workers as one strategy knows them: everybody joins anew under the next."""
+    """The workers as one strategy knows them; under the next one they all join anew."""
 
     process: Counter[int] = field(default_factory=Counter)
     present: dict[int, int] = field(default_factory=dict)  # nominal work by worker
     idle: dict[int, int] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
-    taken_back: dict[int, list[Running]] = field(default_factory=dict)  # by a Cancel that is yet to be observed
-    unkept: dict[int, int] = field(default_factory=dict)  # samples of the push to come that were refused or skipped
+    taken_back: dict[int, list[Running]] = field(default_factory=dict)  # by a Cancel whose observation is still to come
+    unkept: dict[int, int] = field(default_factory=dict)  # samples of the next push that were refused or skipped
     completed: dict[int, int] = field(default_factory=dict)
     min: int = 0
     free_at: dict[int, float] = field(default_factory=dict)
     waits: dict[int, Wait] = field(default_factory=dict)  # of the parked workers
-    round_before: int = 0  # nominal round before the event
+    round_before: int = 0  # `round_samples` before the event
 
     @property
     def round_samples(self) -> int:
@@ -82,11 +82,11 @@ class Presence:
         return sum(self.present.values()) + sum(self.idle.values())
 
     def parked(self) -> list[int]:
-        """Present workers without a grant."""
+        """Return the present workers without a grant."""
         return [worker for worker in self.present if worker not in self.running]
 
     def note_waits(self) -> None:
-        """After a decision: who is without a grant from here on."""
+        """Start and end waits after a decision: a present worker without a grant waits."""
         for worker in self.present:
             if worker in self.running:
                 self.waits.pop(worker, None)
@@ -95,11 +95,11 @@ class Presence:
 
 
 class Account:
-    """The state of a cluster, line by line."""
+    """A cluster's state, updated line by line."""
 
     def __init__(self, blame: Blame, *, exact_work: bool) -> None:
         self.blame = blame
-        self.exact_work = exact_work  # every grant yields exactly what it asks for
+        self.exact_work = exact_work  # every grant yields exactly the samples it asks for
         self.now = 0.0
         self.version = 0
         self.mass = 0.0
@@ -114,7 +114,7 @@ class Account:
         self._begin_strategy()
 
     def _begin_strategy(self) -> None:
-        """What the strategy before knew and asked for is gone."""
+        """Drop all state of the previous strategy."""
         self.workers = Presence()
         self.timers: dict[str, float] = {}
         self.marks: dict[int, str] = {}
@@ -122,11 +122,11 @@ class Account:
         self.answers: list[tuple[int, tuple[int, ...], float]] = []  # Applies that an Applied may answer
 
     def all_waits(self) -> list[Wait]:
-        """Of parked workers and of held pushes."""
+        """Return the waits of parked workers and of held pushes."""
         return [*self.workers.waits.values(), *(held.wait for held in self.held.values())]
 
     def counting(self) -> dict[int, int]:
-        """Held pushes of processes that are present: what counts at a barrier."""
+        """Return held pushes of present processes, with their workers: those that count at a barrier."""
         return {
             push: held.worker
             for push, held in self.held.items()
@@ -136,13 +136,13 @@ class Account:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def pass_time(self, at: float) -> None:
-        """Time never runs backwards."""
+        """Advance the time; it must not run backwards."""
         if at < self.now:
-            self.blame("time", f"{at:.9g} s comes after {self.now:.9g} s")
+            self.blame("time", f"time runs backwards: {at:.9g} s comes after {self.now:.9g} s")
         self.now = max(self.now, at)
 
     def _change_strategy(self) -> None:
-        """What ran under the strategy before has been taken back, what was held has been discarded."""
+        """Check that the previous strategy's grants were taken back and its pushes discarded."""
         self._changing = False
         for worker in self.workers.running:
             self.blame("samples", f"the grant of w{worker} was not taken back when the strategy changed")
@@ -153,7 +153,7 @@ class Account:
         self._begin_strategy()
 
     def happen(self, event: Event) -> None:
-        """Take an event in."""
+        """Process an event."""
         if self._changing:
             self._change_strategy()
         self.pass_time(event.at)
@@ -184,7 +184,7 @@ class Account:
             workers.free_at[worker] = event.at
             for wait in self.all_waits():
                 del wait.pushes[worker]
-        elif worker in workers.running:  # a script that accumulates gradients takes more on the same grant
+        elif worker in workers.running:  # a script that accumulates gradients gets more on the same grant
             workers.running[worker].work = max(workers.running[worker].work, event.work)
         workers.present[worker] = event.work
 
@@ -192,7 +192,7 @@ class Account:
         worker, workers = event.worker, self.workers
         work = workers.present.pop(worker, workers.idle.pop(worker, None))
         if work is None:
-            self.blame("presence", f"w{worker} leaves without being there")
+            self.blame("presence", f"w{worker} leaves but was not present")
             return
         running = workers.running.pop(worker, None)
         if event.cause == "idle":
@@ -247,7 +247,7 @@ class Account:
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> None:
-        """Take an action in."""
+        """Process an action."""
         match action:
             case Apply():
                 self._apply(action)
@@ -256,7 +256,7 @@ class Account:
             case Cancel():
                 running = self.workers.running.pop(action.worker, None)
                 if running is None:
-                    self.blame("grants", f"w{action.worker} is cancelled and computes nothing: {action.reason}")
+                    self.blame("grants", f"w{action.worker} is cancelled but computes nothing: {action.reason}")
                 else:
                     self.workers.taken_back.setdefault(action.worker, []).append(running)
                     self.workers.free_at[action.worker] = self.now
@@ -275,7 +275,7 @@ class Account:
         held = self.held.pop(push, None)
         if held is None:
             known = "settled already" if push in self.settled else "unknown"
-            self.blame("pushes", f"push {push} is {fate}, and it is {known}")
+            self.blame("pushes", f"push {push} is {fate} but is {known}")
             return None
         self.settled.add(push)
         running = self.workers.running.get(held.worker)
@@ -303,7 +303,7 @@ class Account:
     def _grant(self, action: Grant) -> None:
         worker, workers = action.worker, self.workers
         if worker not in workers.present:
-            self.blame("presence", f"w{worker} is granted work and is not there: {action.reason}")
+            self.blame("presence", f"w{worker} is granted work but is not present: {action.reason}")
         if worker in workers.running:
             self.blame("grants", f"w{worker} is granted work while it computes: {action.reason}")
         if action.work < 1:
@@ -324,12 +324,12 @@ class Account:
     # -- observations ------------------------------------------------------------------------------------------------
 
     def start(self, header: Header) -> None:
-        """A run begins, or goes on under another strategy."""
+        """Begin a run, or continue it under another strategy."""
         self.max_versions = header.options.get("max_versions")
         self._changing = bool(self.workers.present)
 
     def observe(self, line: Observation) -> None:
-        """Take what happened beside the decisions in."""
+        """Process an observation."""
         self.pass_time(line.at)
         data = line.data
         match line.what:
@@ -353,7 +353,7 @@ class Account:
         earlier = workers.taken_back.get(worker)
         running = earlier.pop(0) if earlier else workers.running.pop(worker, None)
         if running is None:
-            self.blame("grants", f"work of w{worker} is taken back ({cause}) and it had none")
+            self.blame("grants", f"a grant of w{worker} is taken back ({cause}) but it had none")
             return
         if abs(seconds - (at - running.at)) > EXACT * max(1.0, at):
             self.blame("time", f"w{worker} lost {seconds} s on a grant of {running.at} taken back at {at}")
@@ -368,7 +368,7 @@ class Account:
         self.ended = cause
         if (versions, used, lost) != (self.version, self.used, self.lost):
             counted = f"{self.version} versions, {self.used} samples used, {self.lost} lost"
-            self.blame("samples", f"the journal ends with {versions}, {used} and {lost}; its lines make {counted}")
+            self.blame("samples", f"the last line says {versions}, {used} and {lost}; the journal adds up to {counted}")
         for push, held in self.held.items():
             self.blame("pushes", f"push {push} of w{held.worker} is neither applied nor discarded")
         for worker in self.workers.running:
@@ -383,7 +383,7 @@ class Account:
         if cause == "done" and settled != phase.total:
             self.blame("samples", f"{settled} of {phase.total} samples are settled at the end of the phase")
         at_limit = self.max_versions is not None and self.version >= self.max_versions
-        # A worker is idle only where every sample is in somebody's hands.
+        # A worker is idle only while every sample is allotted or settled.
         if idle and not at_limit and settled + phase.in_hand != phase.total:
             missing = phase.total - settled - phase.in_hand
-            self.blame("samples", f"{missing} of {phase.total} samples are nowhere, and w{min(idle)} is idle")
+            self.blame("samples", f"{missing} of {phase.total} samples are unaccounted for while w{min(idle)} is idle")

@@ -1,6 +1,6 @@
-"""Hold a strategy to the laws: on many made clusters, by replay, by restored snapshots, and by its source.
+"""Check a strategy against the laws: on random clusters, by replay, by restored snapshots, and by its source.
 
-Seeds fix everything: the same strategy breaks the same laws on the same clusters wherever it is checked.
+Seeds fix everything: the same strategy breaks the same laws on the same clusters on every machine.
 """
 
 import random
@@ -18,8 +18,8 @@ from paceline.records.journal import Decision, Line, Lines, spelled_out
 from paceline.scenario import parse
 from paceline.strategies import Strategy, build, canonical, machine_class, strategy_class
 
-CLUSTERS = 60  # a law that holds by luck on so many is one that few runs would break
-RESTORES = 7  # decisions between two snapshots; small, so that the first ones are restored, too
+CLUSTERS = 60  # a strategy that passes on so many by luck would break a law in few runs
+RESTORES = 7  # decisions between two snapshots; small, so that early states are restored too
 
 
 class Breach(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Breach(msgspec.Struct, frozen=True):
 
 
 def first_difference(lines: Iterable[Line], fresh: Callable[[], Strategy], every: int, after: int = 0) -> str | None:
-    """Feed the events again, replacing the strategy by a restored one every so many decisions from `after` on.
+    """Feed the events again, replacing the strategy by a restored one every `every` decisions from `after` on.
 
-    `fresh` makes the one that takes over; the snapshot travels through JSON, as a checkpoint does.
+    `fresh` makes the one to restore into; the snapshot passes through JSON, as in a checkpoint.
     """
     strategy, first = fresh(), True
     for count, line in enumerate(line for line in lines if isinstance(line, Decision)):
@@ -48,7 +48,7 @@ def first_difference(lines: Iterable[Line], fresh: Callable[[], Strategy], every
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a check found out."""
+    """The result of a check."""
 
     spec: str
     clusters: int
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True):
     breaches: list[Breach]
 
     def first_of_each(self) -> list[tuple[Breach, int]]:
-        """The first breach of each law, and on how many clusters it was broken."""
+        """Return the first breach of each law, and on how many clusters the law was broken."""
         first: dict[str, Breach] = {}
         places: dict[str, set[int | None]] = {}
         for breach in self.breaches:
@@ -66,7 +66,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def check_strategy(spec: str, clusters: int = CLUSTERS, seed: int = 0) -> Verdict:
-    """Try the strategy on so many clusters; the laws are those of docs/howto/write-a-strategy.md."""
+    """Check the strategy on that many clusters against the laws in docs/howto/write-a-strategy.md."""
     strategy_class(spec)
     spec = canonical(build(spec, 0))
     found = [Breach("purity", text) for text in impurities_of(machine_class(spec))]
@@ -95,13 +95,13 @@ def _suits(spec: str, plan: ClusterPlan) -> bool:
 def _on(plan: ClusterPlan, spec: str, number: int) -> tuple[Lines, list[Breach]]:
     try:
         lines = play(build(spec, plan.seed), plan, spec=spec)
-    except Exception as error:  # noqa: BLE001 - whatever the strategy, or its actions, made the run raise
+    except Exception as error:  # noqa: BLE001 - a strategy and its actions may raise anything
         return Lines(), [Breach("errors", _worded(error), number)]
     found = [Breach(broken.law, str(broken), number) for broken in check(lines, exact_work=plan.size is None)]
     seeds = iter([plan.seed])
 
     def fresh() -> Strategy:
-        """The first as in the run; those that take over must get their chance from the snapshot."""
+        """Build the first with the run's seed, others with another: their randomness must come from the snapshot."""
         return build(spec, next(seeds, plan.seed + 1))
 
     for law, every in (("replay", len(lines) + 1), ("snapshot", RESTORES)):

@@ -1,13 +1,13 @@
-"""The laws of strategies, read off a journal.
+"""The laws of strategies, checked in a journal.
 
-The checker believes nobody: it knows the words of events, actions and journals, and counts everything else itself.
+The checker trusts no other code: it reads events, actions and observations, and counts everything else itself.
 
-* form: actions stand in their order, pushes and grants in worker order, and each action gives its reason;
+* form, reasons: actions come in their order, pushes and grants in worker order, and each action gives its reason;
 * pushes: each is applied or discarded exactly once, and never while it is being extended;
-* grants: nobody holds two, nobody who has gone gets one, and a second one only extends a held push;
+* grants, presence: no worker holds two grants, none that has gone gets one, and a second one only extends a held push;
 * samples: what was granted is pushed or taken back, and an epoch's samples are all settled when it is done;
-* progress: nobody is parked for ever while others are present;
-* bound, weights: what the strategy in question promises, at every step;
+* progress: no worker is parked for ever while others are present;
+* bound, weights: the strategy's own promises hold at every step;
 * clocks, versions, timers, time: pushes carry those of their grants, and times add up to the time present.
 """
 
@@ -23,7 +23,7 @@ from paceline.records import metrics
 from paceline.records.journal import Decision, Header, Line, Observation
 
 ORDER = {kind: place for place, kind in enumerate((Apply, Discard, Cancel, Grant, SetTimer, Mark, Track))}
-LAW_OF_TIME = 0.01  # share of its time present by which a worker's seconds may be off
+LAW_OF_TIME = 0.01  # largest error of a worker's seconds, as a share of its time present
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Checker:
-    """A fold over the lines of a journal."""
+    """A fold over the lines of a journal that collects violations."""
 
     def __init__(self, *, exact_work: bool = False) -> None:
         self.violations: list[Violation] = []
@@ -48,11 +48,11 @@ class Checker:
         self._name = ""
 
     def blame(self, law: str, text: str) -> None:
-        """A law is broken in this line."""
+        """Record that the current line breaks a law."""
         self.violations.append(Violation(self._number, law, text))
 
     def write(self, line: Line) -> None:
-        """Take one line into account."""
+        """Check one line."""
         self._number += 1
         if isinstance(line, Decision):
             self._decision(line)
@@ -99,7 +99,7 @@ class Checker:
 
 
 def check(lines: Iterable[Line], *, exact_work: bool = False) -> list[Violation]:
-    """Every law that these lines break, in their order; with `exact_work` each grant yields all that it asks for."""
+    """Return all violations, in the order of the lines; `exact_work`: each grant must yield all samples it asks for."""
     lines = list(lines)
     checker = Checker(exact_work=exact_work)
     for line in lines:

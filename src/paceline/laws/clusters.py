@@ -1,7 +1,7 @@
-"""Clusters made by chance, and their runs through the real coordinator, on workers that compute noise.
+"""Random clusters, and their runs through the real coordinator, on workers that compute noise.
 
-A worker's gradient is one number, at times not a finite one, so that pushes are refused; norms, inner products and
-losses are noise too, so that the strategies that decide by them get to decide.
+A push's norm is at times NaN, so that it is refused; norms of steps, inner products and losses are noise, so that
+strategies that depend on them are exercised.
 """
 
 import math
@@ -21,24 +21,24 @@ from paceline.server.coordinator import Coordinator
 from paceline.strategies import Strategy, canonical
 
 SECONDS_PER_SAMPLE = 0.125
-MAX_LINES = 100_000  # no plan gives a sound strategy reason to decide so often
+MAX_LINES = 100_000  # no plan makes a correct strategy write so many
 
 
 class ClusterPlan(msgspec.Struct, frozen=True):
-    """A cluster, what befalls it, and how long it runs."""
+    """A cluster, its events, and how long it runs."""
 
     scenario: str
     work: int
     seed: int
-    size: int | None  # of an epoch; None: data without end
+    size: int | None  # of an epoch; None: endless data
     epochs: float
-    refused: float  # share of pushes
+    refused: float  # share of pushes that are refused
     max_versions: int
     model_bytes: int
 
 
 class NoisyCluster(LightCluster):
-    """Light workers whose pushes carry a gradient of one number."""
+    """Light workers whose pushes carry a norm and a random loss."""
 
     def __init__(self, kernel: Kernel, scenario: Scenario, plan: ClusterPlan) -> None:
         super().__init__(kernel, scenario, plan.work, plan.model_bytes)
@@ -51,7 +51,7 @@ class NoisyCluster(LightCluster):
 
 
 class NoisyStore:
-    """Stands in for the store: counts nothing, and says of each step what chance has it say."""
+    """A stand-in for the store that returns random statistics of each step."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed}:steps")
@@ -60,7 +60,7 @@ class NoisyStore:
         return Merged(self._chance.random(), self._chance.gauss(0, 1))
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
-        """Sums of noise."""
+        """Merge a piece into a held push: mean loss, summed samples."""
         samples = held.samples + piece.samples
         if held.loss is not None and piece.loss is not None and samples:
             piece.loss = (held.loss * held.samples + piece.loss * piece.samples) / samples
@@ -68,15 +68,15 @@ class NoisyStore:
         return piece
 
     def discard(self, push: PushRef) -> None:
-        """Nothing is kept."""
+        """Do nothing: no push is kept."""
 
     def contents(self) -> Contents:
-        """There is nothing to save."""
+        """Return empty contents."""
         return Contents({}, {})
 
 
-class Endless(Exception):  # noqa: N818 - it is what the run is
-    """More lines than any sound strategy makes of a plan: this one keeps itself busy."""
+class Endless(Exception):  # noqa: N818 - named after the run
+    """A run with more lines than any correct strategy writes: the strategy keeps itself busy."""
 
 
 class _Counted(Lines):
@@ -89,9 +89,9 @@ class _Counted(Lines):
 def play(
     strategy: Strategy, plan: ClusterPlan, coordinator_type: type[Coordinator] = Coordinator, spec: str | None = None
 ) -> Lines:
-    """Run the plan until its data or its versions are used up, or nothing happens any more.
+    """Run the plan until its data or its versions are used up, or no event is left.
 
-    The journal's header has `spec`, or what the strategy says of itself.
+    The journal's header has `spec`, or the strategy's canonical form.
     """
     scenario = parse(plan.scenario, "made", Path())
     lines, kernel = _Counted(), Kernel()
@@ -137,7 +137,7 @@ BYTES = (0, 1000)
 
 
 def random_plan(chance: random.Random) -> ClusterPlan:
-    """Any cluster of 1 to 9 workers with anything that may befall it."""
+    """Make a random cluster of 1 to 9 workers with random events."""
     work = chance.choice(WORKS)
     size = chance.choice([None, chance.randint(1, 40 * work)])
     speeds = [chance.choice(SPEEDS) for _ in range(chance.randint(1, 9))]
@@ -161,7 +161,7 @@ def random_plan(chance: random.Random) -> ClusterPlan:
 def scenario_text(
     seed: int, jitter: str, network: str, speeds: list[float], events: list[tuple[int, str, int]], work: int
 ) -> str:
-    """The file of a cluster; each event is the pushes since the one before, its kind, and a number to choose by."""
+    """Return a scenario file; each event is (gap in thirds of a push, kind, number that selects worker and size)."""
     text = [
         f"seed = {seed}",
         f'[compute]\nseconds_per_sample = {SECONDS_PER_SAMPLE}\njitter = "{jitter}"',
@@ -173,7 +173,7 @@ def scenario_text(
 
 
 def story(workers: int, events: list[tuple[int, str, int]], push_s: float) -> list[str]:
-    """Events that make sense one after the other: who is gone may only rejoin, who is there may not."""
+    """Make events consistent in order of time: workers that are gone may only rejoin, present ones may not."""
     text, at, known = [], 0.0, workers
     gone: list[int] = []
     for gap, kind, choice in events:

@@ -1,7 +1,7 @@
-"""Purity, read off the source, so that a line which no run comes to is found too.
+"""Check a strategy's purity by its source, which also covers lines that no run executes.
 
-A strategy has no clock, no chance of its own, no files, no sockets, no tensors and no logging: what it decides follows
-from its events alone, or a journal could not be replayed.
+A strategy has no clock, no randomness of its own, no files, no sockets, no tensors and no logging: its decisions must
+follow from its events alone, or a journal could not be replayed.
 """
 
 import ast
@@ -13,7 +13,7 @@ PURE_PACKAGES = (
     "msgspec", "paceline.core.events", "paceline.core.actions", "paceline.core.peer_events",
     "paceline.core.peer_actions", "paceline.core.errors", "paceline.core.values", "paceline.strategies",
 )  # fmt: skip
-# The standard library less clocks, chance, files, sockets, processes, threads and logging.
+# Modules without clocks, files, sockets, processes, threads and logging; of `random` only a seeded Random.
 PURE_LIBRARY = {
     "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "heapq", "itertools",
     "math", "numbers", "operator", "random", "statistics", "typing",
@@ -22,7 +22,7 @@ EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 
 
 def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of all that a module imports, wherever in it; relative ones are spelled out."""
+    """Yield line and full name of every import in a module; relative ones are resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -37,7 +37,7 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def impurities(text: str, package: str = "paceline.strategies") -> list[str]:
-    """What in a strategy's source is not pure."""
+    """Describe each impurity in a strategy's source."""
     tree = ast.parse(text)
     found = [
         f"line {line}: imports {name}"
@@ -46,20 +46,20 @@ def impurities(text: str, package: str = "paceline.strategies") -> list[str]:
     ]
     found += [
         f"line {line}: imports {name}" for line, name in imports(tree, package) if name.startswith("random.")
-    ]  # `from random import ...` hides where chance comes from
+    ]  # `from random import ...` would hide module-level randomness from the check below
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
             if node.attr != "Random":
-                found.append(f"line {node.lineno}: random.{node.attr} is chance that is not injected")
+                found.append(f"line {node.lineno}: random.{node.attr} is randomness that is not injected")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EFFECTS:
             found.append(f"line {node.lineno}: {node.func.id}() is an effect")
         elif isinstance(node, ast.Global | ast.Nonlocal):
-            found.append(f"line {node.lineno}: state outside of `self.state`")
+            found.append(f"line {node.lineno}: state outside `self.state`")
     return found
 
 
 def impurities_of(cls: type) -> list[str]:
-    """What is not pure in the file of a class, and in the files beside it that it imports."""
+    """Describe each impurity in the file of a class, and in the files of its package that it imports."""
     file = inspect.getsourcefile(cls)
     if file is None:
         return ["its source cannot be read"]
@@ -79,7 +79,7 @@ def _impurities_from(file: Path, package: str, seen: set[Path]) -> list[str]:
 
 
 def _beside(name: str, file: Path, package: str) -> Path | None:
-    """The file of that module, or of the module that has that name, in the same folder or package."""
+    """Return the file of an imported module, or of the module that defines the name, in the same package."""
     parts, top = name.split("."), package.partition(".")[0]
     root = file.parents[package.count(".") + 1] if package else file.parent
     places = [root.joinpath(*parts[:count]).with_suffix(".py") for count in (len(parts), len(parts) - 1) if count]

@@ -1,6 +1,6 @@
-"""What each strategy promises beyond the laws of all: its bound, its barrier, its weights.
+"""Laws of single strategies beyond those of all: bounds, barriers and weights.
 
-A strategy that is not named here is held to the laws of all.
+A strategy that is not listed here only has to keep the laws of all.
 """
 
 from collections import Counter
@@ -15,43 +15,43 @@ from paceline.core.events import Event, Joined, Left, Pushed
 from paceline.laws.account import Account, Blame
 from paceline.records.journal import Decision
 
-RETRY_ROUNDS = 20  # after so many rounds balanced tries a worker that it left out
+RETRY_ROUNDS = 20  # after so many rounds `balanced` retries a worker that it left out
 
 
 @dataclass
 class Bound:
-    """Laws of one strategy; `before` sees a decision's event taken in, `after` its actions too."""
+    """Laws of one strategy; `before` runs after a decision's event is processed, `after` after its actions."""
 
     account: Account
     blame: Blame
 
     def before(self, decision: Decision) -> None:
-        """The event is taken in, the actions are not."""
+        """Check once the event is processed and the actions are not."""
 
     def after(self, decision: Decision) -> None:  # noqa: ARG002
-        """The decision is taken in."""
+        """Check once the whole decision is processed."""
         self.require_progress()
 
     def require_progress(self) -> None:
-        """Nobody is parked and no push is held for ever: somebody computes who has not pushed since."""
+        """Check that no wait lasts for ever: for each, some computing worker has pushed less than `patience` since."""
         running, patience = self.account.workers.running, self.patience()
         for worker, wait in self.account.workers.waits.items():
             if all(wait.pushes[other] >= patience for other in running):
                 pushes = dict(wait.pushes)
-                self.blame("progress", f"w{worker} is parked, and whoever computes has pushed since: {pushes}")
+                self.blame("progress", f"w{worker} is parked although all who compute have pushed since: {pushes}")
         for push, held in self.account.held.items():
             if all(held.wait.pushes[other] >= patience for other in running):
                 pushes = dict(held.wait.pushes)
-                self.blame("progress", f"push {push} is held, and whoever computes has pushed since: {pushes}")
+                self.blame("progress", f"push {push} is held although all who compute have pushed since: {pushes}")
 
     def patience(self) -> int:
-        """Pushes of each computing worker that a parked one may have to see."""
+        """Return how many pushes of each computing worker a parked one may have to wait for."""
         return 1
 
 
 @dataclass
 class Lead(Bound):
-    """No computing worker leads the slowest by more than `upper`; whoever leads by `lower` or less computes."""
+    """No worker computes more than `upper` clocks ahead of the slowest; none at most `lower` ahead is parked."""
 
     lower: float
     upper: float
@@ -74,10 +74,10 @@ class Lead(Bound):
 
 @dataclass
 class Barrier(Bound):
-    """An Apply as soon as `k` of the present workers have pushed, and not before."""
+    """The strategy applies as soon as `k` present workers have pushed, and not before."""
 
     k: float
-    tracked: bool = False  # k is what the strategy last said it is
+    tracked: bool = False  # k is the strategy's latest Track of it
 
     def needed(self) -> float:
         account = self.account
@@ -90,7 +90,7 @@ class Barrier(Bound):
             if isinstance(action, Apply) and self.account.workers.present:
                 merged = len({counting[push] for push in action.pushes if push in counting})
                 if merged < needed or (merged > needed and isinstance(decision.event, Pushed)):
-                    self.blame("bound", f"{merged} workers are merged where {needed} are to be waited for")
+                    self.blame("bound", f"pushes of {merged} workers are merged, k is {needed}")
 
     def after(self, decision: Decision) -> None:
         super().after(decision)
@@ -101,7 +101,7 @@ class Barrier(Bound):
 
 @dataclass
 class RoundsBound(Barrier):
-    """A barrier after which everybody starts afresh on the version just made."""
+    """A barrier after which all present workers start the next round on the new version."""
 
     def after(self, decision: Decision) -> None:
         super().after(decision)
@@ -111,23 +111,23 @@ class RoundsBound(Barrier):
         throughs = {running.through for running in workers.running.values()}
         stale = [w for w, running in workers.running.items() if running.read_version != account.version]
         if workers.parked() or len(throughs) > 1 or stale:
-            self.blame("bound", f"a round ends and not everybody starts the next one: parked {workers.parked()}")
+            self.blame("bound", f"a round ends but not all workers start the next one: parked {workers.parked()}")
 
 
 @dataclass
 class Allowance(Bound):
-    """adaptive_sync: while a node has not pushed, only so many rounds can end, and others start only so often."""
+    """adaptive_sync: while a node has not pushed, `cap` limits the rounds that end and the starts of other nodes."""
 
     cap: int
-    starts: dict[int, Counter[int]] = field(default_factory=dict)  # by the node that has not pushed since
-    disturbed: set[int] = field(default_factory=set)  # at any time since its last push
+    starts: dict[int, Counter[int]] = field(default_factory=dict)  # starts of others since each node's last push
+    disturbed: set[int] = field(default_factory=set)  # nodes marked so at any time since their last push
 
     def before(self, decision: Decision) -> None:
         match decision.event:
             case Joined(worker=worker) if worker not in self.starts:
                 self._forget(worker)
                 for starts in self.starts.values():
-                    del starts[worker]  # those were another process's
+                    del starts[worker]  # of an earlier process
             case Pushed(worker=worker):
                 self._forget(worker)
             case Left(worker=worker):
@@ -154,7 +154,7 @@ class Allowance(Bound):
             if missing == worker:
                 continue
             starts[worker] += 1
-            # The rest of the round of its last push, the rounds that may end without it, and the one that waits.
+            # The rest of the round of its last push, the rounds that may end without it, and the one that waits for it.
             rounds = 2 + (self.cap if missing in self.disturbed else 0)
             if starts[worker] > rounds * (1 + self.cap):
                 self.blame("bound", f"w{worker} starts {starts[worker]} times while w{missing} does not push")
@@ -162,7 +162,7 @@ class Allowance(Bound):
 
 @dataclass
 class Merging(Bound):
-    """dasp: with `theta`, no node starts further ahead of the slowest."""
+    """dasp: no node starts more than `theta` clocks ahead of the slowest."""
 
     theta: float
 
@@ -175,11 +175,11 @@ class Merging(Bound):
 
 @dataclass
 class GlobalBatch(Bound):
-    """balanced: a round covers the nominal work of all; a worker left out is tried again."""
+    """balanced: a round covers the nominal work of all workers; a worker left out is retried."""
 
     guided: bool
     batch: int = 0
-    undisturbed: bool = False  # nobody came, went or was refused in this round
+    undisturbed: bool = False  # no worker joined, left or was refused in this round
 
     def before(self, decision: Decision) -> None:
         event, account = decision.event, self.account
@@ -210,7 +210,7 @@ class GlobalBatch(Bound):
                 self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
 
 
-BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy: from its options
+BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy; `given` are its options
     "asp": lambda account, blame, _: Lead(account, blame, inf, inf),
     "ssp": lambda account, blame, given: Lead(account, blame, given.staleness, given.staleness),
     "dssp": lambda account, blame, given: Lead(account, blame, given.lower, given.upper),
@@ -226,25 +226,25 @@ BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy: fr
 
 
 def bound_of(spec: str, account: Account, blame: Blame) -> Bound:
-    """The laws of the strategy that this text names."""
+    """Return the laws of the strategy that this spec names."""
     cls, options = strategies.parse(spec)
     return BOUNDS[cls.name](account, blame, options) if cls.name in BOUNDS else Bound(account, blame)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 
-Weights = Callable[[Account, Event, Apply], list[set[float]]]  # the weights that each push may have
+Weights = Callable[[Account, Event, Apply], list[set[float]]]  # the allowed weights of each push
 
 
 def whole_step(account: Account, event: Event, action: Apply) -> list[set[float]]:  # noqa: ARG001
-    """A step of mass 1, each push by its share of the samples."""
+    """Allow a step of mass 1, each push weighted by its share of the samples."""
     samples = [account.held[push].samples for push in action.pushes]
     total = sum(samples)
     return [{count / total if total else 0.0} for count in samples]
 
 
 def share_of_round(account: Account, event: Event, action: Apply) -> list[set[float]]:
-    """Samples over the nominal round; where the last worker leaves, its own round is one to weigh by."""
+    """Allow samples over the nominal round; when the last worker leaves, also over the round before it left."""
     nominal = {account.workers.round_samples}
     if isinstance(event, Left) and not account.workers.present:
         nominal.add(account.workers.round_before)
@@ -252,7 +252,7 @@ def share_of_round(account: Account, event: Event, action: Apply) -> list[set[fl
 
 
 def damped_share(account: Account, event: Event, action: Apply) -> list[set[float]]:
-    """The share of a round, or that share damped by the mass applied since the push's read."""
+    """Allow the share of a round, or that share damped by the mass applied since the push's read."""
     allowed = share_of_round(account, event, action)
     ages = [account.mass - account.held[push].read_mass for push in action.pushes]
     return [shares | {share * (1 + age) ** -0.5 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
@@ -266,7 +266,7 @@ WEIGHTS: dict[str, Weights] = {
 
 
 def check_weights(rule: Weights | None, account: Account, event: Event, action: Apply, blame: Blame) -> None:
-    """Each weight is one that the strategy's rule allows; a push without samples weighs nothing."""
+    """Check that the rule allows each weight; a push without samples must have weight 0."""
     if len(action.weights) != len(action.pushes):
         blame("weights", f"{len(action.pushes)} pushes and {len(action.weights)} weights: {action.reason}")
         return

@@ -1,8 +1,8 @@
-"""How a module's buffers moved while a push was computed, written to where the server reads it.
+"""Changes of a module's buffers while a push was computed, written to where the server reads them.
 
-Of real numbers the difference travels, of counters their value, and of what did not move nothing. Batch statistics are
-many and small: their differences are taken all at once. Large buffers are masks and tables that hardly ever move, so
-they are compared first.
+A push carries the difference of floating-point buffers, the value of counters, and nothing for unchanged buffers. Batch
+statistics are many and small: their differences are computed in one call. Large buffers are masks and tables that
+hardly ever change, so they are compared first.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-LARGE = 1 << 15  # elements from which on looking is cheaper than subtracting
+LARGE = 1 << 15  # elements from which on comparing is cheaper than subtracting
 
 Changes = list[torch.Tensor | None]
 
@@ -18,7 +18,7 @@ Changes = list[torch.Tensor | None]
 def write_changes(
     buffers: Sequence[torch.Tensor], reads: Sequence[torch.Tensor], homes: Sequence[torch.Tensor]
 ) -> tuple[Changes, bool]:
-    """Each buffer's change in its home, None where there is none; and whether all that moved is finite."""
+    """Write each buffer's change to its home; return the changes (None: unchanged) and whether all are finite."""
     changes: Changes = [None] * len(homes)
     small: list[int] = []
     finite = True
@@ -41,7 +41,7 @@ def write_changes(
 def _subtract(
     buffers: list[torch.Tensor], reads: list[torch.Tensor], homes: list[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor | None, bool]]:
-    """Each one's change, and whether it is finite."""
+    """Yield each buffer's change (None: unchanged) and whether it is finite."""
     torch._foreach_copy_(homes, buffers)
     torch._foreach_sub_(homes, reads)
     for buffer, read, home, norm in zip(buffers, reads, homes, torch._foreach_norm(homes, math.inf), strict=True):
@@ -56,10 +56,10 @@ def _subtract(
 
 
 def difference(buffer: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """Masks hold infinities, whose difference would be no number."""
+    """Subtract, with 0 where both are equal: masks hold infinities, whose difference would be NaN."""
     return torch.where(buffer == read, torch.zeros_like(buffer), buffer - read)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """By the norm, which costs a fraction of looking at every value; where that overflows, every value is looked at."""
+    """Return whether all values are finite: by the norm, which costs a fraction, or each value if that overflows."""
     return math.isfinite(torch.linalg.vector_norm(tensor).item()) or bool(torch.isfinite(tensor).all())

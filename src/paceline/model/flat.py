@@ -1,4 +1,4 @@
-"""Tensors as views into a few flat buffers, one per dtype: one operation then touches all of them.
+"""Tensors as views into flat buffers, one per dtype, so that one operation covers all tensors of a dtype.
 
 Each tensor is its own view with its own storage offset, so saving or reading one layer does not involve the others.
 """
@@ -12,7 +12,7 @@ ALIGNMENT = 16  # elements; a view starts at a cache line in every common dtype
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where one tensor lives."""
+    """The place of one tensor in the flat buffers."""
 
     buffer: int
     offset: int
@@ -21,7 +21,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Layout:
-    """Where each of a list of tensors lives in the flat buffers."""
+    """The places of a list of tensors in the flat buffers."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> None:
         self.dtypes: list[torch.dtype] = list(dict.fromkeys(dtypes))
@@ -45,15 +45,15 @@ class Layout:
         return sum(place.size * self.dtypes[place.buffer].itemsize for place in self.places)
 
     def zeros(self) -> list[torch.Tensor]:
-        """Fresh flat buffers; the padding between tensors stays zero for ever."""
+        """Make flat buffers; the padding between tensors must stay zero, as norms include it."""
         return [torch.zeros(length, dtype=dtype) for length, dtype in zip(self.lengths, self.dtypes, strict=True)]
 
     def views(self, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each tensor as a view into the buffers."""
+        """Return each tensor as a view into the buffers."""
         return [buffers[p.buffer][p.offset : p.offset + p.size].view(p.shape) for p in self.places]
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors copied into fresh buffers."""
+        """Copy the tensors into new buffers."""
         buffers = self.zeros()
         with torch.no_grad():
             for view, tensor in zip(self.views(buffers), tensors, strict=True):

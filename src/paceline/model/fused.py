@@ -1,9 +1,9 @@
-"""Torch's fused processor kernels without torch.optim's bookkeeping around them.
+"""Torch's fused CPU kernels, called without torch.optim's bookkeeping.
 
-`torch.optim.Optimizer.step` takes several times as long as the arithmetic of a small model. The kernels here are given
-the same tensors, options and state as it would give them, in the same order, so results are the same to the last bit;
-state stays in the torch optimizer's own `state`, under torch's names. Gradients are arguments: a push is read where it
-lies, and `parameter.grad` is never set.
+`torch.optim.Optimizer.step` takes several times as long as the arithmetic of a small model. This module passes the
+kernels the same tensors, options and state as it would, in the same order, so results are bitwise equal; state stays
+in the torch optimizer's own `state`, under torch's names. Gradients are arguments: a push is read where it lies, and
+`parameter.grad` is never set.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-Gradients = Sequence[torch.Tensor | None]  # by position; None: this parameter is left alone
+Gradients = Sequence[torch.Tensor | None]  # by position; None: skip this parameter
 
 
 class KernelGroup:
-    """Parameters of one group and one dtype, which a kernel takes together."""
+    """Parameters of one group and one dtype, for one kernel call."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, positions: list[int], parameters: list[torch.Tensor]) -> None:
         self.positions = positions
         self.parameters = parameters
         self.state = optimizer.state
-        self.states: dict[str, list[torch.Tensor]] = {}  # complete lists by name, as long as every parameter has one
+        self.states: dict[str, list[torch.Tensor]] = {}  # by name, filled once every parameter has that state
 
     def present(self, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
-        """Parameters and gradients of those that have one, and whether all do."""
+        """Return the parameters that have a gradient, their gradients, and whether all have one."""
         found = [gradient for position in self.positions if (gradient := gradients[position]) is not None]
         if len(found) == len(self.positions):
             return self.parameters, found, True
@@ -32,7 +32,7 @@ class KernelGroup:
         return [p for position, p in pairs if gradients[position] is not None], found, False
 
     def of(self, parameters: list[torch.Tensor], name: str, whole: bool) -> list[torch.Tensor]:
-        """The state of this name; remembered for the usual case that all parameters have a gradient."""
+        """Return the state of this name; cached for the usual case that all parameters have a gradient."""
         if not whole:
             return [self.state[p][name] for p in parameters]
         known = self.states.get(name)
@@ -54,7 +54,7 @@ class FusedSgd(KernelGroup):
         if whole and self.states:
             _sgd(group, parameters, given, self.of(parameters, "momentum_buffer", True), False)
             return
-        # Torch has no step for parameters of which some have their first gradient: each kind gets its own.
+        # The kernel's `is_first_step` holds for all its parameters, so those with a first gradient get their own call.
         known = [i for i, p in enumerate(parameters) if "momentum_buffer" in self.state[p]]
         fresh = sorted(set(range(len(parameters))) - set(known))
         for i in fresh:
@@ -101,7 +101,7 @@ class FusedAdam(KernelGroup):
 
 
 def _begin(state: dict[str, Any], parameter: torch.Tensor, amsgrad: bool) -> None:
-    """State of a parameter that has its first gradient, as torch makes it."""
+    """Initialize the state of a parameter with its first gradient, as torch does."""
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)
         state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)

@@ -4,8 +4,9 @@ An Apply of mass m is a fractional optimizer step: it advances the optimizer's o
 is multiplied by m and every per-step decay is raised to the power m, so that a learning rate and a momentum mean the
 same thing whether a round is one step of mass 1 or n steps of mass 1/n. With momentum mu the exact form is
 `v <- mu^m v + a g`, `a = (1 - mu^m) / (1 - mu)`, `w <- w - lr m v`, which stock SGD performs when gradient and weight
-decay are multiplied by `a`; its dampening is left alone, since torch ignores it on the first step and refuses it with
-Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set to M/m - 1, M being the mass so far.
+decay are multiplied by `a`; its dampening is left unchanged, since torch ignores it on the first step and refuses it
+with Nesterov. Adam's bias correction counts mass instead of steps: its `step` is set to M/m - 1, M being the mass so
+far.
 """
 
 import contextlib
@@ -26,18 +27,18 @@ SCALED = ("Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", 
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 Scalar = bool | int | float | str | None
 GroupOptions = dict[str, Scalar | tuple[Scalar, ...]]
-_SERVERS_OWN = ("fused", "foreach")  # how a step is carried out is not the script's to say
+_SERVERS_OWN = ("fused", "foreach")  # the server chooses how a step is executed
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
-    """An optimizer as it travels: its class name in torch.optim, and the options and parameters of each group."""
+    """An optimizer as sent to the server: its class name in torch.optim, options and parameters of each group."""
 
     name: str
     groups: tuple[GroupOptions, ...]
     members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
 
     def with_tuples(self) -> "OptimizerSpec":
-        """As it was before it was written down: options such as betas are tuples, which JSON and msgpack have not."""
+        """Turn lists back into tuples (such as betas), which JSON and msgpack do not have."""
         groups = tuple({key: _tuples(value) for key, value in group.items()} for group in self.groups)
         return OptimizerSpec(self.name, groups, self.members)
 
@@ -47,7 +48,7 @@ def _tuples(value: Any) -> Any:
 
 
 def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> OptimizerSpec:
-    """The spec of a user's optimizer; `positions` maps a parameter's id to its place in the model."""
+    """Return the spec of a user's optimizer; `positions` maps a parameter's id to its index in the model."""
     name = type(optimizer).__name__
     if getattr(torch.optim, name, None) is not type(optimizer) or name not in EXACT + SCALED:
         usable = ", ".join(EXACT + SCALED)
@@ -68,7 +69,7 @@ def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> Opt
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[GroupOptions]:
-    """The options of each group as plain data."""
+    """Return the options of each group as plain data."""
     return [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
@@ -77,14 +78,14 @@ def _plain(value: Any) -> Any:
 
 
 def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """The server's own optimizer over its own parameters, fused where torch can."""
+    """Build the server's optimizer over its own parameters, fused where torch supports it."""
     cls = getattr(torch.optim, spec.name)
     accepted = set(inspect.signature(cls).parameters)
     groups = []
     for options, members in zip(spec.groups, spec.members, strict=True):
         known = {key: value for key, value in options.items() if key in accepted}
         known.pop("foreach", None)
-        known.pop("differentiable", None)  # nobody differentiates through the server's step
+        known.pop("differentiable", None)  # the server never differentiates through its step
         known.pop("fused", None)
         if spec.name in FUSED:
             known["fused"] = True
@@ -94,7 +95,7 @@ def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.opti
 
 
 def mean_options(options: Sequence[Sequence[GroupOptions]], samples: Sequence[int]) -> Sequence[GroupOptions]:
-    """The groups' options of several pushes, numbers averaged by samples."""
+    """Merge the group options of several pushes: numbers averaged by samples."""
     first = options[0]
     if all(other is first or other == first for other in options[1:]):
         return first
@@ -120,7 +121,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 class MassOptimizer:
-    """A torch optimizer that can take fractional steps on gradients that are weighted means."""
+    """A torch optimizer that takes fractional steps on weighted mean gradients."""
 
     def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> None:
         self.spec = spec
@@ -132,14 +133,14 @@ class MassOptimizer:
                 "not adjusted, so tune its rate per strategy"
             )
         self._parameters = list(parameters)
-        self._mass: dict[int, float] = {}  # Adam's own time, by the parameter's position
-        self._fractional = False  # whole steps from the start leave torch's own counting as it is
+        self._mass: dict[int, float] = {}  # Adam: mass so far, by the parameter's position
+        self._fractional = False  # false: all steps so far were whole, and torch's step count is right
         self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
-        self._gains: list[float] = []  # by which they multiply each group's gradients
+        self._gains: list[float] = []  # factor on each group's gradients, under the options in force
         self._kernels = [_kernels(spec.name, self.torch, members, self._parameters) for members in spec.members]
 
     def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
-        """Whether `step` writes to the gradients it is given: what is not the server's own must be copied before."""
+        """Return whether `step` writes to its gradients; if so, the caller must pass a copy."""
         if mass == 1.0 or self.spec.name != "SGD":
             return False
         return stock or any(group["momentum"] for group in options)
@@ -149,7 +150,7 @@ class MassOptimizer:
     ) -> None:
         """Advance the optimizer's time by `mass` rounds; `stock` takes one whole step on the gradient times mass.
 
-        The gradients are given by the parameters' positions, or lie in `parameter.grad`.
+        `gradients` are in the order of the parameters; None takes those in `parameter.grad`.
         """
         groups = self.torch.param_groups
         if len(options) != len(groups):
@@ -171,7 +172,7 @@ class MassOptimizer:
             self._take(gradients)
 
     def _set_options(self, mass: float, options: Sequence[GroupOptions], stock: bool) -> None:
-        """Give the groups these options, scaled; they stay until others come, as most versions have the same."""
+        """Set the groups' options, scaled. They stay in force, as most versions have the same."""
         self._gains = []
         for group, wanted in zip(self.torch.param_groups, options, strict=True):
             for key, value in wanted.items():
@@ -190,10 +191,10 @@ class MassOptimizer:
             parameter.grad = gradient
         self.torch.step()
         for parameter in self._parameters:
-            parameter.grad = None  # a push's memory is used again for the next one
+            parameter.grad = None  # a push's memory is reused for the next one
 
     def _scale(self, group: dict[str, Any], mass: float, stock: bool) -> float:
-        """Change a group's options to those of a step of this mass; by what SGD's gradients are to be multiplied."""
+        """Scale a group's options to a step of this mass; return the factor for SGD's gradients."""
         gain = 1.0
         if stock and self.spec.name == "SGD":
             return mass
@@ -225,7 +226,7 @@ class MassOptimizer:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The state's tensors, not copied, by position and torch's name for them, and the rest as plain data."""
+        """Return the state's tensors, not copied, by position and torch's name, and the rest as plain data."""
         tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Any] = {}
         for position, parameter in enumerate(self._parameters):
@@ -236,7 +237,7 @@ class MassOptimizer:
         return tensors, {"name": self.spec.name, "mass": mass, "fractional": self._fractional, "numbers": numbers}
 
     def restore(self, tensors: Mapping[str, torch.Tensor], data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot of an optimizer over the same parameters; the tensors become this one's own."""
+        """Continue from a snapshot of an optimizer over the same parameters; takes over the tensors without a copy."""
         if data["name"] != self.spec.name:
             raise OptionError(
                 f"the checkpoint's optimizer is torch.optim.{data['name']}, the script's torch.optim.{self.spec.name}: "
@@ -256,7 +257,7 @@ class MassOptimizer:
 def _kernels(
     name: str, optimizer: torch.optim.Optimizer, members: Sequence[int], parameters: Sequence[torch.Tensor]
 ) -> list[FusedSgd | FusedAdam]:
-    """One per dtype of the group, since a kernel takes tensors of one kind."""
+    """Make one kernel per dtype of the group."""
     if name not in KERNELS:
         return []
     dtypes = dict.fromkeys(parameters[i].dtype for i in members)

@@ -1,4 +1,4 @@
-"""The user's evaluate function: on a module of its own, in eval mode, its numbers by name."""
+"""Run the user's evaluate function on a separate module in eval mode."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Evaluate = Callable[[Any], Mapping[str, float]]
 
 
 class Evaluator:
-    """Measures versions of a store inside this process."""
+    """Evaluates versions of a store inside this process."""
 
     def __init__(self, module: torch.nn.Module, evaluate: Evaluate) -> None:
         self._module = module
@@ -21,7 +21,7 @@ class Evaluator:
         self._buffers = [b for _, b in module.named_buffers()]
 
     def __call__(self, store: Store) -> dict[str, float]:
-        """Numbers of the store's current version."""
+        """Return the metrics of the store's current version."""
         version = store.read()
         with torch.no_grad():
             for parameter, value in zip(self._parameters, store.layout.views(version.flat), strict=True):
@@ -32,7 +32,7 @@ class Evaluator:
 
 
 def measure(evaluate: Evaluate, module: torch.nn.Module) -> dict[str, float]:
-    """What the user's function makes of the module in eval mode, as numbers by name."""
+    """Call the user's function on the module in eval mode; return its metrics by name."""
     module.eval()
     try:
         with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Whether there is memory for a model: what this machine and its control groups have left, and what a run takes.
+"""Check before a run that its model fits: available memory of machine and control groups, and what a run needs.
 
-The kernel grants more than it has and later kills whoever uses it, so the question is asked before memory is taken.
-A limit may stand at any level above a process, and under either version of control groups; the tightest one counts.
-Files that are merely cached count as free: the kernel drops them first.
+The kernel grants more memory than it has and later kills a process that uses it, so a run checks before it allocates.
+A limit may be set at any level above a process, in either version of control groups; the tightest one counts. Cached
+files count as free: the kernel drops them first.
 """
 
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from paceline.model.regions import RegionLayout
 from paceline.model.spec import ModelSpec, dtype_of
 
 GIB = 1 << 30
-MASTER_BYTES = 4  # the server keeps half-precision parameters in single precision
+MASTER_BYTES = 4  # per parameter at least: the server keeps half precision in single precision
 STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "ASGD": 1,
-          "Adagrad": 1, "RMSprop": 1}  # tensors of a parameter's size; options add to these  # fmt: skip
+          "Adagrad": 1, "RMSprop": 1}  # tensors of a parameter's size per parameter; options add to these  # fmt: skip
 
 
 class ShortOfMemoryError(UserError):
-    """The model does not fit."""
+    """A model that does not fit into memory."""
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """How much memory may still be taken; None where nobody can say. `root` stands for the file system's."""
+    """Return the bytes of memory still available; None if unknown. `root` replaces the file system's root in tests."""
     found = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
     return min(found) if found else None
 
 
 def require_region(spec: ModelSpec) -> None:
-    """Raise if a worker's share of memory does not fit."""
+    """Raise if a worker's region does not fit into memory."""
     need = RegionLayout(spec).nbytes
     available = available_bytes()
     if available is not None and need > available:
@@ -38,7 +38,7 @@ def require_region(spec: ModelSpec) -> None:
 
 
 def region_shortage(need: int, available: int | None) -> ShortOfMemoryError:
-    """The error of a worker whose share of memory does not fit."""
+    """Return the error for a worker's region that does not fit into memory."""
     left = f"only {_gib(available)} are available" if available is not None else "the system refuses to give them"
     return ShortOfMemoryError(
         f"the model needs {_gib(need)} of shared memory per worker (parameters, two gradient slots), {left}: use fewer "
@@ -47,15 +47,15 @@ def region_shortage(need: int, available: int | None) -> ShortOfMemoryError:
 
 
 def server_bytes(spec: ModelSpec, mirrors: int = 0) -> int:
-    """What the server takes for itself: weights, optimizer state, one gradient of scratch and, where workers are
-    reached over a network, a mirror of each one's region."""
+    """Return the server's own need: weights, optimizer state, one scratch gradient and, where workers are reached
+    over a network, a mirror of each worker's region."""
     master = _master_bytes(spec)
     buffers = sum(_entry_bytes(entry) for entry in spec.buffers)
     return master * (2 + _states(spec)) + buffers + mirrors * RegionLayout(spec).nbytes
 
 
 def require_server(spec: ModelSpec, regions: int = 0, mirrors: int = 0) -> None:
-    """Raise if the server's own need, `mirrors` and `regions` that workers are still to take do not fit."""
+    """Raise if the server's own need, its `mirrors` and the `regions` that workers have yet to allocate do not fit."""
     need = server_bytes(spec, mirrors) + regions * RegionLayout(spec).nbytes
     available = available_bytes()
     if available is not None and need > available:
@@ -81,7 +81,7 @@ def _master_bytes(spec: ModelSpec) -> int:
 
 
 def _states(spec: ModelSpec) -> int:
-    """Tensors of a parameter's size that the optimizer keeps for each, by the greediest group."""
+    """Return how many tensors of a parameter's size the optimizer keeps per parameter, in its largest group."""
     most = 0
     for group in spec.optimizer.groups:
         states = STATES.get(spec.optimizer.name, 0)
@@ -109,7 +109,7 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _levels(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and all above it; inside a container some of them do not show."""
+    """Yield the group's folder and all above it; some are not visible inside a container."""
     relative = PurePosixPath(path.lstrip("/"))
     for part in (relative, *relative.parents):
         if ".." not in part.parts:
@@ -119,7 +119,7 @@ def _levels(mount: Path, path: str) -> Iterator[Path]:
 def _left(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
     bounds = _lines(folder / limit)
     used = _lines(folder / usage)
-    if not bounds or not used or not bounds[0].strip().isdigit():  # no limit is spelled `max`
+    if not bounds or not used or not bounds[0].strip().isdigit():  # "max" means no limit
         return
     droppable = 0
     for line in _lines(folder / "memory.stat"):

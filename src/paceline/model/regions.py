@@ -1,8 +1,8 @@
-"""A worker's share of memory as both sides see it: its parameters, its module buffers, and two slots for pushes.
+"""Regions: one worker's memory as both sides see it, with parameters, module buffers and two slots for pushes.
 
-On one host a region is an anonymous file that the worker makes and the server maps too: a push then moves no byte, and
-a pull is one copy. Elsewhere each side has a region of its own and the transport keeps them alike. Every parameter is a
-tensor with a storage of its own, so that saving one layer does not write all of them.
+On one host a region is an anonymous file that the worker makes and the server also maps: a push then copies nothing,
+and a pull is one copy. Otherwise each side has its own region and the transport keeps the two equal. Every parameter is
+a tensor with its own storage, so that saving one layer does not write all of them.
 """
 
 import mmap
@@ -14,21 +14,21 @@ import torch
 from paceline.model.flat import Layout
 from paceline.model.spec import ModelSpec, dtype_of
 
-SLOTS = 2  # a held push keeps one until it is applied; the worker goes on in the other
+SLOTS = 2  # a held push keeps one until it is applied; the worker continues in the other
 PAGE = mmap.PAGESIZE
 
 Memory = mmap.mmap | bytearray | memoryview
 
 
 class RegionLayout:
-    """Where everything of one worker lies; the same spec gives the same layout on both sides."""
+    """Offsets of everything in a region; the same spec gives the same layout on both sides."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = _layout(spec.parameters)
         self.buffers = _layout(spec.buffers)
         self._at = 0
         self.parameter_offsets = self._reserve(self.parameters)
-        self.parameter_bytes = max(self._at, PAGE)  # of memory that holds nothing else
+        self.parameter_bytes = max(self._at, PAGE)  # size of memory for the parameters alone
         self.buffer_offsets = self._reserve(self.buffers)
         self.slot_offsets = [self._reserve(self.parameters) for _ in range(SLOTS)]
         self.change_offsets = [self._reserve(self.buffers) for _ in range(SLOTS)]
@@ -48,24 +48,24 @@ def _layout(entries: Sequence[tuple[str, tuple[int, ...], str]]) -> Layout:
 
 
 def parameters_in(spec: ModelSpec, memory: mmap.mmap) -> list[torch.Tensor]:
-    """Flat buffers of a model's parameters in memory that holds nothing else, laid out as in a region."""
+    """Return the flat buffers of a model's parameters in memory that holds them alone, laid out as in a region."""
     layout = RegionLayout(spec)
     kinds = zip(layout.parameters.lengths, layout.parameters.dtypes, layout.parameter_offsets, strict=True)
     return [_tensor(memory, dtype, length, offset) for length, dtype, offset in kinds]
 
 
 def private_region(spec: ModelSpec) -> "Region":
-    """A region that nobody else maps."""
+    """Make a region that no other process maps."""
     layout = RegionLayout(spec)
     memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without large pages
+        with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)  # as allocators do for large arrays
     return Region(layout, memory)
 
 
 class Slot:
-    """Where one push lies: flat gradients, each parameter's view of them, and how each module buffer moved."""
+    """The memory of one push: flat gradients, each parameter's view of them, and the changes of module buffers."""
 
     def __init__(self, flat: list[torch.Tensor], views: list[torch.Tensor], changes: list[torch.Tensor]) -> None:
         self.flat = flat
@@ -94,7 +94,7 @@ class Region:
 
     @property
     def lent(self) -> bool:
-        """Whether the worker reads its version from the server's own memory, and has not yet done so."""
+        """Whether the worker is to read its version from the server's own memory and has not done so yet."""
         return bool(self._lent.item())
 
     @lent.setter
@@ -102,7 +102,7 @@ class Region:
         self._lent.fill_(int(value))
 
     def take_in(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        """Copy what of a model lies elsewhere to where the other side looks for it."""
+        """Copy parameters and buffers into the region, except those already there."""
         with torch.no_grad():
             for home, tensor in zip([*self.parameters, *self.buffers], [*values, *buffers], strict=True):
                 if home.data_ptr() != tensor.data_ptr():
@@ -113,7 +113,7 @@ class Region:
         return [self._tensor(dtype, length, offset) for length, dtype, offset in kinds]
 
     def _tensors(self, layout: Layout, offsets: list[int]) -> list[torch.Tensor]:
-        """Each with a storage of its own."""
+        """Return the tensors, each with its own storage."""
         tensors = []
         for place in layout.places:
             dtype = layout.dtypes[place.buffer]

@@ -1,4 +1,4 @@
-"""What a model is, what a push of it brings and what a version of it is: the values that workers and stores share."""
+"""Values that workers and stores share: the spec of a model, the gradient of a push, the parameters of a version."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from paceline.model.mass_optimizer import GroupOptions, OptimizerSpec
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """`torch.float32` and the like, as a spec spells them."""
+    """Return the dtype of a name such as `torch.float32`."""
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r} names no dtype")
@@ -19,21 +19,21 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """What every worker must have alike: names, shapes and dtypes, and the optimizer."""
+    """What all workers must have in common: names, shapes and dtypes of the model, and the optimizer."""
 
     parameters: tuple[tuple[str, tuple[int, ...], str], ...]
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]
     optimizer: OptimizerSpec
-    keys: tuple[tuple[str, int], ...]  # of the `state_dict`, and which parameter or (counted on) buffer each means
+    keys: tuple[tuple[str, int], ...]  # `state_dict` keys, each with its index in parameters + buffers
 
     def require_same(self, other: "ModelSpec", worker: int) -> None:
-        """Workers that train different models cannot be merged."""
+        """Raise if the other worker trains a different model: their pushes could not be merged."""
         difference = self.difference(other, "worker 0", f"worker {worker}")
         if difference is not None:
             raise OptionError(difference)
 
     def difference(self, other: "ModelSpec", mine: str, theirs: str) -> str | None:
-        """In what the other's model differs from this one, in words; None if it does not."""
+        """Describe how the other model differs from this one; None if it does not."""
         for here, there in zip(self.parameters + self.buffers, other.parameters + other.buffers, strict=False):
             if here != there:
                 return f"{theirs} has {_spell(there)} where {mine} has {_spell(here)}"
@@ -52,7 +52,7 @@ def _spell(entry: tuple[str, tuple[int, ...], str]) -> str:
 
 
 class Gradient:
-    """What one push brings: its tensors, which parameters had no gradient, and the optimizer's options."""
+    """The contents of a push: tensors, which parameters had no gradient, and the optimizer's options."""
 
     __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "views")
 
@@ -61,22 +61,22 @@ class Gradient:
         flat: list[torch.Tensor],
         missing: frozenset[int],
         options: Sequence[GroupOptions],
-        buffer_change: Sequence[torch.Tensor | None] = (),  # None where one has not moved; of counters, their value
+        buffer_change: Sequence[torch.Tensor | None] = (),  # None: unchanged; for counters, their value
         loss: float | None = None,
-        norm: float | None = None,  # where the worker has measured it
-        slot: int | None = None,  # of the worker's region, where the tensors lie in one
-        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, where somebody has them at hand
+        norm: float | None = None,  # if the worker has measured it
+        slot: int | None = None,  # of the worker's region, if the tensors lie in one
+        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, if already made
     ) -> None:
         self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
         self.loss, self.norm, self.slot, self.views = loss, norm, slot, views
 
     def all(self) -> list[torch.Tensor]:
-        """Every tensor, in the order in which they travel."""
+        """Return every tensor, in the order in which they are sent."""
         return [*self.flat, *(change for change in self.buffer_change if change is not None)]
 
 
 class Parameters:
-    """One whole version, to be read by any number of workers and written by none."""
+    """One whole version, read by any number of workers and never written to."""
 
     __slots__ = ("buffers", "flat", "version")
 
@@ -84,19 +84,19 @@ class Parameters:
         self.version, self.flat, self.buffers = version, flat, buffers
 
     def all(self) -> list[torch.Tensor]:
-        """Every tensor, in the order in which they travel."""
+        """Return every tensor, in the order in which they are sent."""
         return [*self.flat, *self.buffers]
 
 
 def flat_norm(flat: Sequence[torch.Tensor]) -> float:
-    """The Euclidean norm over all buffers; not finite exactly if one of the values is not (or is beyond reason)."""
+    """Return the Euclidean norm over all buffers; not finite if a value is not finite or the sum overflows."""
     if len(flat) == 1:
         return float(torch.linalg.vector_norm(flat[0]))
     return math.sqrt(math.fsum(float(torch.linalg.vector_norm(part)) ** 2 for part in flat))
 
 
 def gradient_norm(gradient: Gradient) -> float:
-    """The gradient's norm; not finite if the push would bring anything into the model that is not."""
+    """Return the gradient's norm; not finite if any gradient or buffer change is not finite."""
     if gradient.norm is not None:
         return gradient.norm
     moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
@@ -106,9 +106,9 @@ def gradient_norm(gradient: Gradient) -> float:
 
 
 def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
-    """A held push with a further piece computed on the same version: means weighted by samples.
+    """Merge a held push with a further piece computed on the same version: means weighted by samples.
 
-    A piece that lies in a slot is summed there, so that the held push's slot is free from then on.
+    A piece that lies in a slot is summed there, which frees the held push's slot.
     """
     total = samples + piece_samples
     if not piece_samples:
@@ -129,7 +129,7 @@ def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) ->
 
 
 def out_of_slot(gradient: Gradient) -> Gradient:
-    """The same push in memory of its own, for a worker that needs the slot for the next one."""
+    """Copy a push out of its slot, for a worker that needs the slot for the next push."""
     change = [None if c is None else c.clone() for c in gradient.buffer_change]
     flat = [part.clone() for part in gradient.flat]
     return Gradient(flat, gradient.missing, gradient.options, change, gradient.loss, gradient.norm)
@@ -144,6 +144,6 @@ def _mean_loss(first: float | None, samples: int, second: float | None, more: in
 def state_of(
     spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """A model of that spec under its ordinary `state_dict` keys."""
+    """Return the tensors of a model under its `state_dict` keys."""
     tensors = [*values, *buffers]
     return {key: tensors[place] for key, place in spec.keys}

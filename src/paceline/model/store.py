@@ -1,7 +1,7 @@
-"""The only server-side home of tensors: versioned flat parameters, module buffers and the optimizer's state.
+"""The store holds the server's tensors: versioned flat parameters, module buffers and the optimizer's state.
 
-A version is one Apply of positive mass. Readers get an immutable copy of one whole version, shared by everybody who
-asks for the same one. BatchNorm's statistics follow the pushes: `buffer += sum of m_i (buffer_i - buffer read)`, while
+A version is one Apply of positive mass. Readers get an immutable copy of one whole version, shared by all readers of
+the same version. BatchNorm's statistics follow the pushes: `buffer += sum of m_i (buffer_i - buffer read)`, while
 counters take the maximum.
 """
 
@@ -30,7 +30,7 @@ from paceline.model.spec import (
     state_of,
 )
 
-LARGE_BYTES = 1 << 24  # from which on a copy does not stay in the cache
+LARGE_BYTES = 1 << 24  # a copy of this size or more does not stay in the cache
 MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
@@ -46,25 +46,25 @@ class Store:
         self.layout = Layout.of(values)
         self.version = 0
         self.statistics = statistics
-        # Steps smaller than a half-precision number's last digit must not vanish: masters have single precision.
+        # Masters of half-precision parameters have single precision, so that small steps do not round to nothing.
         self._flat = [_master(flat) for flat in self.layout.pack(values)]
         self._parameters = self.layout.views(self._flat)
-        self._sum: list[torch.Tensor] | None = None  # made when a push cannot be applied from where it lies
+        self._sum: list[torch.Tensor] | None = None  # made when a push cannot be applied without a copy
         self._summed: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] | None = None
         self._buffers = [b.detach().clone() for b in buffers]
         self.optimizer = MassOptimizer(spec.optimizer, self._parameters)
         self._read: Parameters | None = None
-        self._pushes: dict[int, Gradient] = {}  # what pushes brought that are not yet applied, by ticket
-        self.before_apply: Callable[[], None] | None = None  # somebody may still be reading where it lies
+        self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
+        self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a push or a pull moves."""
+        """Bytes that a push or a pull transfers."""
         return self.layout.nbytes + sum(b.nbytes for b in self._buffers)
 
     def read(self) -> Parameters:
-        """The current version."""
+        """Return the current version."""
         if self._read is None:
             pairs = zip(self._flat, self.layout.dtypes, strict=True)
             flat = [master.to(dtype, copy=True) for master, dtype in pairs]
@@ -72,7 +72,7 @@ class Store:
         return self._read
 
     def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        """Hold this model from here on; it was trained elsewhere."""
+        """Replace parameters and buffers by those of a model trained elsewhere."""
         with torch.no_grad():
             for mine, value in zip(self._parameters, values, strict=True):
                 mine.copy_(value)
@@ -81,38 +81,38 @@ class Store:
         self._read = None
 
     def write_to(self, flat: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> int:
-        """Copy the current version into memory laid out as the store's; its number."""
+        """Copy the current version into memory with the store's layout; return its number."""
         for target, master in zip(flat, self._flat, strict=True):
             _copy(target, master)
         self.write_buffers(buffers)
         return self.version
 
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Of the current version, copy the module's buffers alone."""
+        """Copy only the module buffers of the current version."""
         for target, buffer in zip(buffers, self._buffers, strict=True):
             target.copy_(buffer)
 
     def move_to(self, flat: Sequence[torch.Tensor]) -> None:
-        """From here on the parameters lie in this memory, laid out as the store's and of its dtypes."""
+        """Move the parameters into this memory, which has the store's layout and dtypes."""
         for home, before in zip(flat, self._flat, strict=True):
             _copy(home, before)
         self._flat = list(flat)
         for parameter, home in zip(self._parameters, self.layout.views(self._flat), strict=True):
-            parameter.data = home  # the optimizer knows the parameter, and its state by it
+            parameter.data = home  # keeps the tensor object, by which the optimizer finds its state
 
     def move_home(self) -> None:
-        """The parameters lie in memory of the store's own again."""
+        """Move the parameters back into the store's own memory."""
         self.move_to([torch.empty_like(flat) for flat in self._flat])
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
     def hold(self, ticket: int, gradient: Gradient) -> float:
-        """Keep what a push brings, where it lies, until it is applied or discarded; its norm."""
+        """Keep a push in place until it is applied or discarded; return its norm."""
         self._pushes[ticket] = gradient
         return gradient_norm(gradient)
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
-        """A held push with a further piece computed on the same version; it lies where the piece does."""
+        """Merge a held push with a further piece computed on the same version, in the piece's memory."""
         before, gradient = self._pushes.pop(held.ticket, None), self._pushes.pop(piece.ticket)
         if before is not None:
             gradient = extend(before, held.samples, gradient, piece.samples)
@@ -123,12 +123,12 @@ class Store:
         return piece
 
     def discard(self, push: PushRef) -> None:
-        """Forget what a push brought."""
+        """Drop a push."""
         self._pushes.pop(push.ticket, None)
 
     def free_slot(self, region: Region, last: int) -> int:
-        """Where the next push of this region's worker is to lie: not where a held one does, or after that has been
-        copied to another place. A push in the memory of a process before it takes no room here."""
+        """Return the slot for the worker's next push. If held pushes take all slots, copy the oldest out of its own.
+        Pushes in the region of an earlier incarnation do not count."""
         taken: dict[int, int] = {}
         for ticket, gradient in self._pushes.items():
             if gradient.slot is not None and gradient.views is region.slots[gradient.slot].views:
@@ -136,22 +136,22 @@ class Store:
         free: int | None = next((slot for slot in (last, *range(len(region.slots))) if slot not in taken), None)
         if free is not None:
             return free
-        oldest, ticket = next(iter(taken.items()))  # pushes are held in the order of their coming
+        oldest, ticket = next(iter(taken.items()))  # pushes are held in the order of their arrival
         self._pushes[ticket] = out_of_slot(self._pushes[ticket])
         return oldest
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
-        """One version out of these pushes; the weights add up to its mass, which must be positive."""
+        """Merge these pushes into one version; the weights add up to its mass, which must be positive."""
         gradients = [self._pushes.pop(push.ticket) for push in pushes]
         return self.merge(gradients, weights, [push.samples for push in pushes], stock=stock)
 
     def merge(
         self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
     ) -> Merged:
-        """One version out of these gradients.
+        """Merge these gradients into one version.
 
-        None of them is written to. A single one is applied from where it lies, unless its dtype or the mass rule for
-        momentum asks for another form of it.
+        The gradients are not written to. A single one is applied without a copy, unless its dtype or the mass
+        rule for momentum requires one.
         """
         if self.before_apply is not None:
             self.before_apply()
@@ -175,7 +175,7 @@ class Store:
     def _merge(
         self, gradients: Sequence[Gradient], weights: Sequence[float], mass: float
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The weighted mean, summed in the order given so that it is the same to the last bit every time."""
+        """Return the weighted mean, summed in the order given so that it is bitwise reproducible."""
         if self._sum is None:
             self._sum = [torch.zeros_like(flat) for flat in self._flat]
             self._summed = self.layout.views(self._sum)
@@ -210,7 +210,7 @@ class Store:
                     torch.maximum(buffer, change, out=buffer)
 
     def state(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Copies of parameters and buffers, in the spec's order."""
+        """Return copies of parameters and buffers, in the spec's order."""
         dtypes = [self.layout.dtypes[place.buffer] for place in self.layout.places]
         values = [view.to(dtype, copy=True) for view, dtype in zip(self._parameters, dtypes, strict=True)]
         return values, [b.clone() for b in self._buffers]
@@ -219,11 +219,11 @@ class Store:
 
     @property
     def has_masters(self) -> bool:
-        """Whether parameters are kept in a higher precision than the model's own."""
+        """Whether parameters are kept in a higher precision than the model's."""
         return any(flat.dtype != dtype for flat, dtype in zip(self._flat, self.layout.dtypes, strict=True))
 
     def snapshot(self) -> "StoreSnapshot":
-        """The current version and all that further versions depend on. Nothing is copied: save it before an apply."""
+        """Return the current version and all state that later versions depend on, not copied: save before an apply."""
         names = [name for name, _, _ in self.spec.parameters]
         tensors, optimizer = self.optimizer.snapshot()
         previous = {str(i): flat for i, flat in enumerate(self._previous or [])}
@@ -232,14 +232,14 @@ class Store:
         return StoreSnapshot(self.version, parameters, buffers, tensors, optimizer, previous)
 
     def contents(self) -> Contents:
-        """A checkpoint's files and what its head says of them. Nothing is copied but half-precision parameters."""
+        """Return a checkpoint's files and head. Only half-precision parameters are copied."""
         taken = self.snapshot()
         model, beside = _sorted_out(self.spec, taken)
         files = {MODEL: model, OPTIMIZER: taken.optimizer_tensors, **({SERVER: beside} if beside else {})}
         return Contents(files, {"spec": msgspec.to_builtins(self.spec), "optimizer": taken.optimizer})
 
     def restore(self, snapshot: "StoreSnapshot") -> None:
-        """Go on from a snapshot of a store of the same spec; optimizer tensors become this store's own."""
+        """Continue from a snapshot of a store with the same spec; takes over optimizer tensors without a copy."""
         for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
             mine.copy_(snapshot.parameters[name])
         for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):
@@ -258,11 +258,11 @@ class StoreSnapshot(msgspec.Struct, frozen=True):
     buffers: dict[str, torch.Tensor]
     optimizer_tensors: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
-    previous: dict[str, torch.Tensor]  # the gradient applied last, for stores that compare it with the next
+    previous: dict[str, torch.Tensor]  # the last applied gradient, if the store measures `statistics`
 
 
 def store_of(contents: Contents, version: int, statistics: bool, make: MakeStore = Store) -> Store:
-    """The store that a checkpoint of a model was made of."""
+    """Rebuild the store of a checkpoint."""
     spec = spec_of_contents(contents)
     if spec is None:
         raise CheckpointError("a checkpoint of tables holds no model")
@@ -288,7 +288,7 @@ def store_of(contents: Contents, version: int, statistics: bool, make: MakeStore
 
 
 def spec_of_contents(contents: Contents) -> ModelSpec | None:
-    """Of the model in a checkpoint; None if it is of something else."""
+    """Return the spec of the model in a checkpoint; None if it holds no model."""
     data = contents.head.get("spec")
     if data is None:
         return None
@@ -297,7 +297,7 @@ def spec_of_contents(contents: Contents) -> ModelSpec | None:
 
 
 def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Tensors under the keys of the `state_dict`, and what the server has beside them."""
+    """Split a snapshot into tensors under `state_dict` keys and tensors that only the server has."""
     tensors: list[torch.Tensor] = []
     beside = {f"gradient.{key}": value for key, value in taken.previous.items()}
     for name, _, dtype in spec.parameters:
@@ -314,7 +314,7 @@ def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Of large memory, and with one thread, NumPy's is the faster copy: it writes past the cache."""
+    """Copy a tensor; by NumPy if it is large and torch has one thread, as NumPy bypasses the cache and is faster."""
     if source.nbytes < LARGE_BYTES or target.dtype != source.dtype or torch.get_num_threads() > 1:
         target.copy_(source)
     else:
@@ -330,5 +330,5 @@ def _master(flat: torch.Tensor) -> torch.Tensor:
 
 
 def model_state(store: Store) -> dict[str, torch.Tensor]:
-    """The trained model under its ordinary `state_dict` keys."""
+    """Return copies of the trained model's tensors under its `state_dict` keys."""
     return state_of(store.spec, *store.state())

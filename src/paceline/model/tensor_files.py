@@ -1,8 +1,8 @@
-"""Tensors in the safetensors form: written piece by piece from where they lie, read back with every length checked.
+"""Files in the safetensors format: written tensor by tensor without a copy, read back with every length checked.
 
 The format's own library copies all tensors into one block of bytes before it writes; a server that saves a model must
-not need its memory twice. What is written here is the same form: an eight-byte length, a JSON head that says where each
-tensor lies, and the bytes, large elements first so that all of them are aligned.
+not need its memory twice. This module writes the same format: an eight-byte length, a JSON head with the offsets of
+each tensor, and the bytes, large elements first so that all of them are aligned.
 """
 
 import json
@@ -24,11 +24,11 @@ NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-ALIGNED = 8  # bytes; the head is padded so that the first tensor starts at a multiple
+ALIGNED = 8  # bytes; the head is padded so that the first tensor starts at a multiple of it
 
 
 def parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, in order; a tensor's own memory where it is contiguous."""
+    """Yield the bytes of a file in order, without copying contiguous tensors."""
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     head: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -59,7 +59,7 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 
 def write(file: IO[bytes], tensors: Mapping[str, torch.Tensor]) -> int:
-    """Write the tensors to a file open for that; the checksum of what was written."""
+    """Write the tensors to an open file; return the checksum of the bytes."""
     checksum = 0
     for part in parts(tensors, {}):
         file.write(part)
@@ -68,7 +68,7 @@ def write(file: IO[bytes], tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, each in memory of its own: sums depend on how their terms are aligned."""
+    """Read the tensors of a file, each copied to its own memory: floating-point sums depend on alignment."""
     try:
         return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     except (OSError, safetensors.SafetensorError) as error:
@@ -76,12 +76,12 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The same as one block."""
+    """Return the bytes of a file as one block."""
     return b"".join(parts(tensors, metadata))
 
 
 def from_bytes(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of such a block."""
+    """Read tensors and metadata from the bytes of a file."""
     try:
         tensors = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:

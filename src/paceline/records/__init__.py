@@ -1,6 +1,6 @@
-"""What a run leaves behind, and everything that is read from it: journal, metrics, report, replay, waits.
+"""The records of a run and what is computed from them: journal, metrics, report, replay, waits.
 
-The names of this module are public; how its files divide the work is not.
+The names of this module are public; its submodules are not.
 """
 
 from paceline.records.journal import (

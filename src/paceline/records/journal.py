@@ -1,8 +1,8 @@
-"""The journal: one file per run, JSON lines, from which everything that is ever said about the run is computed.
+"""The journal: one file of JSON lines per run, from which reports, metrics and replay are computed.
 
-Three kinds of line: a `header` at each start or restore, a `decision` per event with the actions it led to, and an
-`observation` for whatever else happened. Feeding the events after a header to a fresh strategy reproduces its actions.
-A journal of the simulator holds nothing of the machine or the hour, so equal runs make equal bytes.
+Kinds of line: a `header` at each start or restore, a `decision` (of a node: `peer_decision`) per event with its
+actions, and an `observation` for anything else. Feeding the events after a header to a fresh strategy reproduces its
+actions. A journal of the simulator holds nothing of the machine or the time of day, so equal runs give equal bytes.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from paceline.core.values import shortened, shown
 FORMAT = 1
 BEGINNING = b'{"type":"header"'
 GZIP_MAGIC = b"\x1f\x8b"
-FLUSH_SECONDS = 0.4  # readers are promised news at least twice a second
+FLUSH_SECONDS = 0.4  # readers are promised new lines at least twice a second
 FLUSH_BYTES = 65536
-MAX_LINE = 256 << 20  # bytes; a device such as /dev/zero has lines without end
+MAX_LINE = 256 << 20  # bytes; a device such as /dev/zero has endless lines
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """Where a run stood when the checkpoint was taken that it goes on from."""
+    """State of the run at the checkpoint from which it resumes."""
 
     version: int
     at: float
@@ -43,31 +43,31 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_only=True):
-    """What was started: enough to build the same strategy again."""
+    """How the run was started: enough to build the same strategy again."""
 
     format: int = FORMAT
     engine: str
     strategy: str  # in the form `name:option=value`
     seed: int
     workers: int
-    snapshot: dict[str, Any] | None = None  # the strategy's state, where it does not start afresh
+    snapshot: dict[str, Any] | None = None  # the strategy's state, if it does not start afresh
     options: dict[str, Any] = {}
     scenario: dict[str, Any] | None = None
     versions: dict[str, str] = {}
     host: str | None = None  # real engines only, as is `started`
     started: str | None = None
-    restored: Restored | None = None  # the run goes on from a checkpoint; what follows it in the file so far is void
+    restored: Restored | None = None  # resumed from this checkpoint: what came after it is void
 
 
 class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):
-    """One event and what the strategy made of it."""
+    """One event and the strategy's actions."""
 
     event: Event
     actions: list[Action]
 
 
 class PeerDecision(msgspec.Struct, frozen=True, tag="peer_decision", tag_field="type"):
-    """One event of a node and what its machine made of it; `life` counts the node's processes."""
+    """One event of a node and its machine's actions; `life` is the node's incarnation."""
 
     node: int
     life: int
@@ -76,7 +76,7 @@ class PeerDecision(msgspec.Struct, frozen=True, tag="peer_decision", tag_field="
 
 
 class Observation(msgspec.Struct, frozen=True, tag="observation", tag_field="type", omit_defaults=True):
-    """Something that happened beside the decisions; `what` says which of the kinds, `data` its particulars."""
+    """Anything that happened besides the decisions; `what` is its kind, `data` its details."""
 
     at: float
     what: str
@@ -89,7 +89,7 @@ _decode = msgspec.json.Decoder(Line, strict=False).decode
 
 
 class Sink(Protocol):
-    """Where a run's lines go: a file, a metrics fold, a test's list."""
+    """A receiver of a run's lines: a file, a metrics fold, a test's list."""
 
     def write(self, line: Line) -> None: ...
 
@@ -102,7 +102,7 @@ class Lines(list[Line]):
 
 
 class Tee:
-    """Every line goes to each of these: a file, a fold, a log. `observations` sees no decisions but those of sinks."""
+    """Passes every line to each of `sinks`, and observations alone to `observations`, unless it is one of the sinks."""
 
     def __init__(self, *sinks: Sink | None, observations: Sink | None = None) -> None:
         self._sinks = [sink for sink in sinks if sink is not None]
@@ -118,10 +118,9 @@ class Tee:
 class Writer:
     """Streams lines to a file; compressed if its name ends in `.gz`.
 
-    With `append` the lines follow those that are there, less a last one that was cut short. A thread of its own flushes
-    what was written at least twice a second, however long the next line takes to come. A flush leaves a mark in
-    compressed bytes, so a compressed journal whose header names no hour is flushed by size alone: the same run gives
-    the same bytes.
+    With `append` the lines follow the existing ones, except a last one that was cut short. A thread flushes at least
+    twice a second, even if no further line comes. A flush leaves a mark in compressed bytes, so a compressed journal
+    whose header has no `started` is flushed by size alone: the same run gives the same bytes.
     """
 
     def __init__(self, path: Path, append: bool = False) -> None:
@@ -155,14 +154,14 @@ class Writer:
             raise self._cannot_write(self._failure)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Pass everything written so far to the operating system."""
         with self._lock:
             self._flush()
         if self._failure is not None:
             raise self._cannot_write(self._failure)
 
     def close(self) -> None:
-        """Write the rest; nothing of the writer is left."""
+        """Write the rest, stop the flushing thread and close the file."""
         if self._raw.closed:
             return
         self._closing.set()
@@ -175,7 +174,7 @@ class Writer:
         except OSError as error:
             raise self._cannot_write(error) from error
         finally:
-            with contextlib.suppress(OSError):  # what could not be written before cannot be written here either
+            with contextlib.suppress(OSError):  # a failed write fails again here
                 self._raw.close()
 
     def _begin(self, header: Header) -> None:
@@ -204,22 +203,22 @@ class Writer:
 
 
 def _opened(path: Path, named: Path) -> tuple[IO[bytes], IO[bytes]]:
-    """An empty file, and what lines are written to: itself, or its compression if the journal's name asks for it."""
+    """Open an empty file; return it and what to write lines to: itself, or a compressor if `named` ends in `.gz`."""
     raw = path.open("wb")
     if named.suffix != ".gz":
         return raw, raw
-    # mtime=0 and no name: nothing of the machine or the hour.
+    # mtime=0 and no name, so that equal runs give equal bytes.
     return raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
 
 
 def _reopened(path: Path) -> tuple[IO[bytes], IO[bytes]]:
-    """The file at the end of its last whole line."""
+    """Open the file for writing after its last whole line."""
     if path.suffix != ".gz":
         plain = path.open("r+b")
         plain.truncate(_end_of_last_line(plain))
         plain.seek(0, os.SEEK_END)
         return plain, plain
-    # Nothing can be read beyond the point where a compressed stream was cut: its lines begin another.
+    # Lines after the point where a compressed stream was cut could not be read: copy the whole lines to a new one.
     beside = path.with_name(f".{path.name}.part")
     raw, file = _opened(beside, path)
     try:
@@ -249,7 +248,7 @@ def _end_of_last_line(file: IO[bytes]) -> int:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Overwrite a journal or nothing: a slip of the pen must not cost somebody a script."""
+    """Refuse to overwrite a file that is not a journal: a mistyped path must not destroy a script."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             begin = file.read(len(BEGINNING))
@@ -258,9 +257,9 @@ def refuse_other_files(path: Path) -> None:
 
 
 def _is_finite(line: Line) -> bool:
-    """JSON has no notation for infinities and NaN; only these fields can hold one.
+    """Return whether a line can be encoded as it is: JSON has no infinities and NaN; only these fields can hold one.
 
-    Sums stand for their terms: a sum of finite numbers that overflows is written the long way, which does no harm.
+    Checks sums instead of terms: if finite numbers overflow, the line is encoded the slow way, with the same result.
     """
     if not isinstance(line, Decision):
         return False
@@ -285,7 +284,7 @@ def _is_finite(line: Line) -> bool:
 
 
 def spelled_out(data: Any) -> Any:
-    """Plain data with its infinities and NaN as strings."""
+    """Return plain data with infinities and NaN as strings."""
     if isinstance(data, float):
         return data if math.isfinite(data) else str(data)
     if isinstance(data, dict):
@@ -296,7 +295,7 @@ def spelled_out(data: Any) -> Any:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a journal; a last line cut short is left out."""
+    """Yield the lines of a journal; a last line that was cut short is left out."""
     try:
         raw = path.open("rb")
     except (OSError, ValueError) as error:
@@ -325,7 +324,7 @@ def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]
 def _parse(text: bytes, number: int, path: Path) -> Line:
     try:
         line: Line = _decode(text)
-    except (ValueError, RecursionError) as error:  # msgspec's own errors and text that is no UTF-8 are ValueErrors
+    except (ValueError, RecursionError) as error:  # includes msgspec's errors and invalid UTF-8
         _refuse_newer(text, path)
         raise JournalError(f"{path}, line {number} is not a line of a journal: {shortened(str(error))}") from error
     if isinstance(line, Header):
@@ -338,7 +337,7 @@ class _Format(msgspec.Struct):
 
 
 def _refuse_newer(text: bytes, path: Path) -> None:
-    """Looks at the format alone, since the rest of a newer header may be beyond this version."""
+    """Raise if the line has a newer format; reads that field alone, as the rest may be unknown to this version."""
     try:
         found = msgspec.json.decode(text, type=_Format).format
     except (ValueError, RecursionError):

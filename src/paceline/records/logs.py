@@ -1,4 +1,4 @@
-"""What happens in a run, said to the logger `paceline` as it happens. Importing sets up no handler."""
+"""Log a run to the logger `paceline` as it happens. Importing sets up no handler."""
 
 import logging
 
@@ -11,7 +11,7 @@ LEVELS = {"warning": logging.WARNING, "phase": logging.INFO, "scenario": logging
 
 
 class Log:
-    """A sink: warnings at once, the course of the run at level info, every decision's reasons at level debug."""
+    """A journal sink that logs warnings, the course of the run at info, and every decision's reasons at debug."""
 
     def __init__(self) -> None:
         self._decisions = logger.isEnabledFor(logging.DEBUG)

@@ -1,13 +1,13 @@
 """The report of a run as a pure fold over its journal: fed live or from a file, the same lines give the same numbers.
 
-Law of time: a worker's compute, transfer, wait and lost seconds make up its time present. Pushes bring their own
-compute, transfer and wait; lost seconds come with the observation of cancelled work. What no push can report, the fold
-derives from the times of grants: the wait before a grant that was taken back, and the wait from the last push of a stay
-until the worker left or the run ended.
+Law of time: a worker's compute, transfer, wait and lost seconds add up to its time present. Pushes report their own
+compute, transfer and wait; lost seconds come with the observation of cancelled work. The fold derives the rest from the
+times of grants: the wait before a grant that was taken back, and the wait from the last push of a stay until the worker
+left or the run ended.
 
-Where a run goes on from a checkpoint, versions, pushes and samples used are the checkpoint's again; what was made of
-the samples since then counts as discarded. Times, bytes and the workers' own counts are what really happened. Everybody
-is absent from the last line before the restored header until it joins again.
+Where a run resumes from a checkpoint, versions, pushes and samples used return to the checkpoint's; samples used since
+then count as discarded. Times, bytes and the workers' own counts are those that really happened. Every worker is absent
+from the last line before the restored header until it joins again.
 """
 
 import statistics
@@ -38,21 +38,21 @@ __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fo
 
 
 class PeerMetrics:
-    """What the nodes' exchanges came to, so far and between two times at which the models were measured."""
+    """Totals of the nodes' exchanges, over the run and between two measurements of the models."""
 
     def __init__(self) -> None:
         self.exchanges: int | None = None  # None: a run with a server
         self._steps = 0  # of all nodes
-        self._begun = 0  # exchanges, after a step: neither answers, nor what a leaver hands on
+        self._begun = 0  # exchanges begun after a step: neither answers nor the last messages of a leaving node
         self._sending_s = 0.0
         self._gathered_bytes = 0
-        self._thresholds: dict[int, float] = {}  # the last of each node that has one
-        self._stepped: set[int] = set()  # who has, since the models were last measured
-        self._before = (0, 0)  # steps, and exchanges begun, by then
+        self._thresholds: dict[int, float] = {}  # latest of each node that has one
+        self._stepped: set[int] = set()  # nodes that have stepped since the models were last measured
+        self._before = (0, 0)  # steps and exchanges begun by the last measurement
         self._course: list[PeerPoint] = []
 
     def decided(self, line: PeerDecision) -> int:
-        """Take a node's decision into account; messages and their bytes are counted when they have left."""
+        """Count a node's decision; return the bytes it sent, counted once a message has left the node."""
         self.exchanges = self.exchanges or 0
         for action in line.actions:
             if isinstance(action, Track) and action.name == "threshold":
@@ -68,11 +68,11 @@ class PeerMetrics:
         return 0
 
     def exchanged(self) -> None:
-        """With the centre, or in an average."""
+        """Count an exchange with the centre or in an average."""
         self.exchanges = (self.exchanges or 0) + 1
 
     def measured(self, line: Observation) -> None:
-        """All models were in one place."""
+        """Add a point to the course: all models were collected and measured."""
         steps, begun = self._before
         self._before = self._steps, self._begun
         thresholds = [self._thresholds[node] for node in sorted(self._stepped & set(self._thresholds))]
@@ -86,7 +86,7 @@ class PeerMetrics:
         self._gathered_bytes += line.data.get("bytes", 0)
 
     def report(self) -> PeerReport | None:
-        """All of it; None of a run with a server."""
+        """Return the totals; None for a run with a server."""
         if self.exchanges is None:
             return None
         last = self._course[-1].consensus if self._course else None
@@ -99,7 +99,7 @@ def _mean_interval(steps: int, begun: int) -> float | None:
 
 
 class _Worker(msgspec.Struct, gc=False):
-    """What is known of one worker; times of finished grants and stays are summed up, open ones are marks in time."""
+    """Numbers of one worker: sums over finished grants and stays, and the start times of open ones."""
 
     nominal: int = 0
     clock: int = 0
@@ -108,22 +108,22 @@ class _Worker(msgspec.Struct, gc=False):
     transfer_s: float = 0.0
     wait_s: float = 0.0
     lost_s: float = 0.0
-    present_s: float = 0.0  # of stays that are over
+    present_s: float = 0.0  # of finished stays
     joined_at: float | None = None  # start of the stay, while present
     granted_at: float | None = None  # start of the grant, while one runs
-    closed: int = 0  # grants ended by a Cancel whose seconds are still to be observed
+    closed: int = 0  # grants ended by a Cancel whose observation is still to come
     free_at: float = 0.0  # when it last became free for a grant
     state: str | None = None
 
     def take_back(self, at: float) -> None:
-        """The running grant is over without a push: its wait, which no push reports, is counted here."""
+        """End the running grant without a push; count its wait, which no push reports."""
         if self.granted_at is not None:
             self.wait_s += self.granted_at - self.free_at
             self.granted_at = None
             self.free_at = at
 
     def leave(self, at: float) -> None:
-        """End the stay; the wait since the last push ends with it."""
+        """End the stay, and with it the wait since the last push."""
         if self.joined_at is not None:
             self.take_back(at)
             self.wait_s += at - self.free_at
@@ -131,14 +131,14 @@ class _Worker(msgspec.Struct, gc=False):
             self.joined_at = None
 
     def break_off(self, at: float) -> None:
-        """The server is gone: what the worker computes is lost, and it is absent."""
+        """End the stay because the server died: the running computation is lost."""
         if self.joined_at is not None and self.granted_at is not None:
             self.lost_s += at - self.granted_at
         self.leave(at)
         self.granted_at, self.closed = None, 0
 
     def until(self, at: float, ended: bool) -> tuple[float, float]:
-        """Seconds present and seconds waited up to `at`. While the run goes on, an open grant is not yet counted."""
+        """Return seconds present and seconds waited up to `at`; an open grant counts only once the run has ended."""
         if self.joined_at is None:
             return self.present_s, self.wait_s
         granted = self.granted_at
@@ -147,7 +147,7 @@ class _Worker(msgspec.Struct, gc=False):
 
 
 class _Workers(dict[int, _Worker]):
-    """By number; a journal that goes on from a snapshot may name a worker before it joins."""
+    """Workers by number; a journal that starts from a snapshot may name a worker before it joins."""
 
     def __missing__(self, number: int) -> _Worker:
         worker = self[number] = _Worker()
@@ -155,10 +155,10 @@ class _Workers(dict[int, _Worker]):
 
 
 class Metrics:
-    """A journal sink that can say at any time what the run has come to."""
+    """A journal sink that can report on the run at any time."""
 
     def __init__(self) -> None:
-        self.header: Header | None = None  # the first: what the run was started as
+        self.header: Header | None = None  # the first one: how the run was started
         self.seconds = 0.0
         self.ended: str | None = None  # the cause given by the journal's last line
         self.versions = 0
@@ -175,18 +175,18 @@ class Metrics:
         self._monitor = Monitor()
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
-        self._reads: dict[str, list[int]] = {}  # by table: how many rows were read so many clocks old
+        self._reads: dict[str, list[int]] = {}  # by table: rows read, by their age in clocks
         self._peers = PeerMetrics()
-        self._resuming = False  # the strategy is still being told that its workers are gone
+        self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
-        """Take one line of the journal into account."""
+        """Count one line of the journal."""
         if isinstance(line, Decision):
             event = line.event
             self.seconds = event.at
             if self._resuming:
                 if isinstance(event, Left):
-                    return  # what it decides then concerns grants and pushes that are gone
+                    return  # its actions concern grants and pushes that no longer exist
                 self._resuming = False
             if isinstance(event, Pushed):
                 self._pushed(event)
@@ -290,7 +290,7 @@ class Metrics:
                 worker.lost_s += data["seconds"]
                 self.samples_discarded += data["samples"]
                 self.bytes_down += data.get("bytes_down", 0)
-                if worker.closed:  # by a Cancel, which may have been followed by another grant
+                if worker.closed:  # ended by a Cancel; the running grant may be a later one
                     worker.closed -= 1
                 else:
                     worker.take_back(line.at)
@@ -321,9 +321,9 @@ class Metrics:
                 self.ended = data["cause"]
 
     def beyond(self, restored: Restored) -> dict[str, int]:
-        """What going back to a checkpoint makes void: the data of a `rolled_back` observation.
+        """Return what a rollback to the checkpoint undoes: the data of a `rolled_back` observation.
 
-        A killed server's last lines may be missing, so that the journal ends before the checkpoint does.
+        Never negative: a killed server's last lines may be missing, so that the journal ends before the checkpoint.
         """
         held = sum(event.samples for event in self._held.values())
         return {
@@ -333,7 +333,7 @@ class Metrics:
         }
 
     def time_law(self) -> dict[int, tuple[float, float]]:
-        """By worker: seconds present, and the seconds its compute, transfer, wait and lost time add up to."""
+        """Return by worker: seconds present, and the sum of its compute, transfer, wait and lost seconds."""
         law = {}
         for number, worker in sorted(self._workers.items()):
             present, wait = worker.until(self.seconds, self.ended is not None)
@@ -341,7 +341,7 @@ class Metrics:
         return law
 
     def loss(self) -> float | None:
-        """The last evaluation's loss; without one, the mean over the samples of the n pushes applied last."""
+        """Return the last evaluation's loss; without one, the mean over the samples of the last n pushes applied."""
         if "loss" in self.evaluation:
             return self.evaluation["loss"]
         if not self._losses:
@@ -349,7 +349,7 @@ class Metrics:
         return sum(samples * loss for samples, loss in self._losses) / sum(samples for samples, _ in self._losses)
 
     def report(self, journal: str | None) -> Report:
-        """The run so far; `journal` is the path to name in it."""
+        """Report on the run so far; `journal` is the path to name in it."""
         header = self.header or Header(engine="", strategy="", seed=0, workers=0)
         fastest = self._monitor.fastest()
         per_worker = [self._worker_report(number, fastest) for number in sorted(self._workers)]
@@ -393,14 +393,14 @@ class Metrics:
             transfer_s=worker.transfer_s,
             wait_s=wait,
             lost_s=worker.lost_s,
-            # The monitor's own score looks for the fastest each time, too dear for a report on every worker.
+            # The monitor's own score searches the fastest on every call, too slow for a report on every worker.
             score=None if fastest is None or time is None else fastest / time if time > 0 else 1.0,
             state=worker.state,
         )
 
 
 def fold(lines: Iterable[Line]) -> Metrics:
-    """All the lines of a journal in one go."""
+    """Compute the metrics of a whole journal."""
     metrics = Metrics()
     for line in lines:
         metrics.write(line)

@@ -1,7 +1,7 @@
-"""The report in a notebook: the terminal's facts and table of workers as HTML that needs nothing else.
+"""The report in a notebook: the terminal's facts and table of workers as self-contained HTML.
 
-It sets no colours, so it takes those of a light or a dark notebook. Every text is escaped: names of metrics, states and
-warnings come from scripts and journals.
+It sets no colours, so it fits a light or a dark notebook. Every text is escaped: names of metrics, states and warnings
+come from scripts and journals.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ RIGHT = ' style="text-align:right"'
 
 
 def html(report: Report, more: Iterable[tuple[str, str]] = ()) -> str:
-    """One table of facts, with `more` of them at its end; workers and warnings below."""
+    """Render a table of facts, with `more` facts at its end, and workers and warnings below."""
     title = f"{report.strategy} · {report.engine} · seed {report.seed}"
     rows = [*facts(report), ("workers", f"{report.workers:,}"), *more]
     if report.journal is not None:

@@ -1,7 +1,7 @@
-"""Replay: feed a journal's events to a fresh strategy and see whether it decides as it did in the run.
+"""Replay: feed a journal's events to a fresh strategy and compare its decisions with those of the run.
 
-A strategy is pure, so a difference means that the journal was altered, that the strategy's rule is not the one that
-wrote it, or that something outside its events leaked into a decision.
+A strategy is pure, so a difference means that the journal was altered, that the strategy has changed since, or that
+something outside its events leaked into a decision.
 """
 
 import math
@@ -23,7 +23,7 @@ from paceline.strategies.peers.base import Peer
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first action that came out differently; None stands for an action that one side does not have."""
+    """The first action that differs; None stands for an action that one side does not have."""
 
     line: int
     event: Event | PeerEvent
@@ -52,7 +52,7 @@ class Replay(msgspec.Struct, frozen=True):
 def replay(path: Path, strategy_now: str | None = None) -> Replay:
     """Compare every decision of the journal with what a fresh strategy decides.
 
-    `strategy_now` says where the strategy is, if it is no longer where the journal's header has it.
+    `strategy_now` locates the strategy if it is no longer where the journal's header says.
     """
     strategy: Strategy | None = None
     header: Header | None = None
@@ -64,7 +64,7 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
             strategy, nodes = _found(header, path), {}
         elif isinstance(line, Decision | PeerDecision):
             if strategy is None or header is None:
-                raise JournalError(f"{path}, line {number}: a decision before any header; the file's head is missing")
+                raise JournalError(f"{path}, line {number}: a decision before any header; the file's start is missing")
             machine: Strategy | Peer = strategy
             if isinstance(line, PeerDecision):
                 place = (line.node, line.life)
@@ -93,21 +93,21 @@ def _found(header: Header, path: Path) -> Strategy:
 
 
 def started(header: Header) -> Strategy:
-    """The central machine of a run; one without a server has a machine that knows the members."""
+    """Build the central strategy of a run; without a server it is one that only tracks the members."""
     strategy = strategies.build_central(header.strategy, header.seed)
     if header.snapshot is None:
         return strategy
     try:
         return strategy.restore(header.snapshot)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:  # what a state of other shape makes it raise
-        raise JournalError(f"the header's snapshot is no state of {header.strategy}: {error}") from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:  # what a state of another shape raises
+        raise JournalError(f"the header's snapshot is not a state of {header.strategy}: {error}") from error
 
 
 def _difference(number: int, line: Decision | PeerDecision, strategy: Any) -> Difference | None:
     expected: list[Any] = list(line.actions)
     try:
         got = strategy.handle(line.event)
-    except Exception as error:  # noqa: BLE001 - whatever it raises, it did not decide as the journal says
+    except Exception as error:  # noqa: BLE001 - any exception is a difference
         first = expected[0] if expected else None
         return Difference(number, line.event, 1, first, None, f"{type(error).__name__}: {error}")
     if got == expected:
@@ -121,7 +121,7 @@ def _difference(number: int, line: Decision | PeerDecision, strategy: Any) -> Di
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal plain data, where NaN equals NaN and a tuple equals a list."""
+    """Compare plain data, where NaN equals NaN and a tuple equals a list."""
     if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
         return math.isnan(other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

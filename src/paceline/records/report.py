@@ -1,7 +1,7 @@
 """The report of a run: one object with the same fields for every strategy and engine.
 
-`paceline.records.metrics` folds it out of a journal; `--json` prints it; `text` and `notebook` show it to people.
-What has no meaning for a run is None. The fields stand in the order in which they are printed.
+`paceline.records.metrics` computes it from a journal; `--json` prints it; `text` and `notebook` render it for people.
+Fields without meaning for a run are None. They come in the order in which they are printed.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ __all__ = ["PeerPoint", "PeerReport", "Report", "Staleness", "TableReads", "Targ
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """Versions between the read and the Apply of a push, over all applied pushes; None if there was none."""
+    """Versions between the read and the Apply of a push, over all applied pushes; None without any."""
 
     mean: float | None
     p95: int | None
@@ -22,7 +22,7 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 class TargetReport(msgspec.Struct, frozen=True):
-    """The metric the run was to reach, and when it did (None if it did not)."""
+    """The target of the run and when it was reached (None: not reached)."""
 
     metric: str
     value: float
@@ -30,7 +30,7 @@ class TargetReport(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """One worker's share; compute, transfer, wait and lost seconds make up its time present."""
+    """One worker's numbers; compute, transfer, wait and lost seconds add up to its time present."""
 
     worker: int
     clock: int
@@ -44,7 +44,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class TableReads(msgspec.Struct, frozen=True):
-    """Rows read of one table, and how many clocks old each was: `ages[a]` of them were `a` clocks old."""
+    """Rows read of one table and their ages: `ages[a]` of them were `a` clocks old."""
 
     rows: int
     max_age: int
@@ -52,26 +52,26 @@ class TableReads(msgspec.Struct, frozen=True):
 
 
 class PeerPoint(msgspec.Struct, frozen=True):
-    """How the nodes of a run without a server stood when their models were measured."""
+    """State of the nodes of a run without a server when their models were measured."""
 
     at: float  # seconds
-    mean_interval: float | None  # steps of a node per exchange, since the point before
-    threshold: float | None  # mean of those nodes that have stepped since then
+    mean_interval: float | None  # steps of a node per exchange, since the previous point
+    threshold: float | None  # mean over the nodes that have stepped since then
     consensus: float  # root mean square distance of the models to their mean
 
 
 class PeerReport(msgspec.Struct, frozen=True):
-    """A run without a server: what the nodes' exchanges came to."""
+    """Totals of the nodes' exchanges in a run without a server."""
 
     mean_interval: float | None  # steps of a node per exchange that it began
     sending_s: float  # of all nodes together, from the decision to send until the last byte was out
     consensus: float | None  # root mean square distance of the models to their mean, when they were last measured
-    gathered_bytes: int = 0  # of models that were collected to be measured and kept: no part of `bytes_up`
+    gathered_bytes: int = 0  # of models collected to be measured and kept; not part of `bytes_up`
     course: list[PeerPoint] = []  # over time
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What every run reports. `seconds` is virtual under `sim` and wall-clock elsewhere."""
+    """The report of any run. `seconds` is virtual under `sim` and wall-clock elsewhere."""
 
     strategy: str
     engine: str
@@ -110,12 +110,12 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def to_json(report: Report) -> str:
-    """The report as one JSON object, indented; infinities and NaN, which JSON cannot write, as strings."""
+    """Return the report as one indented JSON object; infinities and NaN, which JSON does not have, as strings."""
     data = spelled_out(msgspec.to_builtins(report))
     return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def save_report(report: Report, folder: Path | None) -> None:
-    """Write it into the run's folder, if there is one."""
+    """Write the report into the run's folder, if there is one."""
     if folder is not None:
         (folder / "report.json").write_text(to_json(report) + "\n")

@@ -1,4 +1,4 @@
-"""The report for people: headline numbers with their units, a table of the workers, the target, the warnings."""
+"""The report in the terminal: headline numbers with units, a table of the workers, target and warnings."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from rich.text import Text
 
 from paceline.records.report import PeerReport, Report, TargetReport, WorkerReport
 
-MOST_ROWS = 16  # beyond this, workers of similar speed and equal state share a row
+MOST_ROWS = 16  # beyond this, workers of similar score and equal state share a row
 GROUPED = "clock, seconds and score: means over the group; samples: its sum"
-ROOM_FOR_BARS = 96  # columns
+ROOM_FOR_BARS = 96  # terminal columns
 MOST_METRICS = 3  # in one line
-SIMILAR = 0.75  # of the score of the fastest in the row
+SIMILAR = 0.75  # lowest score in a row, relative to its fastest worker
 
 
 def show(report: Report, console: Console) -> None:
@@ -37,7 +37,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def one_line(report: Report, ended: str | None = None) -> str:
-    """`bsp on sim, 2 workers: 6.0 s virtual, 1 version, accuracy 0.9`, for a `repr`."""
+    """Return `bsp on sim, 2 workers: 6.0 s virtual, 1 version, accuracy 0.9`, for a `repr`."""
     seconds = _seconds(report.seconds) if report.seconds else "0 s"
     parts = [f"{seconds} {_clock(report)}", f"{report.versions:,} version{'s' if report.versions != 1 else ''}"]
     results = _results(report)
@@ -50,28 +50,28 @@ def one_line(report: Report, ended: str | None = None) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """The headline numbers without colours: (what, how much)."""
+    """Return the headline numbers without colours, as (label, text)."""
     return [(label, plain(text)) for label, text in _facts(report)]
 
 
 def worker_rows(report: Report) -> list[list[str]]:
-    """The table of the workers without colours; its headings are the first row."""
+    """Return the table of the workers without colours; the first row holds the headings."""
     grid = _grid(report.per_worker, bars=False)
     return [[plain(cell) for cell in row] for row in [grid.headings, *grid.rows]]
 
 
 def plain(markup: str) -> str:
-    """The text alone, without colours and on one line."""
+    """Return the text of rich markup, without colours and on one line."""
     return visible(Text.from_markup(markup, emoji=False).plain)
 
 
 def visible(text: str) -> str:
-    """Line ends, and characters that move a cursor or that no encoding has, spelled out."""
+    """Escape line ends, control characters and characters that cannot be encoded."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _verbatim(text: str) -> str:
-    """Markup for text that no tag follows: `escape` alone doubles a backslash at its end, for the sake of the tag."""
+    """Escape text that no tag follows: `escape` alone would double a backslash at its end."""
     return escape(text + " ")[:-1]
 
 
@@ -186,7 +186,7 @@ def _cells(row: _Row, states: bool, bars: bool) -> list[str]:
 
 
 def _groups(workers: Sequence[WorkerReport]) -> list[_Row]:
-    """Workers of similar score and the same state, the fastest first; those never measured come last."""
+    """Group workers of similar score and equal state, the fastest first; those never measured come last."""
     groups: list[list[WorkerReport]] = []
     heads: dict[str | None, WorkerReport] = {}  # the fastest of the open group of each state
     rows: dict[int, list[WorkerReport]] = {}
@@ -200,7 +200,7 @@ def _groups(workers: Sequence[WorkerReport]) -> list[_Row]:
 
 
 def _names(group: Sequence[WorkerReport]) -> str:
-    """`0-3, 8 (5)`: runs of numbers, shortened when there are many, and how many workers they are."""
+    """Return `0-3, 8 (5)`: runs of numbers, shortened if there are many, and the number of workers."""
     numbers = sorted(worker.worker for worker in group)
     starts = [numbers[0]] + [later for earlier, later in pairwise(numbers) if later != earlier + 1]
     ends = [earlier for earlier, later in pairwise(numbers) if later != earlier + 1] + [numbers[-1]]

@@ -1,9 +1,10 @@
 """Who was waited for, and why: a pure fold over a journal.
 
-A wait ends with a Grant; the worker waited for is the one whose event let that Grant go out. Why is on record if one of
-its pauses, slow-downs or cut links overlapped its push; otherwise it is whichever of the push's compute and transfer
-time exceeds that worker's own median most, in seconds, and the longer of the two where neither exceeds it. The median
-is over its last 31 pushes; compute time is compared per sample, so that more work is not taken for a slow-down.
+A wait ends with a Grant; the worker waited for is the one whose event led to that Grant. The cause is the scenario's
+pause, slow-down or partition of that worker that overlapped its push; otherwise it is whichever of the push's compute
+and transfer time exceeds that worker's own median more, in seconds, or the longer of the two if neither exceeds it. The
+median is over its last 31 pushes; compute time is compared per sample, so that more work does not look like a
+slow-down.
 """
 
 from collections import deque
@@ -17,12 +18,12 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed
 from paceline.records.journal import Decision, Line, Observation
 
 EPISODES = ("partition", "pause", "slow")  # of a scenario
-NOISE = 1e-6  # of a push's time: rounding, not an excess
+NOISE = 1e-6  # share of a push's time: rounding, not an excess
 WINDOW = 31  # pushes: enough for a steady median, short enough to follow a change of speed
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """`waiter` spent these seconds waiting for `culprit`; None where no worker's event ended the wait."""
+    """`waiter` spent these seconds waiting for `culprit` (None: no worker's event ended the wait)."""
 
     waiter: int
     culprit: int | None
@@ -39,12 +40,12 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 def _recent() -> deque[float]:
-    """The latest values of one quantity, in constant memory."""
+    """Make a container for the latest `WINDOW` values."""
     return deque(maxlen=WINDOW)
 
 
 class WaitAttribution:
-    """A journal sink that adds up waiting times by who was waited for."""
+    """A journal sink that adds up waiting times by the worker waited for."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int | None, str], float] = {}
@@ -53,23 +54,23 @@ class WaitAttribution:
         self._held: dict[int, int] = {}  # samples of pushes neither applied nor discarded yet
         self._compute: dict[int, deque[float]] = {}  # seconds per sample
         self._transfer: dict[int, deque[float]] = {}  # seconds per push
-        self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind) of what befell it
-        self._cause: tuple[Event, int] | None = None  # the latest event but the store's answers, and its samples
+        self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind), by worker
+        self._cause: tuple[Event, int] | None = None  # the latest event except Applied, and its samples
 
     def write(self, line: Line) -> None:
-        """Take one line of the journal into account."""
+        """Process one line of the journal."""
         if isinstance(line, Decision):
             self._decided(line)
         elif isinstance(line, Observation):
             self._observed(line)
 
     def waited_for(self) -> list[Waited]:
-        """Every (waiter, culprit, cause) with its seconds, the longest first."""
+        """Return the seconds of every (waiter, culprit, cause), the longest first."""
         rows = [Waited(*key, seconds) for key, seconds in self._seconds.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def culprits(self) -> list[Culprit]:
-        """The workers that others waited for, the most costly first."""
+        """Return the workers that others waited for, the most costly first."""
         causes: dict[int | None, dict[str, float]] = {}
         for (_, culprit, cause), seconds in self._seconds.items():
             of = causes.setdefault(culprit, {})
@@ -79,7 +80,7 @@ class WaitAttribution:
 
     def _decided(self, line: Decision) -> None:
         event, at = line.event, line.event.at
-        if not isinstance(event, Applied):  # the store's answer is owed to the event that led to the Apply
+        if not isinstance(event, Applied):  # an Applied follows from the event that led to the Apply
             self._remember()
             self._cause = event, self._take_in(event)
         blamed: tuple[int | None, str] | None = None
@@ -98,7 +99,7 @@ class WaitAttribution:
                 self._free_at.setdefault(action.worker, at)
 
     def _take_in(self, event: Event) -> int:
-        """Keep track of who is free; the samples of the piece, if the event is a push."""
+        """Update which workers are free; return the samples of the piece, if the event is a push."""
         if isinstance(event, Pushed):
             samples = event.samples - self._held.get(event.push, 0)
             self._held[event.push] = event.samples
@@ -137,7 +138,7 @@ class WaitAttribution:
         return "compute" if event.compute_s >= event.transfer_s else "transfer"
 
     def _remember(self) -> None:
-        """A push enters its worker's medians once nobody can be told any more that he waited for it."""
+        """Add the last push to its worker's medians, once no further wait can be blamed on it."""
         event, samples = self._cause or (None, 0)
         if isinstance(event, Pushed) and samples > 0:
             self._compute.setdefault(event.worker, _recent()).append(event.compute_s / samples)
@@ -163,7 +164,7 @@ class WaitAttribution:
 
 
 def fold(lines: Iterable[Line]) -> WaitAttribution:
-    """All the lines of a journal in one go."""
+    """Attribute the waits of a whole journal."""
     waits = WaitAttribution()
     for line in lines:
         waits.write(line)

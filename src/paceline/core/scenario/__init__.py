@@ -1,4 +1,4 @@
-"""Scenario files: the cluster they describe, its times, its network and its faults.
+"""Scenario files: reading them, and the times, network and faults they describe.
 
 Not public: import from `paceline.scenario`.
 """

@@ -1,7 +1,7 @@
-"""What things cost in a scenario: the seconds a computation takes, the latency and bandwidth of each link.
+"""Costs in a scenario: the seconds of a computation, the latency and bandwidth of each link.
 
-All events of a scenario are known in advance, so the seconds of a computation that runs into slow-downs and pauses are
-integrated exactly when it starts, instead of being found by steps.
+All events of a scenario are known in advance, so the duration of a computation that runs into slow-downs and pauses is
+integrated exactly when it starts, instead of stepwise.
 """
 
 import math
@@ -25,7 +25,7 @@ class RateCourse(msgspec.Struct, frozen=True):
     rates: tuple[float, ...]
 
     def stretched(self, start: float, seconds: float) -> float:
-        """How long work of `seconds` at full pace takes if started then."""
+        """Return how long work of `seconds` at full pace takes if started at `start`."""
         at, left = start, seconds
         for index in range(bisect_right(self.edges, start), len(self.edges)):
             rate, edge = self.rates[index], self.edges[index]
@@ -38,18 +38,18 @@ class RateCourse(msgspec.Struct, frozen=True):
 
 
 def pace_of(events: Iterable[ScenarioEvent]) -> RateCourse:
-    """The pace under these slow-downs and pauses; where several hold at once, their factors multiply."""
+    """Return the pace under these slow-downs and pauses; factors of overlapping ones multiply."""
     spans = [(event.at, event.until, event.factor) for event in events]
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
     rates = [1.0]
     for edge in edges[:-1]:
-        # A pause has no factor: nothing is done while it lasts.
+        # A pause has no factor: its rate is 0.
         rates.append(math.prod(1 / factor if factor else 0.0 for begin, end, factor in spans if begin <= edge < end))
     return RateCourse(tuple(edges), tuple(rates))
 
 
 class _Price(msgspec.Struct, frozen=True):
-    """What work and messages of one group's workers cost."""
+    """The costs of work and messages for the workers of one group."""
 
     seconds_per_sample: float
     draw: Draw | None
@@ -58,7 +58,7 @@ class _Price(msgspec.Struct, frozen=True):
 
 
 class Times:
-    """Every duration of a scenario, each a pure function of its arguments; attempts of a worker count from 0."""
+    """All durations of a scenario as pure functions of their arguments; attempts of a worker count from 0."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -69,7 +69,7 @@ class Times:
         self._prices: list[_Price] = []
         previous: WorkerSpec | None = None
         for worker, spec in enumerate(scenario.workers):
-            # Workers of a group share one spec, and so their price: each has only its key to itself.
+            # Workers of a group share one spec and one price, so that each costs only its key in memory.
             if spec is not previous:
                 previous, price = spec, self._price(spec)
             self._append(worker, price)
@@ -80,7 +80,7 @@ class Times:
         }
 
     def compute_s(self, worker: int, attempt: int, samples: int, start: float) -> float:
-        """Seconds from `start` until the worker has computed `samples`, with jitter, slow-downs and pauses."""
+        """Return the seconds the worker takes for `samples` from `start` on, with jitter, slow-downs and pauses."""
         price = self._prices[worker]
         seconds, draw = samples * price.seconds_per_sample, price.draw
         if draw is not None:
@@ -90,24 +90,24 @@ class Times:
         return seconds
 
     def latency_s(self, worker: int, attempt: int, upward: bool) -> float:
-        """One-way latency between the worker and the server, with the network's jitter."""
+        """Return the one-way latency between the worker and the server, with the network's jitter."""
         draw = self._draw_up if upward else self._draw_down
         latency = self._prices[worker].latency_s
         return latency if draw is None else latency * draw(self._keys[worker], worker, attempt)
 
     def bandwidth(self, worker: int) -> float:
-        """Bytes per second of the worker's own link, each direction; infinite if the scenario gives it none."""
+        """Return bytes per second of the worker's own link, each direction; infinite if the scenario sets no limit."""
         return self._prices[worker].bandwidth
 
     def reachable_at(self, worker: int, at: float) -> float:
-        """`at`, or the end of the partition that cuts the worker off at that time."""
+        """Return `at`, or the end of the partition that cuts the worker off at that time."""
         for begin, end in self._cut_off.get(worker, ()):
             if begin <= at < end:
                 at = end
         return at
 
     def add_worker(self, worker: int, speed: float) -> None:
-        """Take in a newcomer on the scenario's default network; ids follow one another."""
+        """Add a newcomer on the scenario's default network, with the next id."""
         if worker != len(self._keys):
             raise InternalError(f"a newcomer must have the next free id, {len(self._keys)}, not {worker}")
         self._append(worker, self._price(WorkerSpec(speed=speed, jitter=self._scenario.compute.jitter)))
@@ -126,7 +126,7 @@ class Times:
 
 
 def crossing_is_free(scenario: Scenario, size: int) -> bool:
-    """Whether `size` bytes are at the other end at once, whoever sends them."""
+    """Return whether `size` bytes cross the network in no time, for every worker."""
     network = scenario.network
     if size and network.bandwidth_mbps is not None:
         return False

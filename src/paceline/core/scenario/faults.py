@@ -1,7 +1,7 @@
-"""The events of a scenario: interference, faults, and workers that come and go, each at its second.
+"""The events of a scenario: interference, faults, and workers that join and leave, each at its second.
 
-They are checked as one story in order of time: who crashes must be there, who rejoins must have gone, and newcomers get
-the next free ids, so that a later event can name them.
+They are checked in order of time: a worker that crashes must be present, one that rejoins must be gone, and newcomers
+get the next free ids, so that a later event can name them.
 """
 
 import math
@@ -41,11 +41,11 @@ SHAPES: dict[str, _Shape] = {
 
 
 class ScenarioEvent(msgspec.Struct, frozen=True):
-    """Something that befalls the cluster; `workers` holds all it concerns, for a join the ids of the newcomers."""
+    """One event; `workers` holds the ids of all affected workers, for a join those of the newcomers."""
 
     kind: Kind
     at: float
-    worker: int | None = None  # where the file names a single one
+    worker: int | None = None  # set if the file names a single one
     workers: tuple[int, ...] = ()
     for_s: float | None = None  # the key `for`
     factor: float | None = None
@@ -55,11 +55,11 @@ class ScenarioEvent(msgspec.Struct, frozen=True):
 
     @property
     def until(self) -> float:
-        """When it is over; never, if it has no `for`."""
+        """The end of the event; infinite if it has no `for`."""
         return math.inf if self.for_s is None else self.at + self.for_s
 
     def as_data(self) -> dict[str, Any]:
-        """The keys a scenario file would hold."""
+        """Return the event as the keys of a scenario file."""
         data: dict[str, Any] = {"kind": self.kind, "at": self.at}
         if self.worker is not None:
             data["worker"] = self.worker
@@ -74,7 +74,7 @@ class ScenarioEvent(msgspec.Struct, frozen=True):
 
 
 def read_events(top: Fields, workers: int, speeds: Mapping[str, float]) -> tuple[ScenarioEvent, ...]:
-    """The `[[events]]` of a file in order of time; `speeds` are those that stand in recorded tables."""
+    """Read the `[[events]]` of a file in order of time; `speeds` holds the speeds from recorded tables."""
     found = [_read_event(top, number, entry, speeds) for number, entry in enumerate(top.tables("events"), 1)]
     story = _Story(workers)
     # Events of the same second happen in the order of the file.
@@ -82,7 +82,7 @@ def read_events(top: Fields, workers: int, speeds: Mapping[str, float]) -> tuple
 
 
 def read_speed(fields: Fields, speeds: Mapping[str, float]) -> float:
-    """The `speed` key of a table; `speeds` are those that stand in recorded tables."""
+    """Read the `speed` key of a table; `speeds` holds the speeds from recorded tables."""
     given = fields.data.get("speed")
     if isinstance(given, str):
         return speeds[given]
@@ -120,7 +120,7 @@ def _read_event(top: Fields, number: int, entry: Any, speeds: Mapping[str, float
 
 
 def _read_targets(fields: Fields, shape: _Shape) -> tuple[int | None, tuple[int, ...]]:
-    """The worker, if a single one is named, and all that are."""
+    """Return the worker, if a single one is named, and all named workers."""
     if fields.has("worker") and fields.has("workers"):
         raise fields.refusal("has both worker and workers", "keep one of them")
     if fields.has("worker"):
@@ -139,14 +139,14 @@ def _read_targets(fields: Fields, shape: _Shape) -> tuple[int | None, tuple[int,
 
 
 class _Story:
-    """Who is there as time goes by."""
+    """Tracks which workers are present, to check events in order of time."""
 
     def __init__(self, workers: int) -> None:
         self.known = workers
         self.gone: dict[int, tuple[str, float]] = {}  # how and when
 
     def check(self, event: ScenarioEvent, fields: Fields) -> ScenarioEvent:
-        """Check an event against all that came before it; newcomers get their ids."""
+        """Check an event against all before it; assign newcomers their ids."""
         if event.kind == "join":
             if self.known + event.count > MAX_WORKERS:
                 raise fields.refusal(f"count is {event.count}", f"a scenario holds 1 to {MAX_WORKERS} workers")

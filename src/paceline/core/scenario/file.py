@@ -1,8 +1,8 @@
 """A scenario: speeds, jitter, network, interference and faults of a cluster, as plain data from a TOML file.
 
-Every engine obeys the same file: the simulator takes its times from it, real engines sleep the difference and inject
-the events. Reading one is strict: a key that is not understood and a value that cannot be are errors, and so is a file
-without a cost model, because a time of zero would look like an answer.
+Every engine follows the same file: the simulator takes its times from it, real engines sleep the difference and inject
+the events. Reading is strict: unknown keys and invalid values are errors, and so is a file without a cost model,
+because a time of zero would look like a result.
 """
 
 import tomllib
@@ -29,7 +29,7 @@ __all__ = [
 
 _TOP = ("seed", "compute", "network", "workers", "events", "run")
 _NO_JITTER = Jitter()
-MAX_PARTS = 1000  # dots on one side of an equals sign; a scenario needs one
+MAX_PARTS = 1000  # most dots on one side of an equals sign; a scenario needs one
 
 
 class Compute(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Compute(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True):
-    """The way between workers and server; without a bandwidth its link is unlimited."""
+    """The network between workers and server; without a bandwidth the server's link is unlimited."""
 
     latency_ms: float = 0.0  # one way
     bandwidth_mbps: float | None = None  # the server's link, each direction
@@ -48,7 +48,7 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What a worker is like; all workers of a `[[workers]]` entry share one."""
+    """Speed and link of a worker; all workers of a `[[workers]]` entry share one."""
 
     speed: float = 1.0
     latency_ms: float | None = None  # None: the network's
@@ -57,7 +57,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A cluster and what befalls it; a worker's id is its place in `workers`, and events stand in order of time."""
+    """A cluster and its events; a worker's id is its index in `workers`, and events are in order of time."""
 
     seed: int
     compute: Compute
@@ -69,11 +69,11 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many workers the run starts with."""
+        """Number of workers the run starts with."""
         return len(self.workers)
 
     def groups(self) -> list[tuple[range, WorkerSpec]]:
-        """Neighbouring workers that are alike, as ranges of ids."""
+        """Return runs of consecutive workers with equal specs, as ranges of ids."""
         found: list[tuple[range, WorkerSpec]] = []
         first = 0
         for spec, alike in groupby(self.workers):
@@ -84,19 +84,19 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 def builtin_names() -> list[str]:
-    """The scenarios that come with the package."""
+    """Return the names of the built-in scenarios."""
     return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
 
 
 def builtin_text(name: str) -> str:
-    """The file of a built-in scenario."""
+    """Return the text of a built-in scenario's file."""
     if name not in builtin_names():
         raise ScenarioError(f"no built-in scenario {shown(name)}; {nearest(name, builtin_names())}")
     return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load(target: str | Path) -> Scenario:
-    """A built-in scenario by its name, or a file by its path (`./name` where a file has a built-in's name)."""
+    """Load a built-in scenario by name, or a file by path (`./name` for a file with a built-in's name)."""
     if isinstance(target, str) and target in builtin_names():
         return parse(builtin_text(target), target, Path())
     path = Path(target)
@@ -115,18 +115,18 @@ def load(target: str | Path) -> Scenario:
 
 
 def parse(text: str, name: str, folder: Path) -> Scenario:
-    """A scenario from the text of a file; paths of traces are relative to `folder`."""
+    """Read a scenario from the text of a file; trace paths are relative to `folder`."""
     return _build(_toml(text, name), name, folder, name)
 
 
 def from_data(data: dict[str, Any], folder: Path) -> Scenario:
-    """The scenario that `as_data` was given, such as a journal's header holds."""
+    """Rebuild a scenario from the result of `as_data`, as held by a journal's header."""
     name = str(data.get("name", "scenario"))
     return _build({key: value for key, value in data.items() if key != "name"}, name, folder, name)
 
 
 def as_data(scenario: Scenario) -> dict[str, Any]:
-    """The scenario as plain data in the form of its file: no absolute paths, speeds from tables as numbers."""
+    """Return the scenario as plain data in the form of its file: no absolute paths, speeds from tables as numbers."""
     compute, network = scenario.compute, scenario.network
     workers = [
         _without_none(
@@ -165,7 +165,7 @@ def _toml(text: str, source: str) -> dict[str, Any]:
         if any(part.count(".") > MAX_PARTS for line in text.splitlines() for part in line.split("=")):
             raise RecursionError
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of too many digits and deep nesting among them
+    except (ValueError, RecursionError) as error:  # including numbers with too many digits and deep nesting
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
         raise ScenarioError(f"{source} is not valid TOML: {reason}; correct the syntax there") from error
 
@@ -233,14 +233,14 @@ def _read_run(top: Fields) -> dict[str, Any]:
 
 
 def _table_speeds(top: Fields, folder: Path) -> dict[str, float]:
-    """Every speed of the form trace:FILE:ROW:COLUMN, over the largest of them, so that the fastest has speed 1."""
+    """Read every speed of the form trace:FILE:ROW:COLUMN and divide by the largest, so that the fastest is 1."""
     cells: dict[str, float] = {}
     for key in ("workers", "events"):
         for number, entry in enumerate(top.tables(key), 1):
             spec = entry.get("speed") if isinstance(entry, dict) else None
             if isinstance(spec, str) and spec not in cells:
                 kind, _, rest = spec.partition(":")
-                parts = rest.rsplit(":", 2)  # a path may hold colons, a cell's row and column may not
+                parts = rest.rsplit(":", 2)  # a path may contain colons, row and column may not
                 if kind != "trace" or len(parts) != 3:
                     fields = Fields(entry, top.source, f"[[{key}]] {number}", entry)
                     fix = "write a number such as 0.5, or trace:FILE:ROW:COLUMN"

@@ -1,7 +1,7 @@
 """Random factors that are a pure function of (seed, stream, worker, attempt).
 
 Nothing is drawn in sequence: each factor is computed from a hash of its coordinates. So every strategy and every engine
-sees the same times whatever order it asks in, and a worker costs one integer of memory. The hash is splitmix64's
+sees the same times in whatever order it asks, and a worker costs one integer of memory. The hash is splitmix64's
 finalizer (Steele, Lea, Flood, OOPSLA 2014) over a counter, without its last shift, as only the high bits are used.
 """
 
@@ -26,9 +26,9 @@ FORMS = {
     "shifted_exponential": "shifted_exponential:MIN,MEAN",
     "trace": "trace:FILE",
 }
-MAX_SIGMA = 10.0  # a factor of e^80 in one draw of 10^15: anything beyond is a slip of the pen
+MAX_SIGMA = 10.0  # one draw in 10^15 is a factor of e^80; anything beyond is a typo
 
-# What a draw is for, so that a worker's compute time says nothing about its latency.
+# One stream per purpose, so that a worker's compute time and its latency are independent.
 COMPUTE, UP, DOWN, MESSAGE_FAULT = 0, 1, 2, 3
 _STREAMS = 4
 
@@ -42,18 +42,18 @@ Draw = Callable[[int, int, int], float]  # (key of the worker, worker, attempt) 
 
 
 class Jitter(msgspec.Struct, frozen=True):
-    """A distribution of factors; `spec` is how the scenario file writes it."""
+    """A distribution of factors; `spec` is its text in the scenario file."""
 
     spec: str = "none"
     kind: Kind = "none"
     sigma: float = 0.0
     minimum: float = 0.0
     mean: float = 1.0
-    rows: tuple[tuple[float, ...], ...] = ()  # of a trace: the factors of each of its workers
+    rows: tuple[tuple[float, ...], ...] = ()  # trace only: the factors of each of its workers
 
 
 def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
-    """The `jitter` key of a table."""
+    """Read the `jitter` key of a table."""
     if not fields.has("jitter"):
         return default
     fix = f"write one of {' | '.join(FORMS.values())}"
@@ -80,7 +80,7 @@ def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
             return Jitter(spec, kind, minimum=minimum, mean=mean)
         case "trace" if arguments:
             file = Path(arguments)
-            # What is kept of an absolute path is its name: journals say nothing of the machine they were made on.
+            # Keep only the name of an absolute path: journals of the simulator hold nothing of the machine.
             kept = f"trace:{file.name if file.is_absolute() else arguments}"
             return Jitter(kept, kind, rows=batch_factors(folder / file))
     known = kind in FORMS
@@ -100,13 +100,13 @@ def _numbers(fields: Fields, spec: str, arguments: str, count: int, fix: str) ->
 
 
 def worker_key(seed: int, worker: int) -> int:
-    """Where a worker's draws begin."""
+    """Return the hash key of a worker's draws."""
     return _hash(_seed_key(seed) + (worker + 1) * _STEP)
 
 
 @lru_cache(maxsize=16)
 def _seed_key(seed: int) -> int:
-    """The part of a key that all workers of a scenario share."""
+    """Return the part of a key that all workers of a scenario share."""
     return _hash(seed + _STEP)
 
 
@@ -118,12 +118,12 @@ def _hash(number: int) -> int:
 
 
 def uniform(key: int, stream: int, attempt: int) -> float:
-    """A number between 0 and 1."""
+    """Return a number in [0, 1)."""
     return (_hash(key + stream * _STEP + attempt * _STREAMS * _STEP) >> 12) * _UNIT
 
 
 def draw_of(jitter: Jitter, stream: int) -> Draw | None:
-    """The function that draws, or None where there is nothing to draw."""
+    """Return the function that draws factors, or None if there is no jitter."""
     match jitter.kind:
         case "none":
             return None
@@ -137,7 +137,7 @@ def draw_of(jitter: Jitter, stream: int) -> Draw | None:
             return _replayed(jitter.rows)
 
 
-# The hash is written out in each: a call would cost a fifth of the draw. The half keeps the uniform off 0 and 1.
+# The hash is inlined: a call would cost a fifth of the draw. Adding 0.5 keeps the uniform off 0 and 1.
 
 
 def _lognormal(sigma: float, offset: int) -> Draw:

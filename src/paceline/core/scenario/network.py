@@ -1,4 +1,4 @@
-"""The server's link as a scenario has it: one first-come queue per direction."""
+"""The server's link in a scenario: one first-come queue per direction, and faults of messages."""
 
 import math
 
@@ -10,14 +10,14 @@ from paceline.core.scenario.jitter import MESSAGE_FAULT, uniform, worker_key
 
 
 class MessageFaults:
-    """Decides, by a hash of worker and attempt, which pushes a mishap strikes."""
+    """Decides by a hash of worker and attempt which pushes are duplicated or reordered."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._seed = scenario.seed
         self._events = [event for event in scenario.events if event.kind in ("duplicate", "reorder")]
 
     def deliveries(self, worker: int, attempt: int, sent_at: float, arrives_at: float) -> list[float]:
-        """When the push arrives: once, at its time, unless a mishap strikes it."""
+        """Return the push's arrival times: just `arrives_at`, unless it is duplicated or reordered."""
         if not self._events:
             return [arrives_at]
         key = worker_key(self._seed, worker)
@@ -27,7 +27,7 @@ class MessageFaults:
             chance = uniform(key, MESSAGE_FAULT, attempt * len(self._events) + number)
             if not struck or chance >= (event.share or 0.0):
                 continue
-            # Twice the time of its transfer lets pushes that set out later overtake it.
+            # A delay of twice its transfer time lets pushes that were sent later overtake it.
             late = arrives_at + 2 * (arrives_at - sent_at) + 1e-3
             moments = [late] if event.kind == "reorder" else [*moments, late]
         return moments
@@ -42,22 +42,22 @@ class Direction:
         self._free_at = 0.0
 
     def arrival(self, worker: int, attempt: int, size: int, sent_at: float) -> float:
-        """When `size` bytes that set out at `sent_at` are all there. To be asked in the order of setting out."""
+        """Return when the last of `size` bytes sent at `sent_at` arrives. Call it in the order of sending."""
         times = self._times
         begin = times.reachable_at(worker, sent_at)
         latency = times.latency_s(worker, attempt, self._upward)
         seconds = 0.0
         if size and times.server_bandwidth != math.inf:
             seconds = size / times.server_bandwidth
-            if begin == sent_at:  # what a partition holds back does not keep the others from the link meanwhile
+            if begin == sent_at:  # a push held back by a partition does not occupy the link
                 begin = max(begin, self._free_at)
                 self._free_at = begin + seconds
-        # A slower link at the worker's own end stretches its transfer, but does not keep the server's link busy.
+        # A slower link of the worker stretches its transfer without occupying the server's link.
         return begin + max(seconds, size / times.bandwidth(worker)) + latency
 
 
 class Ways(msgspec.Struct, frozen=True):
-    """Both directions, and the faults that strike messages on them."""
+    """Both directions, and the faults of messages on them."""
 
     up: Direction
     down: Direction

@@ -9,7 +9,7 @@ from paceline.core.values import FINITE, nearest, shown
 
 
 class Fields:
-    """One table of a file. Keys outside `known` are refused at once, so that a typo never means a default."""
+    """One table of a file. Keys outside `known` are refused at once, so that a typo never becomes a default."""
 
     def __init__(self, data: Any, source: str, where: str, known: Iterable[str]) -> None:
         self.source = source
@@ -25,20 +25,20 @@ class Fields:
                 raise self.refusal(f"has no key {shown(key)}", nearest(key, allowed))
 
     def refusal(self, problem: str, fix: str) -> ScenarioError:
-        """The error to raise for this table."""
+        """Return the error to raise for this table."""
         return ScenarioError(" ".join(filter(None, [f"{self.source}:", self.where, f"{problem}; {fix}"])))
 
     def has(self, key: str) -> bool:
-        """Whether the key is there."""
+        """Return whether the table has the key."""
         return key in self.data
 
     def number(
         self, key: str, fix: str, *, above: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf,
         default: float | None = None,
     ) -> float:  # fmt: skip
-        """A finite number within bounds; without a default the key must be there."""
+        """Return a finite number within bounds; without a default the key is required."""
         value = self._given(key, fix, default)
-        # Compared, not converted: a whole number may be beyond what a float holds.
+        # Compared without converting: an int may be too large for a float.
         if isinstance(value, bool) or not isinstance(value, int | float) or not -FINITE <= value <= FINITE:
             raise self.refusal(f"{key} must be a finite number, not {shown(value)}", fix)
         if value <= above or value < at_least or value > at_most:
@@ -49,11 +49,11 @@ class Fields:
         return float(value)
 
     def whole(self, key: str, fix: str, *, at_least: int, at_most: int, default: int | None = None) -> int:
-        """A whole number within bounds."""
+        """Return a whole number within bounds."""
         return self.whole_value(key, self._given(key, fix, default), fix, at_least=at_least, at_most=at_most)
 
     def whole_value(self, key: str, value: Any, fix: str, *, at_least: int, at_most: int) -> int:
-        """The same check for a value that stands inside a list."""
+        """Check a whole number that is an item of a list."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refusal(f"{key} must be a whole number, not {shown(value)}", fix)
         if not at_least <= value <= at_most:
@@ -61,14 +61,14 @@ class Fields:
         return value
 
     def text(self, key: str, fix: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._given(key, fix, default)
         if not isinstance(value, str):
             raise self.refusal(f"{key} must be a string, not {shown(value)}", fix)
         return value
 
     def tables(self, key: str) -> list[Any]:
-        """The entries of a `[[key]]` list; none if it is absent."""
+        """Return the entries of a `[[key]]` list; empty if it is absent."""
         value = self.data.get(key, [])
         if not isinstance(value, list):
             raise self.refusal(f"{key} must be a list of tables, not {shown(value)}", f"head each with [[{key}]]")

@@ -1,7 +1,7 @@
-"""Recorded traces that stand in for made-up times: a worker's measured batch times, a table of measured throughputs.
+"""Recorded traces that replace synthetic times: workers' measured batch times, or a table of measured throughputs.
 
-Both are read whole when a scenario is loaded, so that a broken file is refused before anything runs. Batch times become
-factors around 1 by division by the file's median: a trace gives the shape of the noise, the scenario its scale.
+Both are read whole when a scenario is loaded, so that a broken file is refused before anything runs. Batch times are
+divided by the file's median: a trace gives the shape of the noise, the scenario its scale.
 """
 
 import csv
@@ -14,11 +14,11 @@ from paceline.core.errors import ScenarioError
 from paceline.core.values import nearest, shown
 
 TIME_COLUMNS = ("batch_time_norm", "seconds")
-MAX_BYTES = 256 << 20  # of a scenario or trace; no measurement of a cluster comes near it, and a device has no end
+MAX_BYTES = 256 << 20  # most bytes of a scenario or trace: no real one comes near, and a device file has no end
 
 
 def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
-    """Per worker of the file, in the order of their ids, its batch times in the order of `time`, over the median."""
+    """Return each worker's batch times over the file's median: workers by id, times in the order of `time`."""
     lines = _lines(path)
     value_column = next((name for name in TIME_COLUMNS if name in lines[0][1]), None)
     missing = [name for name in ("worker", "time") if name not in lines[0][1]]
@@ -38,7 +38,7 @@ def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
         worker = _number(path, number, "worker", line["worker"])
         times.setdefault(worker, []).append((_number(path, number, "time", line["time"]), seconds))
     median = statistics.median(seconds for rows in times.values() for _, seconds in rows)
-    # Only the time orders the rows of a worker; rows of equal time stay as they stand in the file.
+    # The sort key is the time alone: rows of equal time keep the order of the file.
     return tuple(
         tuple(seconds / median for _, seconds in sorted(times[worker], key=lambda row: row[0]))
         for worker in sorted(times)
@@ -46,7 +46,7 @@ def batch_factors(path: Path) -> tuple[tuple[float, ...], ...]:
 
 
 def table_cell(path: Path, row: str, column: str) -> float:
-    """A positive number of a table whose first column names its rows; of rows that share a name, the first counts."""
+    """Return a positive number of a table whose first column names its rows; the first row of that name counts."""
     lines = _lines(path)
     name_column, *columns = lines[0][1]
     if column not in columns:
@@ -65,7 +65,7 @@ def table_cell(path: Path, row: str, column: str) -> float:
 
 
 def read_text(path: Path) -> str:
-    """A file of the scenario's, as text; one that is no text or too large raises ValueError, which says so."""
+    """Read a scenario or trace as text; raise ValueError if it is not UTF-8 or too large."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -77,7 +77,7 @@ def read_text(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file by column name, each with its line number; at least one."""
+    """Read the rows of a CSV file by column name, each with its line number; raise if there is none."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), restkey="", restval="")
         lines = [(reader.line_num, {name: cell for name, cell in row.items() if name}) for row in reader]

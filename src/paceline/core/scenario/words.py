@@ -1,4 +1,4 @@
-"""A scenario in words: what a person reads to see whether the file says what they meant."""
+"""A scenario in words, so that a user can check what the file means."""
 
 import math
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ SHOWN_EVENTS = 30
 
 
 def describe(scenario: "Scenario") -> str:
-    """The cluster, what it can do at best, and what befalls it."""
+    """Describe the cluster, its best possible throughput and its events."""
     compute = scenario.compute
     lines = [
         f"{scenario.name}: {_counted(scenario.count, 'worker')}, seed {scenario.seed}",
@@ -38,7 +38,7 @@ def describe(scenario: "Scenario") -> str:
 
 
 def _limits(scenario: "Scenario", rate: float) -> str:
-    """How much there is to win: all speeds together against everybody at the slowest's pace."""
+    """Compare the throughput of all speeds together with that of all workers at the slowest's pace."""
     speeds = [spec.speed for _, spec in scenario.groups()]
     together = sum(len(ids) * spec.speed for ids, spec in scenario.groups()) * rate
     in_step = scenario.count * min(speeds) * rate
