@@ -60,7 +60,7 @@ _moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Load torch only when something that needs it is asked for."""
+    """Import a public name on first use, so that torch is loaded only when something needs it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib
@@ -69,5 +69,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
+    """List the public names, loaded or not."""
     return sorted({*globals(), *__all__})

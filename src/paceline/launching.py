@@ -48,7 +48,7 @@ from paceline.worker.scripts import load_script
 
 __all__ = ["Run", "launch", "load_script"]
 
-# Of the machine, or with a place of its own in the header.
+# Settings that describe the machine, or have a field of their own in the header.
 _NOT_OPTIONS = (
     "data_dir",
     "journal",
@@ -66,7 +66,12 @@ _OF_PROCESSES = tuple(setting.name for setting in SETTINGS.values() if setting.a
 
 
 class Run:
-    """A finished run: its report, where its journal lies, and the trained model, or its tables as arrays by name."""
+    """A finished run, as `paceline.launch()` returns it.
+
+    `summary` is its report, `ended` says why it ended ("done", "target", "limit", "divergence" or "interrupted"),
+    `journal` and `folder` say where its files are (None: nothing was written). `model_state` is the trained model's
+    `state_dict`; a run on tables has `tables` instead, arrays by name.
+    """
 
     summary: Report
     journal: Path | None
@@ -95,8 +100,8 @@ class Run:
 
     @property
     def nodes(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Each node's own model when its loop was over, in a run without a server; real processes leave them in the
-        run's folder, and without one nobody keeps them."""
+        """The model of each node at the end of its loop, in a run without a server. After a run of real processes they
+        are read from its folder; without `runs_dir` there are none."""
         if self._nodes is None:
             files = sorted((self.folder / "nodes").glob("*.safetensors")) if self.folder is not None else []
             self._nodes = {int(file.stem): safetensors.torch.load_file(file) for file in files}
@@ -104,7 +109,7 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What a command that made this run exits with."""
+        """The exit code for a command that made this run."""
         return {"divergence": 3, "interrupted": 130, "error": 4}.get(self.ended, 0)
 
     def __repr__(self) -> str:
@@ -150,11 +155,14 @@ def launch(
     journal: Path | str | None = unset.journal,
     runs_dir: Path | str | None = unset.runs_dir,
 ) -> Run:
-    """Run `train` on every worker and wait for the end.
+    """Run `train` on every worker, wait for the end, and return the finished run.
 
-    The settings are those of the command line, explained in docs/reference/settings.md; alternatively `config` holds
-    all of them. `progress` is called as the run goes on, and `sink` gets every line of the journal. A run that fails
-    raises; one that was interrupted or stopped by the guard comes back and says so in `ended`.
+    `train` is a function without arguments that begins with `paceline.init()`. The settings are those of the command
+    line, explained in docs/reference/settings.md; alternatively `config` holds all of them. `progress` is called as the
+    run goes on, and `sink` gets every line of the journal.
+
+    A run that fails raises an error. One that was interrupted, or that the convergence guard stopped, returns and says
+    so in `ended`.
     """
     arguments = locals()  # the parameters and nothing else, since this is the first line
     settings = {name: arguments[name] for name in SETTINGS if not isinstance(arguments[name], Unset)}
@@ -181,7 +189,7 @@ def _capabilities(engine: str) -> Capabilities:
 
 
 def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunConfig, Scenario | None, int]:
-    """The settings in force, the cluster they are for, which real processes need not have, and its workers."""
+    """Return the settings in force, the scenario (None on real processes without one), and the number of workers."""
     given = settings.pop("scenario", None)
     if config is not None and settings:
         raise OptionError(f"give launch() a config or single settings, not both: {', '.join(sorted(settings))}")
@@ -203,17 +211,17 @@ def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunCon
 
 
 def _resumed(config: RunConfig, workers: int) -> tuple[RunConfig, Path | None]:
-    """The settings with those of the checkpoint to go on from, and where it lies."""
+    """Return the settings, completed from the checkpoint to resume from, and that checkpoint's path."""
     if config.resume is None:
         return config, None
-    from paceline.server.checkpoint import resuming  # checkpoints are loaded when they are used
+    from paceline.server.checkpoint import resuming  # loaded only when used
 
     found = resuming.checkpoint_at(config.resume)
     return resuming.settings_of(found, config, workers), found.path
 
 
 def _strategy(config: RunConfig, workers: int) -> str:
-    """The strategy as a journal writes it, a file by its whole path; refused where the run could not have it."""
+    """Return the strategy as a journal writes it, a file by its whole path; refuse one that the run cannot use."""
     spelled = checked(config.strategy, config.seed, workers)
     if is_peer(spelled) and config.on_divergence == "bsp":
         name = machine_class(spelled).name
@@ -224,7 +232,7 @@ def _strategy(config: RunConfig, workers: int) -> str:
 
 
 def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Path | None) -> Plan:
-    """The run that these settings make, with a folder of its own where they ask for one."""
+    """Return the plan of a run with these settings, and make its folder if they ask for one."""
     crashes = cluster is not None and any(event.kind == "server_crash" for event in cluster.events)
     restarts = _capabilities(config.engine).restarts_server
     if crashes and restarts and config.checkpoint_every is None and restore is None:
@@ -240,7 +248,7 @@ def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Pa
 
 
 def _folder(config: RunConfig) -> Path | None:
-    """A folder of its own for each run, however many begin in one second."""
+    """Make a folder for this run alone, however many begin in one second."""
     if config.runs_dir is None:
         return None
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -260,7 +268,7 @@ def _folder(config: RunConfig) -> Path | None:
 
 
 def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header:
-    """A header of the simulator says nothing of the machine: no paths, no host, no hour."""
+    """Return the journal's header; in virtual time it says nothing of the machine: no paths, no host, no time."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     real = not _capabilities(config.engine).virtual_time
     for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)}:

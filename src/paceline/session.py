@@ -1,4 +1,4 @@
-"""What the user's script holds: five lines turn a plain PyTorch loop into one worker of a run.
+"""The user's side of a run: five lines turn a plain PyTorch loop into one worker.
 
 Not public: import `Session` and `init` from `paceline`.
 """
@@ -41,15 +41,18 @@ from paceline.worker.state import WorkerState
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-CLOCKS = 1 << 40  # the size of data that nobody counts
-EMPTY_PHASES = 1000  # loops without data that a script may make after the run is over
+CLOCKS = 1 << 40  # stands for the size of the data where there is none
+EMPTY_PHASES = 1000  # loops that a script may start after the run is over; they get no data
 
 
 def init() -> "Session":
-    """The session of this worker; outside of a run, one worker in its own process."""
+    """Return this worker's session. Call it once, at the start of the script.
+
+    Outside of a run the script is the only worker, and trains as usual in its own process.
+    """
     given = context.current()
     if given is None:
-        from paceline import engines  # which import this module
+        from paceline import engines  # it imports this module
 
         context.require_no_run("paceline.init()")
         return Session(engines.start_alone())
@@ -64,7 +67,12 @@ def init() -> "Session":
 
 
 class Session:
-    """One worker's place in a run."""
+    """One worker's side of a run; `paceline.init()` returns it.
+
+    A script that trains a model calls `prepare`, then loops over `batches`. One that works on tables opens them with
+    `table`, then calls `clock` after each iteration. `device` is the device to train on: cuda:(worker % devices) where
+    there is CUDA, else cpu.
+    """
 
     def __init__(self, given: WorkerContext) -> None:
         self._context = given
@@ -74,7 +82,7 @@ class Session:
         self._handshake: Handshake | None = None
         self._loop: BatchLoop | None = None
         self._tables: Client | None = None
-        self._handles: dict[str, Table] = {}  # of open tables: one each
+        self._handles: dict[str, Table] = {}  # one per open table
         self._follower: RunScheduler | None = None
         self._asked: set[str] = set()
         self._phase = 0
@@ -85,25 +93,25 @@ class Session:
 
     @property
     def worker(self) -> int:
-        """This worker's number, from 0; of the process that only evaluates, one past the last."""
+        """This worker's number, from 0. In the process that only evaluates it equals `workers`."""
         return self._context.workers if self._context.evaluator else self._context.worker
 
     @property
     def workers(self) -> int:
-        """How many workers the run started with."""
+        """The number of workers that the run started with."""
         return self._context.workers
 
     @property
     def data_dir(self) -> Path | None:
-        """What `--data-dir` gave."""
+        """The folder given by `--data-dir`; None without one."""
         return self._context.data_dir
 
     def option(self, name: str, default: T) -> T:
-        """What `--set name=value` gave, in the default's type; else the default."""
+        """Return the value given by `--set name=value`, in the type of `default`; without one, `default`."""
         self._context.shared.asked.add(name)
         if name not in self._asked:
             self._asked.add(name)
-            with contextlib.suppress(Closed):  # whoever asks after the run is over is answered all the same
+            with contextlib.suppress(Closed):  # a script may ask after the run is over
                 self._endpoint.send(OptionAsked(name))
         if name not in self._context.options:
             return default
@@ -111,17 +119,21 @@ class Session:
         return value
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """One object per process, made by whoever asks first: data sets, mostly."""
+        """Return this process's object called `key`, which the first call makes: use it to load a data set once."""
         made: T = self._context.shared.once(key, make)
         return made
 
     def prepare(
         self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None
     ) -> tuple[Model, Optimizer]:
-        """Put model and optimizer under the run's control; the same objects come back.
+        """Put the model and optimizer under the run's control and return them, the same objects.
 
-        `evaluate(model)` gets a module of its own in eval mode and returns numbers by name. A given scheduler's
-        `step()` follows the run's rounds instead of counting this worker's calls.
+        All workers start from worker 0's parameters. Inside a `batches` loop `optimizer.step()` pushes the gradient and
+        returns with the model to go on with.
+
+        A `scheduler` given here follows the run's rounds: its `step()` no longer counts this worker's calls.
+        `evaluate(model)` measures versions as the run goes on: it gets a module of its own in eval mode and returns
+        numbers by name, such as {"accuracy": 0.97}. It may use only what exists before this call.
         """
         if self._replica is not None:
             raise UserError("prepare() was called twice; one session trains one model")
@@ -136,7 +148,7 @@ class Session:
         if evaluate is not None and self._context.evaluates:
             evaluator = (copy.deepcopy(model).eval(), evaluate)
         if self._context.evaluator and evaluate is None:
-            raise Closed  # there is nothing to measure, and nobody trains here
+            raise Closed  # the evaluator's process has nothing to measure
         replica = self._replica = self._make_replica(model, optimizer)
         self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
         handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
@@ -169,19 +181,25 @@ class Session:
         return SlotReplica(model, optimizer, spec, region, stage_on(device, region))
 
     def keep(self, name: str, obj: Any) -> None:
-        """Have an object's `state_dict` in every checkpoint; in a resumed run it is put back into the object.
+        """Save the object's `state_dict()` in every checkpoint, and load it back when the run is resumed.
 
-        The model given to `prepare`, a scheduler and the learning rates that it sets are the run's to restore; keeping
-        them changes nothing.
+        Call it before the loop. The run itself restores the model given to `prepare`, a scheduler and the learning
+        rates that it sets; keeping them changes nothing.
         """
         self._state.keep(name, obj)
 
     def batches(
         self, dataset: Any, batch_size: int = 1, epochs: float = 1, sampling: Sampling = "epoch", **loader_options: Any
     ) -> "Batches":
-        """This worker's share of the data, sized by the strategy, as batches of at most `batch_size` samples.
+        """Return this worker's share of the data, sized by the strategy, as batches of at most `batch_size` samples.
 
-        `loader_options` are those of `torch.utils.data.DataLoader` (collate_fn, num_workers, ...).
+        Iterating over it is one phase, which begins when every worker has come to it. Its `len()` is the number of
+        rounds, the unit of schedulers. The settings `--batch-size` and `--epochs` override the arguments.
+
+        `epochs` counts passes of all workers together. `sampling` says which samples a worker gets: "epoch", a share of
+        one global shuffle per epoch; "shard", rows of its own; "replacement", uniform draws from the whole data set.
+        `loader_options` are those of `torch.utils.data.DataLoader` (collate_fn, num_workers, ...), without shuffle,
+        sampler, batch_sampler and drop_last.
         """
         if self._replica is None:
             raise UserError("batches() was called before prepare(model, optimizer)")
@@ -206,7 +224,10 @@ class Session:
         return Batches(self, fetcher, ready)
 
     def report(self, **numbers: Any) -> None:
-        """Before `step()`: `loss` goes with the push, every other name is recorded as a number of your own."""
+        """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
+
+        `loss` goes with the push: the convergence guard and some strategies use it. Other names go to the journal.
+        """
         for name, value in numbers.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             if name == "loss":
@@ -232,12 +253,12 @@ class Session:
         eager: bool = False,
         cache_rows: int | None = None,
     ) -> Table:
-        """A table that all workers share: rows of a fixed width, read with `get` and added to with `inc`.
+        """Open a table that all workers share: rows of a fixed width, read with `get` and added to with `inc`.
 
-        `staleness` bounds the age of what is read, in clocks; without it the strategy's bound holds. `init` is a
-        number, an array, or a function of rows and width; the first worker's is taken. `update` is what an increment
-        does at the server (`add`, `clip:limit=...`, `adagrad:rate=...`). `eager` has rows once read sent again as they
-        change. `cache_rows` bounds the memory of the cache.
+        `staleness` bounds the age of what is read, in clocks, where it is tighter than the strategy's bound. `init` is
+        a number, an array, or a function of rows and width; the first worker's is taken. `update` is what an increment
+        does at the server (`add`, `clip:limit=...`, `adagrad:rate=...`). With `eager` the server resends
+        rows that this worker has read as they change. `cache_rows` bounds how many rows it caches.
         """
         if self._replica is not None:
             raise UserError("table() was called after prepare(): a run trains a model or works on tables")
@@ -249,32 +270,32 @@ class Session:
         return self._handles.setdefault(spec.name, Table(self._tables, opened))
 
     def clock(self, work: int = 1) -> bool:
-        """This worker has completed an iteration on its tables: ship what it wrote. False once the run is over.
+        """Complete an iteration on tables and send what this worker wrote; return False once the run is over.
 
-        `work` says what the iteration cost, in samples, tokens, ratings; a scenario's times are per unit of it.
+        `work` is what the iteration cost, in samples, tokens, ratings; a scenario's times are per unit of it.
         """
         return self._on_tables("clock()").complete_clock(work)
 
     @property
     def clocks(self) -> int:
-        """Iterations on tables that count as completed for this worker: a newcomer starts where the slowest stands, and
-        a resumed run where it was left."""
+        """Iterations on tables that this worker has completed. A newcomer starts at the slowest worker's number, a
+        resumed run where it stopped."""
         client = self._on_tables("clocks")
         client.require_going("clocks")
         return client.clock
 
     def barrier(self) -> None:
-        """Wait for all workers; what any of them wrote in clocks completed before it, all of them read after it."""
+        """Wait for all workers; after it, all of them read what any of them wrote in clocks completed before it."""
         self._on_tables("barrier()").barrier()
 
     def share(self, count: int) -> Any:
-        """This worker's part of `count` rows, as an array of their numbers: dealt anew when a worker comes or goes."""
+        """Return this worker's part of `count` rows, an array of row numbers; it changes as workers join or leave."""
         return self._on_tables("share()").share(count)
 
     def measure(self, evaluate: EvaluateTables) -> None:
-        """Have the tables measured as the run goes on: `evaluate(tables)` gets arrays by name, returns numbers by name.
+        """Measure the tables as the run goes on: `evaluate(tables)` gets arrays by name and returns numbers by name.
 
-        To be called before the first `get` or `clock`; it is no worker's time.
+        Call it before the first `get` or `clock`. It takes none of the workers' time.
         """
         if not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the tables, not {type(evaluate).__name__}")
@@ -288,7 +309,7 @@ class Session:
         return self._tables
 
     def stop(self, reason: str) -> None:
-        """End this phase for all workers."""
+        """End this phase for all workers; the journal records the reason."""
         self._endpoint.send(Stop(reason))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -299,7 +320,7 @@ class Session:
         if self._run_over or self._replica is None or self._handshake is None:
             self._empty_phases += 1
             if self._empty_phases > EMPTY_PHASES:
-                raise Closed  # a script that loops until it has seen enough data would loop for ever
+                raise Closed  # else a script that loops until it has seen enough data would never end
             return
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
@@ -325,7 +346,7 @@ class Session:
         return self._loop.rounds_done if self._loop is not None else self._rounds_done
 
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        # The module is left as it is, so that it can be copied and pickled; its own zero_grad shows in the gradients.
+        # The module is not hooked, so that it can be copied and pickled; its own zero_grad shows in the gradients.
         session, zero_in_place = self, optimizer.zero_grad
 
         def zero_grad(set_to_none: bool = True) -> None:
@@ -341,7 +362,7 @@ class Session:
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return session._on_step(closure)
 
-        # Schedulers look for this mark to tell their own wrapper from a step that was replaced behind their back.
+        # Schedulers look for this mark to tell their own wrapper from a step that someone else replaced.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
@@ -368,7 +389,7 @@ def _device(given: WorkerContext) -> torch.device:
 
 
 class Batches:
-    """A phase as an iterable; its length is the number of nominal rounds."""
+    """One phase as an iterable of batches; its length is the number of nominal rounds."""
 
     def __init__(self, session: Session, fetcher: Fetcher, ready: Ready) -> None:
         self._session = session

@@ -333,7 +333,7 @@ def test_folders_without_a_checkpoint_are_refused(tmp_path):
     assert newest(tmp_path) is None
     with pytest.raises(CheckpointError, match="holds no checkpoint.*--checkpoint-every"):
         read(tmp_path)
-    with pytest.raises(CheckpointError, match="nowhere is no folder"):
+    with pytest.raises(CheckpointError, match="nowhere is not a folder"):
         read(tmp_path / "nowhere")
 
 

@@ -210,7 +210,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("forgotten")
 def test_a_moved_module_is_the_same_module_and_warns(old: str) -> None:
     place, home = _moved.MOVED[old]
-    with pytest.warns(DeprecationWarning, match=rf"{old} goes .* from {home}$") as warned:
+    with pytest.warns(DeprecationWarning, match=rf"{old} will be removed .* from {home}$") as warned:
         exec(f"from paceline import {old.rpartition('.')[2]} as found; import {old}", names := {})
     assert len(warned) == 1
     assert warned[0].filename == "<string>"  # the importer's, not ours

@@ -1,7 +1,7 @@
-"""The commands put together, and how each way of ending becomes an exit code.
+"""The command-line application, and the exit code for each way of ending.
 
 0 done, 1 the script failed (or a replay differs), 2 bad input, 3 stopped by the convergence guard, 4 an internal
-error, 130 Ctrl-C. Bad input is answered by one line on standard error; only an error of our own shows our frames.
+error, 130 Ctrl-C. Bad input prints one line on standard error; only an internal error shows frames of this package.
 """
 
 import sys
@@ -28,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# What follows the script is the script's own, options included.
+# Arguments after the script are the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(strategies)
 app.command()(check_strategy)
@@ -51,7 +51,7 @@ def _root(
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
-    """Carry out the command line; returns the exit code."""
+    """Run the command line and return its exit code."""
     never_refusing()
     given = None if arguments is None else list(arguments)
     try:
@@ -66,20 +66,20 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error), error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  # the last resort: whatever is left is a fault of ours
+    except Exception as error:  # noqa: BLE001  # every other exception is an internal error
         return _confess(error)
     return ended if isinstance(ended, int) else 0
 
 
 def _traceback(error: ScriptError) -> str:
-    """What the script raised: the exception itself, or what another process said of it."""
+    """Return the script's traceback: of the exception itself, or as another process reported it."""
     if error.__cause__ is not None:
         return script_traceback(error.__cause__)
     return "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
 
 
 def _refuse(message: str, code: int = UserError.exit_code) -> int:
-    say(" ".join(message.splitlines()))  # a file's name may hold line breaks, a refusal is one line
+    say(" ".join(message.splitlines()))  # a file's name may hold line breaks, but the message is one line
     return code
 
 

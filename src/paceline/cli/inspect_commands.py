@@ -1,4 +1,4 @@
-"""The commands that train nothing: what there is (strategies, tasks, scenarios), and whether it is as it should be."""
+"""The commands that train nothing: they list strategies, tasks and scenarios, and check strategies and journals."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +39,7 @@ def _show_all(descriptions: "list[Description]", console: "Console") -> None:
     table.add_column("strategy", style="bold", no_wrap=True)
     table.add_column("rule")
     for each in descriptions:
-        # Text, not str: square brackets in a rule are no markup.
+        # Text, not str: rich would take square brackets in a rule for markup.
         options = ", ".join(f"{option.name}={option.default or '?'}" for option in each.options)
         table.add_row(each.name, Text(each.rule) + Text(f"\n{options}" if options else "", style="dim"))
     console.print(table)
@@ -113,7 +113,7 @@ def replay(
     return 1
 
 
-SHOWN = 800  # characters of a breach: a decision with its event is long
+SHOWN = 800  # characters of a breach; a decision with its event is long
 EXPLAINED = {
     "purity": "its source uses what a strategy may not",
     "errors": "the run failed",

@@ -42,7 +42,7 @@ def run(
 
 
 def _parameters() -> Iterator[Parameter]:
-    """What typer reads: the settings as they are declared, all of them as text, and what the command alone has."""
+    """Yield the parameters for typer: every declared setting, as text, and what only the command has."""
 
     def parameter(name: str, kind: Any, about: Any) -> Parameter:
         default = False if kind is bool else None
@@ -70,7 +70,7 @@ run.__annotations__ = {each.name: each.annotation for each in _parameters()}
 
 
 def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configuration.RunConfig:
-    """The settings in force, checked as far as that is possible before torch is loaded."""
+    """Return the settings in force, checked as far as possible before torch is loaded."""
     from paceline import strategies
     from paceline.core.scenario import file as scenarios
 
@@ -94,7 +94,7 @@ def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configur
 
 
 def _cuda_devices() -> int:
-    import torch  # asked only of a run, which loads it anyway
+    import torch  # only a run comes here, and it loads torch anyway
 
     return torch.cuda.device_count()
 
@@ -111,10 +111,10 @@ def _say_what_was_assumed(settings: configuration.RunConfig, *, no_workload: boo
 
 def _make_places(settings: configuration.RunConfig) -> None:
     data, journal, runs = settings.data_dir, settings.journal, settings.runs_dir
-    with _refusing(f"--data-dir: cannot look at {data}"):
+    with _refusing(f"--data-dir: cannot access {data}"):
         if data is not None and not data.is_dir():
             raise DataError(f"--data-dir: {data} is not a folder; give the one that holds the data set")
-    with _refusing(f"--journal: cannot look at {journal}"):
+    with _refusing(f"--journal: cannot access {journal}"):
         if journal is not None and journal.is_dir():
             raise OptionError(f"--journal: {journal} is a folder; give a file in it, such as run.jsonl")
     for flag, folder in (("--runs-dir", runs), ("--journal", journal and journal.parent)):
@@ -125,7 +125,7 @@ def _make_places(settings: configuration.RunConfig) -> None:
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Say what the operating system does not allow, and why."""
+    """Turn an error of the operating system into a refusal that says what failed and why."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def _workload(script: str | None, arguments: list[str], task: str | None) -> Cal
     if script is not None and task is not None:
         raise OptionError(f"give a script or --task, not both: got {script!r} and --task {task}")
     if script is not None:
-        with _refusing(f"cannot look at script {shown(script)}"):
+        with _refusing(f"cannot read script {shown(script)}"):
             found = Path(script).is_file()
         if not found:
             raise OptionError(f"script {shown(script)} does not exist; give the path of a Python file, or --task NAME")
@@ -152,7 +152,7 @@ def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json
     with contextlib.ExitStack() as until_the_end:
         if engines.capabilities(settings.engine).own_processes:
             if not json and not quiet:
-                say(f"starting {settings.workers} workers")  # seconds pass before there is anything else to show
+                say(f"starting {settings.workers} workers")  # nothing else is shown for the next seconds
             until_the_end.enter_context(engines.prepared(settings))
         return _launched(train, settings, json=json, quiet=quiet)
 

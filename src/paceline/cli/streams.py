@@ -1,5 +1,4 @@
-"""What goes to which stream: standard output is the report's, everything about the run goes to standard error, its
-progress included."""
+"""Which output goes where: the report to standard output, all else about the run to standard error."""
 
 import contextlib
 import io
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _ToStandardError(logging.Handler):
-    """Finds `sys.stderr` at each record, so that a progress display that wraps it stays in one piece."""
+    """Looks up `sys.stderr` for each record, so that a progress display that wraps it stays in one piece."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
@@ -24,7 +23,7 @@ class _ToStandardError(logging.Handler):
 
 @contextlib.contextmanager
 def logging_shown(level: str) -> Iterator[None]:
-    """Show the records of the `paceline` logger on standard error for as long as this lasts."""
+    """Show the records of the `paceline` logger on standard error inside this context."""
     logger = logging.getLogger("paceline")
     handler = _ToStandardError()
     handler.setFormatter(logging.Formatter("paceline: %(levelname)s: %(message)s"))
@@ -40,7 +39,7 @@ def logging_shown(level: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_kept_clean() -> Iterator[None]:
-    """Send what the script prints to standard error, and what its child processes print too."""
+    """Send what the script and its child processes print to standard error."""
     sys.stdout.flush()
     with _descriptor_redirected(sys.stdout, sys.stderr), contextlib.redirect_stdout(sys.stderr):
         yield
@@ -50,7 +49,7 @@ def output_kept_clean() -> Iterator[None]:
 def _descriptor_redirected(source: TextIO, target: TextIO) -> Iterator[None]:
     try:
         output, error = source.fileno(), target.fileno()
-    except (AttributeError, OSError, ValueError):  # a stream that is no file has no child process writing to it
+    except (AttributeError, OSError, ValueError):  # no child process can write to a stream that is not a file
         yield
         return
     saved = os.dup(output)
@@ -64,7 +63,7 @@ def _descriptor_redirected(source: TextIO, target: TextIO) -> Iterator[None]:
 
 
 def never_refusing() -> None:
-    """A terminal that lacks a character gets a question mark, not a failure after an hour of training."""
+    """Print a question mark for a character that a terminal lacks, rather than fail after an hour of training."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -72,7 +71,7 @@ def never_refusing() -> None:
 
 @contextlib.contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: cleanly, with the report so far."""
+    """Make SIGTERM end a run as Ctrl-C does: cleanly, with the report so far."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,7 +83,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """One line for the person in front of the terminal."""
+    """Print one line for the user, on standard error."""
     print(f"paceline: {text}", file=sys.stderr)
 
 
@@ -93,7 +92,7 @@ Listener = Callable[["Progress"], None]
 
 @contextlib.contextmanager
 def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
-    """A listener that draws a bar on standard error; None where nobody would see it."""
+    """Yield a listener that draws a progress bar on standard error; None where there is no terminal or `quiet`."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -103,7 +102,7 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
     console = Console(stderr=True)
-    # A script's prints belong to standard output even while the bar is there, unless both are the same terminal.
+    # What a script prints goes to standard output even under the bar, unless both are the same terminal.
     with Bar(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         line = bar.add_task("starting", total=None)
 
@@ -115,7 +114,7 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
 
 
 def describe(progress: "Progress") -> str:
-    """Where the run stands, in one line."""
+    """Describe the progress of the run in one line."""
     parts = [f"{progress.seconds:,.1f} s", f"version {progress.versions:,}"]
     numbers = dict(progress.metrics)
     if progress.loss is not None:

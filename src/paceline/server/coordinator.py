@@ -1,11 +1,9 @@
 """The interpreter: event -> strategy -> actions -> weights, ledger and effects. No sockets, no clock, no decisions.
 
-Messages pass one intake (known worker, incarnation, ticket) before they become events, whatever engine they come from,
-so duplicates and late arrivals are refused by the same code everywhere. It sees no tensor: a push is a reference, and
-`Updates` holds what it brought. Time comes with every call. What must be carried out leaves through
-`Carrier` and `Effects`.
-Follow-up events (`Applied`, `Left(idle)`, an idle worker's return) are fed after the actions of the decision that
-caused them.
+Messages from every engine pass the same check (known worker, incarnation, ticket) before they become events, so one
+piece of code refuses duplicates and late arrivals. The coordinator sees no tensors: a push is a reference, and
+`Updates` holds its gradient. Time comes with every call. Effects leave through `Carrier` and `Effects`. Follow-up
+events (`Applied`, `Left(idle)`, an idle worker's return) are fed after the actions of the decision that caused them.
 """
 
 import math
@@ -25,32 +23,32 @@ from paceline.server.timers import Timers
 from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
 from paceline.strategies.base import Strategy
 
-OnVersion = Callable[[int, float], None]  # its number, and when it was made
+OnVersion = Callable[[int, float], None]  # takes the version's number and time
 
 
 class Totals:
-    """Grants, samples of finished phases, and how far the run has come in nominal rounds, which schedulers follow."""
+    """Counts over the whole run: grants, samples of finished phases, and nominal rounds, which schedulers follow."""
 
     def __init__(self) -> None:
         self.used_before = 0
         self.lost_before = 0
         self.tickets = 0  # grants
         self.rounds_done = 0.0
-        self.round_samples = 1  # of the phase: joining and leaving do not change what its length was counted in
+        self.round_samples = 1  # of the phase, whose length is counted in it: not changed by joining and leaving
 
 
 class Coordinator:
-    """Carries a strategy's decisions out."""
+    """Carries out a strategy's decisions."""
 
     def __init__(
         self, strategy: Strategy, effects: Effects, sink: Sink | None, updates: Updates | None = None,
         max_versions: int | None = None, workers: Workers | None = None, carrier: Carrier | None = None,
         on_version: Sequence[OnVersion] = (),
     ) -> None:  # fmt: skip
-        """`on_version` are told of every version; whoever passes a list may add to it."""
+        """Call each of `on_version` at every version; the caller may extend a list that it passes."""
         self.strategy = strategy
         self.effects = effects
-        self._out = cast("Carrier", carrier)  # a run says which before its first grant, by `use`
+        self._out = cast("Carrier", carrier)  # a run sets it before its first grant, with `use`
         self._on_version = on_version
         self.sink = sink
         self.updates = updates
@@ -60,8 +58,8 @@ class Coordinator:
         self.totals = Totals()
         self.ledger: Ledger | None = None
         self.version = 0
-        self.model_bytes = 0  # that a grant sends down
-        self.at = 0.0  # of the event decided last
+        self.model_bytes = 0  # sent down with a grant
+        self.at = 0.0  # time of the event decided last
         self.held: dict[int, PushRef] = {}
         self.pushes = 0
         self.busy = False  # in the middle of a decision
@@ -72,23 +70,23 @@ class Coordinator:
     # -- what a run calls --------------------------------------------------------------------------------------------
 
     def open(self, ledger: Ledger, round_samples: int) -> None:
-        """Start a phase: from here on there is work, and `round_samples` of it are a nominal round."""
+        """Start a phase on the work in `ledger`; `round_samples` samples are a nominal round."""
         self.ledger = ledger
         self.totals.round_samples = round_samples
 
     def use(self, updates: Updates, model_bytes: int, carrier: Carrier) -> None:
-        """Pushes are merged there; a grant sends so many bytes down, and goes out by that carrier."""
+        """Set what merges pushes, how many bytes a grant sends down, and what carries grants to workers."""
         self.updates = updates
         self._out = carrier
         self.model_bytes = model_bytes
 
     def join(self, worker: int, work: int, at: float) -> None:
-        """The worker is ready for work."""
+        """Add a worker that is ready for work."""
         self.workers.occupy(self.records[worker], work, at)
         self.feed(Joined(at, worker, work))
 
     def leave(self, worker: int, cause: Cause, at: float) -> None:
-        """The worker takes no more work; what it had not delivered is issued again."""
+        """Remove a worker; what it has not delivered is issued again."""
         record = self.records[worker]
         if not (record.present or record.idle):
             return
@@ -97,12 +95,12 @@ class Coordinator:
         self.feed(Left(at, worker, cause))
 
     def fire(self, name: str, generation: int, at: float) -> None:
-        """A timer ran out."""
+        """Feed the event of an expired timer, unless it was replaced or cleared."""
         if self.timers.take(name, generation):
             self.feed(TimerFired(at, name))
 
     def more(self, worker: int, incarnation: int, ticket: int, work: int) -> Allotment | None:
-        """Further samples on the same grant, for a script that accumulates gradients."""
+        """Allot further samples on the same grant, for a script that accumulates gradients."""
         record = self.records.get(worker)
         if record is None or record.incarnation != incarnation or record.ticket != ticket or self.ledger is None:
             return None
@@ -112,7 +110,7 @@ class Coordinator:
         return allotment
 
     def arrive(self, at: float, arrived: PushRef) -> None:
-        """A push came in: check it, keep it, tell the strategy."""
+        """Check a push, hold it, and tell the strategy."""
         worker = arrived.worker
         record = self.records.get(worker)
         if record is None or arrived.ticket != record.ticket or arrived.incarnation != record.incarnation:
@@ -145,14 +143,14 @@ class Coordinator:
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:
-        """End a phase: running grants are taken back and everybody is idle; what is held gets applied."""
+        """End a phase: take back running grants and make all workers idle, so that held pushes are applied."""
         if self.ledger is not None:
             self.ledger.finished = True
         for record in self.workers.computing():
             self._out.cancel(record.worker, record.ticket)
             self._take_back(record, "stop", at)
         for record in self.workers.present():
-            if record.present:  # the decision on another may have left it idle
+            if record.present:  # the decision on another worker may have made it idle
                 self.workers.vacate(record, "idle")
                 self.feed(Left(at, record.worker, "idle"))
         if self.held:
@@ -164,13 +162,13 @@ class Coordinator:
         self.workers.idle.clear()
 
     def stop(self, at: float, reason: str) -> None:
-        """End the run in mid-phase: running grants are taken back, held pushes discarded."""
+        """End the run in mid-phase: take back running grants and discard held pushes."""
         for record in self.workers.computing():
             self._take_back(record, "stop", at)
         self._discard_all(reason, at)
 
     def switch(self, strategy: Strategy, at: float) -> None:
-        """Go on under another strategy: it meets the workers as if they had all just joined."""
+        """Continue under another strategy, which sees all workers as if they had just joined."""
         present = self.workers.present()
         for record in self.workers.computing():
             self._out.cancel(record.worker, record.ticket)
@@ -201,12 +199,12 @@ class Coordinator:
         return self.ledger is not None and self.ledger.finished
 
     def observe(self, at: float, what: str, data: dict[str, Any], worker: int | None = None) -> None:
-        """Record something beside the decisions."""
+        """Write an observation to the journal."""
         if self.sink is not None:
             self.sink.write(Observation(at, what, data, worker))
 
     def observe_end(self, at: float, cause: str) -> None:
-        """The last line of a journal."""
+        """Write the last line of the journal."""
         data = {"cause": cause, "versions": self.version, "samples_used": self.used, "samples_lost": self.lost}
         self.observe(at, "end", data)
 
@@ -226,7 +224,7 @@ class Coordinator:
                 if self.sink is not None:
                     self.sink.write(Decision(event, actions))
                 for action in actions:
-                    # Nearly all actions are of these two kinds, and a call spelled out costs half of one looked up.
+                    # Nearly all actions are of the first two kinds; a direct call costs half of one through a table.
                     if isinstance(action, Grant):
                         self._grant(action)
                     elif isinstance(action, Apply):
@@ -247,7 +245,7 @@ class Coordinator:
             self.busy = False
 
     def _call_back_idle(self) -> None:
-        """While there is work, idle workers return one at a time, in worker order."""
+        """Let one idle worker rejoin if there is work; the lowest number first."""
         if self.ledger is None or self.ledger.finished or not self.ledger.has_unallotted or self.at_limit:
             return
         record = self.records[min(self.workers.idle)]
@@ -341,7 +339,7 @@ class Coordinator:
             self.updates.discard(push)
 
     def _discard_all(self, reason: str, at: float) -> None:
-        """What no decision of the strategy speaks of is on record as an observation."""
+        """Discard all held pushes, each recorded as an observation since no decision names it."""
         for push, held in sorted(self.held.items()):
             self.observe(at, "discarded", {"push": push, "samples": held.samples, "reason": reason}, held.worker)
             self._discard(push)
@@ -356,7 +354,7 @@ class Coordinator:
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _extend(self, push: int, piece: PushRef) -> int:
-        """Add a piece to a held push; its total of samples."""
+        """Add a piece to a held push and return its total of samples."""
         held = self.held[push]
         held.extending = False
         if piece.norm is not None and self.updates is not None:
@@ -367,7 +365,7 @@ class Coordinator:
         return held.samples
 
     def _take_back(self, record: WorkerRecord, cause: str, at: float) -> None:
-        """Undelivered work returns to the ledger."""
+        """Return undelivered work to the ledger."""
         if not record.ticket:
             return
         seconds, samples = at - record.granted_at, sum(a.samples for a in record.allotments)
@@ -403,12 +401,12 @@ class Coordinator:
         return remaining
 
     def _refuse(self, record: WorkerRecord, push: PushRef, norm: float, at: float) -> None:
-        """It is not finite: the push stands for its grant, and brings nothing."""
+        """Empty a push that is not finite: it still answers its grant, but brings nothing."""
         self._forget(push)
         self._settle(0, lost=push.samples)
         reason = f"gradient norm {norm} at step {record.through}"
         self.observe(at, "refused", {"reason": reason, "samples": push.samples, "push": None}, record.worker)
-        self.at = at  # a warning about it is of this moment
+        self.at = at  # the time of the warning
         self.watch.refused(record.worker, record.through, norm, self.version - record.read_version)
         push.samples, push.allotments, push.norm, push.loss = 0, (), None, None
 

@@ -1,8 +1,8 @@
 """A scenario's durations: how long each computation and each transfer takes, drawn by the same keys in every engine.
 
-In virtual time they pass on the kernel's clock. On real processes a worker sleeps what its computation lacks; the
-model's way down is slept before it computes, and the push's way up is waited for by the server before the push counts
-as arrived. What messages really take is then part of the modelled times, not added to them.
+In virtual time they pass on the kernel's clock. On real processes a worker sleeps for the model's way down before it
+computes and for the rest of its computation's time after it; the server waits for the push's way up to pass before the
+push counts as arrived. The time that messages really take is part of the modelled times, not added to them.
 """
 
 import msgspec
@@ -11,17 +11,17 @@ from paceline.core.scenario.costs import Times
 from paceline.core.scenario.file import Scenario
 from paceline.core.scenario.network import Direction, MessageFaults, Ways
 
-OVERRUN_SHARE = 0.05  # of the computations; above that the emulated times are not those of the scenario
+OVERRUN_SHARE = 0.05  # of the computations; above it the scenario's times were not kept
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
-    """When a grant's model is there and how long its computation takes, by the scenario."""
+    """When a grant's model arrives and how long its computation takes, by the scenario."""
 
     attempt: int
     granted_at: float
     begin: float
     compute_s: float
-    after_others: bool = False  # of whatever happens at its end, the worker's part comes last
+    after_others: bool = False  # of all events at its end, the worker's comes last
 
     @property
     def end(self) -> float:
@@ -29,12 +29,12 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def delay_s(self) -> float:
-        """Seconds that the model is under way."""
+        """Seconds that the model takes to arrive."""
         return self.begin - self.granted_at
 
 
 class Emulation:
-    """The scenario's durations, asked for in the order in which things set out."""
+    """The scenario's durations, drawn in the order in which messages and computations start."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -45,34 +45,34 @@ class Emulation:
         self._attempts: dict[int, int] = {}
 
     def attempt(self, worker: int) -> int:
-        """The number of the worker's next computation, counted over all its processes."""
+        """Return the number of the worker's next computation, counted over all its processes."""
         count = self._attempts.get(worker, 0)
         self._attempts[worker] = count + 1
         return count
 
     def grant(self, worker: int, samples: int, bytes_down: int, at: float) -> Timing:
-        """The model travels down, then the worker computes."""
+        """Time a grant: the model travels down, then the worker computes."""
         attempt = self.attempt(worker)
         begin = self.ways.down.arrival(worker, attempt, bytes_down, at)
         return Timing(attempt, at, begin, self.times.compute_s(worker, attempt, samples, begin))
 
     def compute(self, worker: int, samples: int, at: float, *, after_others: bool = False) -> Timing:
-        """The worker computes at once, on what it has."""
+        """Time a computation that starts at once, on what the worker has."""
         attempt = self.attempt(worker)
         return Timing(attempt, at, at, self.times.compute_s(worker, attempt, samples, at), after_others)
 
     def arrivals(self, worker: int, attempt: int, bytes_up: int, sent_at: float) -> list[float]:
-        """When a push that set out then arrives: once, unless a message fault strikes it."""
+        """Return when a push sent at that second arrives: once, unless a message fault hits it."""
         at = self.ways.up.arrival(worker, attempt, bytes_up, sent_at)
         return self.ways.faults.deliveries(worker, attempt, sent_at, at)
 
     def computed(self, overrun_s: float) -> None:
-        """Count a computation, and whether it took longer than the scenario has it."""
+        """Count a computation, and whether it took longer than the scenario says."""
         self.computations += 1
         self.overruns += overrun_s > 0
 
     def resume(self, attempts: dict[int, int]) -> None:
-        """Go on with these counts."""
+        """Continue with these counts."""
         self._attempts = dict(attempts)
 
     @property
@@ -81,7 +81,7 @@ class Emulation:
         return dict(self._attempts)
 
     def complaint(self) -> str | None:
-        """What to say if the machine was too slow for the scenario."""
+        """Return a warning if the machine was too slow for the scenario."""
         if self.overruns <= OVERRUN_SHARE * self.computations:
             return None
         return (

@@ -1,7 +1,8 @@
 """When the model is evaluated, and when its target is met.
 
 A target is met by the mean of three evaluations in a row, at the middle one's time, so that one lucky draw does not end
-a run. Evaluations come at even distances of the run's own measure, whatever number of versions a strategy makes of it.
+a run. Evaluations are evenly spaced in the unit of `--evaluate-every`; epochs, the default, mean the same under every
+strategy, however many versions it makes.
 """
 
 import math
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 IN_A_ROW = 3
-ROUNDS_OF_AN_EPOCH = 10  # where there is no data: `0.1e`, the default, is then a round
+ROUNDS_OF_AN_EPOCH = 10  # where there is no data, so that the default of `0.1e` is one round
 
 Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Evaluations.measured`
 
@@ -37,12 +38,12 @@ class TargetWatch:
         return {"reached_at": self.reached_at, "recent": [list(pair) for pair in self._recent]}
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self.reached_at = data["reached_at"]
         self._recent.extend((at, float(value)) for at, value in data["recent"])
 
     def record(self, at: float, metrics: Mapping[str, float]) -> bool:
-        """Take an evaluation in; True if it completes the target."""
+        """Add an evaluation; return True if it completes the target."""
         if self.target is None or self.reached_at is not None:
             return False
         if self.target.metric not in metrics:
@@ -59,7 +60,7 @@ class TargetWatch:
 
 
 class Schedule:
-    """Evaluations that are due by versions or epochs; those by seconds are the engine's to call."""
+    """Evaluations that are due by versions or epochs; the engine's clock calls those by seconds."""
 
     def __init__(self, every: Every | None) -> None:
         self.every = every
@@ -67,15 +68,15 @@ class Schedule:
 
     @property
     def by_versions(self) -> bool:
-        """Whether a version may make one due."""
+        """Whether a new version may make an evaluation due."""
         return self.every is not None and self.every.unit != "s"
 
     def catch_up(self, version: int, epochs: float) -> None:
-        """Go on from this point of a run: what fell due before it was done."""
+        """Continue from this point of a run: what was due before it has been done."""
         self.due(version, epochs)
 
     def due(self, version: int, epochs: float) -> bool:
-        """Whether an evaluation falls due at this version."""
+        """Return whether an evaluation is due at this version, and advance to the next."""
         if self.every is None or not self.by_versions:
             return False
         done = version if self.every.unit == "v" else epochs
@@ -86,7 +87,7 @@ class Schedule:
 
 
 class _Pending(msgspec.Struct, frozen=True):
-    """An evaluation whose numbers are still to come."""
+    """An evaluation whose result has not arrived."""
 
     number: int
     at: float
@@ -96,12 +97,12 @@ class _Pending(msgspec.Struct, frozen=True):
 
 
 class Evaluations:
-    """Has versions measured, between two events and one at a time, by whoever can: inline, or a process of its own."""
+    """Measures versions between two events, one at a time: inline, or in a process of its own."""
 
     def __init__(self, run: "ServerRun", *, awaited: bool) -> None:
         config = run.plan.config
         self._run = run
-        self.awaited = awaited  # the first phase does not begin before the evaluator's process is ready
+        self.awaited = awaited  # the first phase waits for the evaluator's process
         self.metrics: dict[str, float] = {}
         self.watch = TargetWatch(config.target)
         self._schedule = Schedule(config.evaluate_every)
@@ -130,7 +131,7 @@ class Evaluations:
         self._measure_by(measured)
 
     def by_process(self) -> None:
-        """The evaluator's process is ready to measure."""
+        """Measure in the evaluator's process, which is ready."""
         self.awaited = False
         self._measure_by(self._ask_process)
 
@@ -138,13 +139,13 @@ class Evaluations:
         self._measure = measure
         listeners = self._run.on_version
         if self._schedule.by_versions and self.on_version not in listeners:
-            listeners.insert(0, self.on_version)  # what is saved of a version knows how it was measured
+            listeners.insert(0, self.on_version)  # before checkpoints, which save the version's metrics
 
     def _ask_process(self, number: int) -> None:
         run = self._run
 
         def ask() -> None:
-            if self._measure is None:  # the process went while the models came together; that was said when it went
+            if self._measure is None:  # the process ended while models were gathered, with a warning then
                 self.give_up()
             else:
                 run.engine.send(EVALUATOR, run.exchange.evaluation(number))
@@ -152,24 +153,24 @@ class Evaluations:
         run.exchange.refresh(ask)
 
     def process_gone(self, code: int, how: str, at: float) -> None:
-        """The evaluator's process is no more."""
+        """Handle the exit of the evaluator's process."""
         run = self._run
         if code != 0 and (run.active or self.measuring):
             text = f"the evaluator's process {how}: the model is not evaluated any more"
             if self.watch.target is not None and run.active:
-                raise PeerError(f"{text}, and the target {self.watch.target} cannot be seen")
+                raise PeerError(f"{text}, and the target {self.watch.target} can no longer be checked")
             run.remark(text, at)
         self.give_up()
 
     def give_up(self) -> None:
-        """Nobody measures versions any more, or ever did."""
+        """Stop measuring versions, and stop waiting for a process that would."""
         self._measure = self._pending = None
         self.awaited = False
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def phase_begins(self, size: int, at: float) -> None:
-        """There is data of this size from here on."""
+        """Take note of the phase's data; measure the first version if none was."""
         self._size = size
         if self.watch.target is not None and self._measure is None:
             raise OptionError(f"the target {self.watch.target} needs prepare(..., evaluate=...) in the script")
@@ -177,13 +178,13 @@ class Evaluations:
             self.evaluate(at)
 
     def phase_ends(self) -> None:
-        """All of the phase's data is settled, or the scripts had enough."""
+        """Add the phase's epochs to those of earlier phases."""
         self._epochs_before = self.epochs
         self._size = 0
 
     @property
     def epochs(self) -> float:
-        """Passes over the data so far, each phase's over its own."""
+        """Passes over the data so far; each phase counts passes over its own."""
         c = self._run.coordinator
         if self._run.exchange.counts_rounds:
             return c.totals.rounds_done / ROUNDS_OF_AN_EPOCH
@@ -192,12 +193,12 @@ class Evaluations:
     # -- measuring ---------------------------------------------------------------------------------------------------
 
     def on_version(self, version: int, at: float) -> None:
-        """A version was made."""
+        """Measure the new version if that is due."""
         if self._schedule.due(version, self.epochs):
             self.evaluate(at)
 
     def evaluate(self, at: float) -> None:
-        """Have the current version measured."""
+        """Measure the current version, or once the evaluation under way is done."""
         run = self._run
         if self._measure is None or self._measured == run.coordinator.version or not run.active:
             return
@@ -216,10 +217,10 @@ class Evaluations:
             self.measured(self._count, metrics, at)
 
     def measured(self, number: int, metrics: dict[str, float], at: float) -> None:
-        """The numbers of an evaluation; they are those of the time when its snapshot was taken."""
+        """Record an evaluation's metrics, at the time when its snapshot was taken."""
         taken = self._pending
         if taken is None or taken.number != number:
-            return  # an evaluation that a restored run knows nothing of
+            return  # asked for before the run was restored
         self._pending = None
         self.metrics = metrics
         data = {
@@ -235,11 +236,11 @@ class Evaluations:
 
     @property
     def measuring(self) -> bool:
-        """Whether an evaluation's numbers are still to come."""
+        """Whether an evaluation's result has not arrived."""
         return self._pending is not None
 
     def measure_last(self, at: float) -> bool:
-        """Have the final version measured, unless that was done or nothing can do it; whether all is measured."""
+        """Measure the final version if that is possible and not done; return whether no result is outstanding."""
         c = self._run.coordinator
         lacking = self._run.exchange.measurable and self._measured != c.version
         if lacking and self._measure is not None and self._pending is None:
@@ -249,7 +250,7 @@ class Evaluations:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a resumed run must know of the evaluations before it."""
+        """Return what a resumed run must know of the evaluations before it."""
         measured = self._measured if self._pending is None else self._measured_before
         return {
             "evaluated": measured, "evaluations": self._count, "metrics": self.metrics,
@@ -257,7 +258,7 @@ class Evaluations:
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on after those."""
+        """Continue after those evaluations."""
         self._measured, self._count = data["evaluated"], data["evaluations"]
         self.metrics = {name: float(value) for name, value in data["metrics"].items()}
         self._epochs_before = data["epochs_before"]
@@ -266,4 +267,4 @@ class Evaluations:
 
 
 def _nothing() -> None:
-    """Inline, what is refreshed is there at once."""
+    """Do nothing: inline, `refresh` completes before it returns."""

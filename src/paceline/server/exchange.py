@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a run leaves: a trained model, or tables, and each node's own model where nodes have some."""
+    """What a run produces: a trained model or tables, and each node's own model in a run without a server."""
 
     model: dict[str, Any] | None = None
     tables: dict[str, Any] | None = None
@@ -29,7 +29,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """A run that an engine has carried to its end."""
+    """A finished run, as an engine returns it."""
 
     report: Report
     cause: Cause
@@ -37,73 +37,73 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class RunExchange:
-    """One way of sharing; subclasses override what they do otherwise than nothing."""
+    """One way of sharing. By default every method does nothing; subclasses override those they need."""
 
-    messages: ClassVar[Any] = ()  # the kinds of messages that are its own, as `isinstance` takes them
-    counts_rounds: ClassVar[bool] = False  # there is no data whose passes could be counted
+    messages: ClassVar[Any] = ()  # its own message types, as `isinstance` takes them
+    counts_rounds: ClassVar[bool] = False  # True: there is no data set whose passes could be counted
 
     def __init__(self, run: "ServerRun") -> None:
         self.run = run
 
     @property
     def in_use(self) -> bool:
-        """Whether workers share something by it already; then no other exchange can take its place."""
+        """Whether workers already share something by it; then no other exchange can take its place."""
         return False
 
     @classmethod
     def restores(cls, contents: Contents) -> bool:
-        """Whether a checkpoint's weights are of this exchange."""
+        """Return whether a checkpoint's weights belong to this exchange."""
         del contents
         return False
 
     def make_way(self) -> None:
-        """Another exchange takes its place; one that must not be left refuses."""
+        """Let another exchange take its place; raise if that is not possible."""
 
     # -- what workers say --------------------------------------------------------------------------------------------
 
     def on_hello(self, worker: int, hello: Hello, at: float) -> None:
-        """A worker, or the evaluator, has prepared a model."""
+        """Handle the model that a worker, or the evaluator, has prepared."""
 
     def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
-        """One of its own messages; without a record it comes from the evaluator."""
+        """Handle one of its own messages; without a record it comes from the evaluator."""
 
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
-        """A worker has computed what it was granted."""
+        """Handle a push."""
 
     def on_more(self, record: WorkerRecord, message: More, at: float) -> None:
-        """A worker wants further samples on its grant."""
+        """Handle a request for further samples on a grant."""
 
     def on_script_end(self, record: WorkerRecord, then: Callable[[], None]) -> None:
-        """The worker's script came to its end: go on once all that it sent has been taken in."""
+        """Call `then` once everything that the ended script sent has been handled."""
         del record
         then()
 
     def is_parting(self, worker: int) -> bool:
-        """Whether something of an ended script is still under way."""
+        """Return whether messages of the worker's ended script are still on their way."""
         del worker
         return False
 
     # -- phases and workers ------------------------------------------------------------------------------------------
 
     def begin_phase(self, members: Sequence[int], at: float) -> None:
-        """A phase begins with these workers."""
+        """Begin a phase with these workers."""
 
     def can_end_phase(self, at: float) -> bool:
-        """Whether a phase whose work is done can be closed; what is lacking for that is asked for here."""
+        """Return whether a phase whose work is done can be closed; ask for what is still missing."""
         del at
         return True
 
     def phase_over(self, at: float) -> None:
-        """Everybody leaves the loop."""
+        """End the phase: all workers leave the loop."""
 
     def look_at_waiting(self, at: float) -> None:
-        """Somebody came, waits or left: others may have waited for that alone."""
+        """Serve workers that were waiting for another one to come, wait or leave."""
 
     def left(self, worker: int, cause: LeaveCause, at: float) -> None:
-        """The worker takes no more part."""
+        """Handle a worker that takes no more part."""
 
     def ask_to_leave(self, record: WorkerRecord, then: Callable[[], None]) -> None:
-        """A scenario sends the worker away: let it hand on what others must not lose, then go on."""
+        """Let a worker that the scenario removes hand over what others need, then call `then`."""
         del record
         then()
 
@@ -111,7 +111,7 @@ class RunExchange:
         """Send what is due after a decision."""
 
     def final(self, worker: int) -> Parameters | None:
-        """The model a worker leaves a phase with."""
+        """Return the model that a worker leaves a phase with."""
         del worker
         return None
 
@@ -123,28 +123,28 @@ class RunExchange:
         return False
 
     def refresh(self, then: Callable[[], None]) -> None:
-        """See to it that what is to be measured or saved is in one place, then go on."""
+        """Bring the weights to be measured or saved into one place, then call `then`."""
         then()
 
     def evaluation(self, number: int) -> Any:
-        """What the evaluator's process is sent to measure."""
+        """Return the message that asks the evaluator's process to measure."""
         raise AssertionError(f"evaluation {number}: there is nothing to measure")
 
     def contents(self) -> Contents | None:
-        """What a checkpoint holds; None if there is nothing yet."""
+        """Return what a checkpoint holds; None if there is nothing yet."""
         return None
 
     def extra(self) -> dict[str, Any]:
-        """What a checkpoint's head says of this exchange beside that."""
+        """Return what else a checkpoint's head records of this exchange."""
         return {}
 
     def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
-        """Go on from a checkpoint; `states` are those of its workers."""
+        """Continue from a checkpoint; `states` are those of its workers."""
 
     def came_to_nothing(self) -> str | None:
-        """What to say of a run that made no version."""
+        """Return a warning for a run that trained nothing, or lost many samples."""
         return None
 
     def result(self) -> Result:
-        """What the run leaves."""
+        """Return what the run produced."""
         return Result()

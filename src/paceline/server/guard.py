@@ -2,7 +2,7 @@
 
 It watches losses and the norms of applied gradients. A value that is not finite is reported at once; a loss above four
 times its best for fifty rounds in a row is reported then, with the worker, staleness and mass involved. The loss is
-averaged over some ten rounds: the luckiest of many small batches is no yardstick (of 18 small-batch runs that reached
+averaged over some ten rounds: the luckiest of many small batches is no measure (of 18 small-batch runs that reached
 their target, 5 were called diverging by single losses, none by the average). A loss that is small beside the first one
 is never called diverging.
 """
@@ -20,12 +20,12 @@ NO_LOSS = "the script reports no loss: the guard watches gradients alone (add `s
 WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
 PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
 AVERAGED_ROUNDS = 10.0  # several batches, and few beside the patience
-SETTLED = 0.5  # of its full weight; a younger average is no better a yardstick than a single loss
+SETTLED = 0.5  # of its full weight; a younger average is no better a measure than a single loss
 HARMLESS = 0.01  # of the first loss
 
 
 class Listener(Protocol):
-    """Who is told of divergence."""
+    """Receives the findings of `Watch`."""
 
     def on_divergence(self, text: str) -> None: ...
 
@@ -33,11 +33,11 @@ class Listener(Protocol):
 
 
 class Guard:
-    """Says in words what is going wrong; whoever asks decides what follows from it."""
+    """Says in words what is going wrong; the caller decides what to do about it."""
 
     def __init__(self) -> None:
         self.best = math.inf
-        self.first = 0.0  # over the first round, on a model that has hardly moved
+        self.first = 0.0  # mean over the first round, when the model has hardly moved
         self._opening = 0.0
         self._mean, self._known = 0.0, 0.0
         self._bad_rounds = 0.0
@@ -45,15 +45,15 @@ class Guard:
         self._silent = True
 
     def snapshot(self) -> dict[str, float | bool]:
-        """All that it has seen, as plain data."""
+        """Return all that it has seen, as plain data."""
         return dict(vars(self))
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot; a number that JSON has no notation for comes as a string."""
+        """Continue from a snapshot; numbers that JSON cannot write, such as infinity, come as strings."""
         vars(self).update({name: type(value)(data[name]) for name, value in vars(self).items()})
 
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> str | None:
-        """A push was not finite; the first one is worth a warning, the rest are counted in the journal."""
+        """Return a warning for the first push that is not finite; the journal counts the rest."""
         if self._seen_refusal:
             return None
         self._seen_refusal = True
@@ -64,7 +64,7 @@ class Guard:
         )
 
     def applied(self, loss: float | None, norm: float | None, mass: float, worker: int, staleness: int) -> str | None:
-        """One version was applied; `worker` and `staleness` are those of its stalest push."""
+        """Check an applied version, return a warning or None; `worker` and `staleness` are of its stalest push."""
         if loss is None:
             return (
                 None if norm is None or math.isfinite(norm) else self._not_finite("norm", norm, mass, worker, staleness)
@@ -81,7 +81,7 @@ class Guard:
         mean = self._averaged(loss, mass)
         if self._known >= SETTLED:
             self.best = min(self.best, mean)
-        # A loss may be negative or zero at its best: then only the excess over it in absolute terms says anything.
+        # A multiple of a best loss that is zero or negative means nothing; the absolute excess does.
         limit = WORSE_THAN_BEST * self.best if self.best > 0 else self.best + WORSE_THAN_BEST
         if mean <= limit or abs(mean) <= HARMLESS * abs(self.first):
             self._bad_rounds = 0.0
@@ -97,7 +97,7 @@ class Guard:
         )
 
     def _averaged(self, loss: float, mass: float) -> float:
-        """The mean over the last rounds, each loss weighted by its mass and the young mean by what it has seen."""
+        """Return the mean of recent losses, weighted by mass and corrected for the mean's start at zero."""
         share = 1 - math.exp(-mass / AVERAGED_ROUNDS)
         self._mean += share * (loss - self._mean)
         self._known += share * (1 - self._known)
@@ -111,7 +111,7 @@ class Guard:
 
 
 class Watch:
-    """The loss of the version applied last, and what the guard says of it; whoever is told decides what follows."""
+    """The loss of the version applied last; passes the guard's warnings on to a listener, which decides."""
 
     def __init__(self, warn: Callable[[str], None], listener: Listener) -> None:
         self.loss: float | None = None
@@ -122,22 +122,22 @@ class Watch:
         self._seen_loss = False
 
     def expect_no_losses(self) -> None:
-        """Not every iteration has a loss, and nobody need say so."""
+        """Do not warn of missing losses: not every iteration has one."""
         self._told_of_losses = True
 
     def snapshot(self) -> dict[str, Any]:
-        """What it has seen, as plain data."""
+        """Return what it has seen, as plain data."""
         told, seen = self._told_of_losses, self._seen_loss
         return {"loss": self.loss, "told_of_losses": told, "seen_loss": seen, "guard": self._guard.snapshot()}
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self.loss = None if data["loss"] is None else float(data["loss"])
         self._told_of_losses, self._seen_loss = data["told_of_losses"], data["seen_loss"]
         self._guard.restore(data["guard"])
 
     def applied(self, held: list[PushRef], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
-        """These pushes were applied to `version`: note their mean loss and ask the guard."""
+        """Note the mean loss of the pushes applied to `version`, and ask the guard."""
         stalest = held[0]
         if len(held) == 1:
             self.loss = stalest.loss if stalest.samples else None
@@ -151,7 +151,7 @@ class Watch:
         self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
 
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
-        """A push was not finite and went no further."""
+        """Report a push that is not finite and was refused."""
         self._take_note(self._guard.refused(worker, step, norm, staleness))
         self._listener.on_nonfinite()
 

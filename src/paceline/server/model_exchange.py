@@ -1,4 +1,4 @@
-"""A model that all workers know: everybody starts from worker 0's, and the store holds what is measured and saved."""
+"""A model that all workers share: they start from worker 0's, and the store holds what is measured and saved."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from paceline.transport.messages import Evaluate, Hello, Welcome
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
-LOST_SHARE = 0.01  # of the samples; what a script filters out on purpose is below or well known
+LOST_SHARE = 0.01  # of the samples; a script that skips more on purpose knows it
 
 
 class ModelExchange(RunExchange):
@@ -26,8 +26,8 @@ class ModelExchange(RunExchange):
     def __init__(self, run: "ServerRun") -> None:
         super().__init__(run)
         self.store_or_none: Store | None = None
-        self._spec_saved: ModelSpec | None = None  # of the checkpoint that the run goes on from
-        self._states: dict[int, bytes] = {}  # of workers, from there
+        self._spec_saved: ModelSpec | None = None  # of the checkpoint that the run continues from
+        self._states: dict[int, bytes] = {}  # of workers, from that checkpoint
         self._evaluator: Hello | None = None  # received from the evaluator's process, and not yet answered
 
     @property
@@ -50,7 +50,7 @@ class ModelExchange(RunExchange):
         self.look_at_waiting(at)
 
     def look_at_waiting(self, at: float) -> None:
-        """Answer those who have prepared a model; at first that waits until all have, since worker 0's is taken."""
+        """Answer workers that have prepared a model; the first time wait for all, since worker 0's is taken."""
         workers = self.run.workers
         waiting = [record for record in workers.running() if record.script.hello is not None]
         if self.store_or_none is None and (
@@ -69,7 +69,7 @@ class ModelExchange(RunExchange):
 
     def _welcome(self, record: WorkerRecord, at: float) -> None:
         hello, record.script.hello = record.script.hello, None
-        if hello is None:  # answered while another one was
+        if hello is None:  # answered while another worker was
             return
         if self._spec_saved is not None:
             self._require_saved(self._spec_saved, hello.spec)
@@ -85,19 +85,19 @@ class ModelExchange(RunExchange):
         self.run.engine.send(record.worker, Welcome(self.first_model(record, hello), state))
 
     def _require_saved(self, saved: ModelSpec, given: ModelSpec) -> None:
-        """The model to go on with must be the one that was saved."""
+        """Refuse a model that is not the one in the checkpoint."""
         difference = saved.difference(given, "the checkpoint", "the script")
         if difference is not None and self.run.resumption is not None:
             raise CheckpointError(f"{self.run.resumption.found.path} is of another model: {difference}")
 
     def adopt(self, store: Store, at: float) -> None:
-        """This is the model that the run trains."""
+        """Train the model in this store."""
         self.store_or_none = store
         if store.optimizer.notice is not None:
             self.run.coordinator.observe(at, "warning", {"text": store.optimizer.notice})
 
     def first_model(self, record: WorkerRecord, hello: Hello) -> Parameters:
-        """What a worker starts from."""
+        """Return the model that a worker starts from."""
         return self.run.engine.publish(record.worker, self.store, waits=False, reads=hello.reads)
 
     def final(self, worker: int) -> Parameters | None:

@@ -13,17 +13,17 @@ Answer = Literal["wait", "join", "over"]
 
 
 class Phases:
-    """Which phase runs; who takes part in it is in the table of workers."""
+    """Which phase is running; `Workers` knows who takes part in it."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self.number = -1  # of the phase begun last
-        self.begun = 0  # by this run, the one it was restored from counted in
+        self.begun = 0  # by this run and those it was resumed from
         self.running = False
         self.current: Ready | None = None
 
     def ready(self, worker: int, message: Ready) -> Answer:
-        """A worker called `batches`: what becomes of it."""
+        """Handle a worker's call of `batches`: it waits, joins the running phase, or is told that its phase is over."""
         if message.phase < self.number or (message.phase == self.number and not self.running):
             return "over"
         if message.phase == self.number:
@@ -35,12 +35,12 @@ class Phases:
 
     @property
     def can_begin(self) -> bool:
-        """Every worker whose script runs has called `batches`."""
+        """Whether every worker whose script is running has called `batches`."""
         waiting = self._workers.waiting
         return not self.running and bool(waiting) and self._workers.alive <= waiting.keys()
 
     def begin(self, seed: int, workers: int) -> tuple[Ready, Ledger]:
-        """Start the phase that everybody waits for."""
+        """Start the phase that all workers wait for."""
         waiting = self._workers.waiting
         self.current = current = waiting[min(waiting)]
         for worker, message in waiting.items():
@@ -55,7 +55,7 @@ class Phases:
         )  # fmt: skip
 
     def end(self) -> list[int]:
-        """The phase is over; who was inside its loop."""
+        """End the phase; return the workers inside its loop."""
         inside, self._workers.in_phase = sorted(self._workers.in_phase), set()
         self.running = False
         return inside
@@ -67,12 +67,12 @@ class Phases:
             mine, theirs = getattr(self.current, name), getattr(message, name)
             if mine != theirs:
                 raise OptionError(
-                    f"batches() of worker {worker} has {name} {theirs}, that of the others {mine}: they must be alike"
+                    f"batches() of worker {worker} has {name} {theirs}, the others have {mine}: give all the same"
                 )
 
 
 def as_data(ready: Ready, rounds: int) -> dict[str, object]:
-    """A phase for the journal."""
+    """Return a phase as the journal records it."""
     data: dict[str, object] = msgspec.structs.asdict(ready)
     data.pop("least")
     return {**data, "rounds": rounds}

@@ -1,4 +1,4 @@
-"""What `launch` makes of its arguments before a run begins, and the words in which a run's end is told."""
+"""The plan that `launch` makes of its arguments, and how the end of a run or process is described."""
 
 import signal
 from pathlib import Path
@@ -23,7 +23,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     header: Header  # the journal's first line
     folder: Path | None  # the run's own
     journal: Path | None
-    restore: Path | None = None  # the checkpoint to go on from
+    restore: Path | None = None  # the checkpoint to continue from
 
     @property
     def workers(self) -> int:
@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"exited with {code}"
     try:
@@ -42,7 +42,7 @@ def how_it_ended(code: int) -> str:
 
 
 def as_error(message: Failed) -> Exception:
-    """What a worker said of its script, as what ends the run."""
+    """Return the error that ends the run, for a script that failed on a worker."""
     kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
     error = kinds[message.blame](message.text)
     error.add_note(message.traceback)

@@ -1,4 +1,4 @@
-"""How far a run has come, told a few times a second to whoever shows it."""
+"""How far a run has come, reported at most ten times a second."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
-PAUSE_S = 0.1  # between two reports, on the wall's clock
+PAUSE_S = 0.1  # between two reports, in wall-clock time
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class ProgressReports:
-    """Reports of one run."""
+    """Progress reports of one run."""
 
     def __init__(self, run: "ServerRun", show: Callable[[Progress], None]) -> None:
         self._run = run
@@ -32,7 +32,7 @@ class ProgressReports:
         self._shown = time.monotonic()
 
     def on_version(self, version: int, at: float) -> None:
-        """A version was made."""
+        """Report progress, unless the last report is too recent."""
         if time.monotonic() - self._shown <= PAUSE_S:
             return
         self._shown = time.monotonic()

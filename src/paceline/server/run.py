@@ -1,8 +1,8 @@
-"""One run from its first process to its last line, whatever engine carries it: the only implementation.
+"""One run from its first process to the last line of its journal, the same for every engine.
 
-The engine delivers messages, exits and the time; the coordinator decides; the exchange in use moves what workers share.
-Here is what is left: who comes and goes, when phases begin and end, and how the run ends. A run trains, then has its
-models gathered, then lets scripts come to their end while the final version is measured, and then it is finished.
+The engine delivers messages, exits and the time; the coordinator carries out the strategy's decisions; the exchange in
+use moves what workers share. The rest is here: workers that come and go, the start and end of phases, and the end of
+the run. A run trains, gathers its models, lets scripts end while the final version is measured, and is finished.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
-RESPAWNS = 3  # processes of one worker in a row that die without a push; a fourth would hardly do better
-GATHERING_S = 5.0  # for models to come together after an interrupt
+RESPAWNS = 3  # consecutive processes of a worker that die without a push; a fourth would hardly do better
+GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
 
 
 class ScriptWords:
-    """What scripts have asked for and what was said about them, each once."""
+    """The options that scripts have asked for, and the remarks already made, so that each is made once."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = set(options)
@@ -56,7 +56,7 @@ class ScriptWords:
         self.remarks: set[str] = set()
 
     def check(self) -> None:
-        """A `--set` name that no worker has asked for by the end of the first round is a slip of the pen."""
+        """Refuse a `--set` name that no script has asked for: it is a typo."""
         self.checked = True
         unknown = sorted(self._options - self.asked)
         if unknown:
@@ -65,7 +65,7 @@ class ScriptWords:
 
 
 class ServerRun:
-    """One run."""
+    """One run on the server: its workers, phases and stages."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class ServerRun:
         progress: Callable[[Progress], None] | None = None,
         flush: Callable[[], None] = lambda: None,
     ) -> None:
-        """The first exchange is in use until a message belongs to another; `flush` brings the journal to disk."""
+        """Use the first exchange until a message of another one arrives. `flush` writes the journal to disk."""
         config = plan.config
         self.engine = engine
         self.plan = plan
         self.sink = sink
         self.workers = Workers()
-        self.workers.alive |= set(range(plan.workers))  # nobody begins before all of these are there
+        self.workers.alive |= set(range(plan.workers))  # the first phase waits for all of them
         self.phases = Phases(self.workers)
         self.emulation = Emulation(plan.scenario) if plan.scenario is not None else None
         self.on_version: list[OnVersion] = [self._check_after_first_round] if config.options else []
@@ -102,8 +102,8 @@ class ServerRun:
         self.stage: Stage = "training"
         self._others = exchanges[1:]
         self._phase_stopped: str | None = None
-        self._diverged = False  # and is to go on under bsp
-        self.stood_at: float | None = 0.0  # the run's time while no phase runs; None while one does
+        self._diverged = False  # and --on-divergence asks to continue under bsp
+        self.stood_at: float | None = 0.0  # the run's time while no phase is running, else None
         if progress is not None:
             self.on_version.append(ProgressReports(self, progress).on_version)
         if self.checkpoints.by_versions:
@@ -114,7 +114,7 @@ class ServerRun:
     def begin(
         self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None
     ) -> None:
-        """Write the header, and go on from a checkpoint if one is given, at that time of the clock."""
+        """Write the header; continue from a checkpoint if one is given, at time `at` or else the checkpoint's."""
         header = self.plan.header if resumption is None else resumption.header(self.plan.header)
         self.sink.write(header)
         self.resumption = resumption
@@ -122,7 +122,7 @@ class ServerRun:
             moment = resumption.run.at if at is None else at
             self.stood_at, resumption.seen_until = moment, seen_until
             if at is not None:
-                self.engine.start_clock(at)  # it went on while there was no server
+                self.engine.start_clock(at)  # time passed while there was no server
             resumption.carry_out(self, moment)
         self.checkpoints.count_from(self.coordinator.version)
 
@@ -135,7 +135,7 @@ class ServerRun:
         return self.stage == "finished"
 
     def moment(self, at: float | None = None) -> float:
-        """The run's time: after a phase, and after the run, it stands still until another begins."""
+        """Return the run's time, which stands still between phases and after the run."""
         if self.stood_at is not None:
             return self.stood_at
         return self.engine.now() if at is None else at
@@ -150,14 +150,14 @@ class ServerRun:
             self.engine.start(worker, incarnation)
 
     def on_start(self, worker: int, incarnation: int) -> None:
-        """A process is there for this worker."""
+        """Register a new process of this worker."""
         old = self.workers.records.get(worker)
-        if old is not None and not old.script.gone:  # its end may be announced later than its successor
+        if old is not None and not old.script.gone:  # its exit may be reported after its successor's start
             self.remove(old, "crash", self.moment())
         self.workers.admit(worker, incarnation, ScriptState())
 
     def on_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
-        """A process is no more; all that it had sent has been dealt with."""
+        """Handle the exit of a process, after all its messages."""
         at = self.moment(at)
         if worker == EVALUATOR:
             self.evaluations.process_gone(code, how_it_ended(code), at)
@@ -181,7 +181,7 @@ class ServerRun:
             self._respawn(record, at)
 
     def on_unknown_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
-        """Of a process that only a server before this one had to do with."""
+        """Handle the exit of a process that only the previous server knew."""
         if worker == EVALUATOR:
             self.evaluations.give_up()
             self.begin_phase_if_ready(at)
@@ -193,7 +193,7 @@ class ServerRun:
         self.exchange.look_at_waiting(at)
 
     def _respawn(self, record: WorkerRecord, at: float) -> None:
-        """Bring a worker back, unless its processes die one after the other without a push."""
+        """Start the worker again, unless its last `RESPAWNS` processes all died without a push."""
         vain = self.workers.died(record)
         if vain < RESPAWNS:
             self.start(record.worker)
@@ -204,7 +204,7 @@ class ServerRun:
             self.remark(text, at)
 
     def remove(self, record: WorkerRecord, cause: LeaveCause, at: float) -> None:
-        """The worker takes no more part."""
+        """Take the worker out of the run."""
         script, worker = record.script, record.worker
         script.gone, script.order, script.left = True, None, cause in ("leave", "done")
         self.workers.has_started(record)
@@ -220,10 +220,10 @@ class ServerRun:
     # -- what scripts say --------------------------------------------------------------------------------------------
 
     def on_message(self, worker: int, incarnation: int, message: m.ToServer, at: float) -> None:
-        """Deal with one message; the most frequent kinds come first."""
+        """Handle one message; the most frequent kinds come first."""
         record = None if worker == EVALUATOR else self.workers.get(worker, incarnation)
         if record is None and worker != EVALUATOR:
-            return  # of a process that is gone
+            return  # from a process that has ended
         if record is not None and isinstance(message, m.Push):
             self.exchange.on_push(record, message, at)
         elif record is not None and isinstance(message, m.More):
@@ -263,23 +263,23 @@ class ServerRun:
                 self._exchange_of(message).on_message(record, message, at)
 
     def _exchange_of(self, message: Any) -> RunExchange:
-        """Whose message it is; the first one of another exchange changes over to that."""
+        """Return the exchange that the message belongs to; the first message of another exchange switches to it."""
         if isinstance(message, self.exchange.messages):
             return self.exchange
         for kind in self._others:
             if isinstance(message, kind.messages):
                 if self.exchange.in_use and self.resumption is not None:
                     path = self.resumption.found.path
-                    raise CheckpointError(f"{path} is of a run that shares something else: resume the script it is of")
+                    raise CheckpointError(f"{path} is of a run that shares something else: resume that run's script")
                 if self.exchange.in_use:
                     raise InternalError(f"{type(message).__name__} belongs to another exchange than the one in use")
                 self.exchange.make_way()
                 self.exchange = kind(self)
                 return self.exchange
-        raise InternalError(f"a worker sent {message}, which has no meaning here")
+        raise InternalError(f"a worker sent {message}, which no exchange handles")
 
     def has_come(self, record: WorkerRecord | None) -> None:
-        """A worker's script has said what it is to work on."""
+        """Mark a worker's script as started: it has said what it works on."""
         if record is not None:
             self.workers.has_started(record)
             self.workers.alive.add(record.worker)
@@ -293,7 +293,7 @@ class ServerRun:
         self.exchange.on_script_end(record, lambda: self._depart(record))
 
     def _depart(self, record: WorkerRecord) -> None:
-        """The script is at its end, and all that it sent has been taken in."""
+        """Take out of the phase a worker whose script has ended, after all its messages."""
         at = self.engine.now()
         self.workers.script_gone(record.worker)
         self.exchange.look_at_waiting(at)
@@ -301,7 +301,7 @@ class ServerRun:
         self.begin_phase_if_ready(at)
 
     def remark(self, text: str, at: float) -> None:
-        """Something that the user should know, once."""
+        """Record a warning for the user, each text once."""
         if text not in self.words.remarks:
             self.words.remarks.add(text)
             self.coordinator.observe(at, "warning", {"text": text})
@@ -321,7 +321,7 @@ class ServerRun:
             self.begin_phase_if_ready(at)
 
     def begin_phase_if_ready(self, at: float) -> None:
-        """Start the phase once everybody waits for it."""
+        """Start the next phase once every worker waits for it."""
         if not self.phases.can_begin or not self.active or self.evaluations.awaited:
             return
         config, first, restored = self.plan.config, self.phases.current is None, self.resumption
@@ -350,7 +350,7 @@ class ServerRun:
             self._put_on_clock(at)
 
     def _put_on_clock(self, at: float) -> None:
-        """What is to happen every so many seconds."""
+        """Schedule evaluations and checkpoints that are due every so many seconds."""
         every, saves = self.plan.config.evaluate_every, self.checkpoints.every
         if every is not None and every.unit == "s":
             self._every(every.amount, at, lambda now: self.evaluations.evaluate(self.moment(now)))
@@ -367,19 +367,19 @@ class ServerRun:
         self.engine.call_at(first * seconds, tick, first, keeps_alive=False)
 
     def stop_phase(self, reason: str, at: float) -> None:
-        """The script wants no more of this phase."""
+        """End this phase for all workers, as a script asks."""
         self.coordinator.observe(self.moment(at), "warning", {"text": f"the script ended the phase: {reason}"})
         self._phase_stopped = reason
         self.engine.wake()
 
     def _end_phase(self, at: float) -> None:
-        """Let everybody out of the loop; what their scripts do next may be another phase."""
+        """Release all workers from the loop; their scripts may go on to another phase."""
         self.evaluations.phase_ends()
         self._phase_stopped = None
         self.stood_at = at
         self.coordinator.close(at)
         inside = self._close_phase(at)
-        self.checkpoints.on_phase_end()  # before anybody leaves: a restored server must not stand in a phase all left
+        self.checkpoints.on_phase_end()  # before any worker leaves: see `Checkpoints`
         for worker in inside:
             self._send_over(self.workers.records[worker])
         self.begin_phase_if_ready(at)
@@ -400,7 +400,7 @@ class ServerRun:
         self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save))
 
     def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
-        """The script wants no more of this phase; whatever the worker computed is not delivered."""
+        """Take out of the phase a worker whose script left the loop; what it was computing is not delivered."""
         at = self.moment(at)
         self.workers.in_phase.discard(record.worker)
         record.script.order = None
@@ -410,9 +410,9 @@ class ServerRun:
         self._notice_empty_phase(by_choice=True)
 
     def _notice_empty_phase(self, *, by_choice: bool = False) -> None:
-        """Every script has left the loop: the phase is over, whatever data remains.
+        """End the phase if every script has left the loop, whatever data remains.
 
-        `by_choice`: the last one wanted no more of it. Otherwise it was lost, and one that comes back goes on.
+        `by_choice`: the last worker left by itself. Otherwise it was lost, and a worker that comes back continues.
         """
         workers = self.workers
         empty = self.phases.running and not workers.in_phase and not workers.starting
@@ -433,7 +433,7 @@ class ServerRun:
 
     def _on_timer(self, timer: tuple[str, int]) -> None:
         if self.active:
-            at = self.engine.now()  # also between phases, or one that is set again and again would be due at once
+            at = self.engine.now()  # `moment` stands still between phases: a repeating timer would be due at once
             self.coordinator.fire(*timer, at)
             self.exchange.settle(at)
 
@@ -469,7 +469,7 @@ class ServerRun:
     # -- what the engine's loop calls --------------------------------------------------------------------------------
 
     def attend(self, at: float) -> None:
-        """Look after whatever the last messages made due."""
+        """Do what the last messages made due."""
         if self.stage == "training":
             self._attend_training(at)
             if not self.active:
@@ -496,18 +496,18 @@ class ServerRun:
         self._notice_the_end(at)
 
     def _notice_the_end(self, at: float) -> None:
-        """Nobody may be left whose script runs: the run is done then, or it has lost all its workers."""
+        """End the run if no script is running any more: it is done, or it has lost all its workers."""
         workers, phases = self.workers, self.phases
         if not self.active or workers.alive or workers.starting:
             return
         scripts = [record.script for record in workers.records.values()]
         unfinished = self.resumption is not None and self.resumption.unfinished_phase is not None
         over = phases.running and all(script.ended for script in scripts)
-        # Whoever is still to come would find nothing to do where scripts have come to their end between phases.
+        # Where scripts have ended between phases, a worker that joins later would find nothing to do.
         came_to_end = over or (not phases.running and not unfinished and any(script.ended for script in scripts))
         if not came_to_end and self._somebody_comes_back():
             return
-        # Scripts on tables know themselves when they have done enough.
+        # Scripts on tables decide themselves when they are done.
         no_data = self.exchange.counts_rounds or not (phases.running or unfinished)
         if over or (no_data and any(script.at_its_end for script in scripts)):
             self.end("done")
@@ -519,7 +519,7 @@ class ServerRun:
             raise self.all_left(at)
 
     def all_left(self, at: float) -> PacelineError:
-        """Nobody is left, and data remains."""
+        """Return the error of a run that has lost all workers while data remains."""
         if self.emulation is not None:
             return ScenarioError(
                 f"every worker has left at {self.coordinator.at:.6g} s and data remains: let one rejoin in the "
@@ -528,7 +528,7 @@ class ServerRun:
         return PeerError(f"every worker's process has died by {at:.6g} s: --respawn would bring them back")
 
     def on_quiet(self, at: float) -> None:
-        """Nothing can become due by itself: somebody must be at work."""
+        """Raise if the run is stuck: nothing is scheduled, and no present worker has a grant."""
         records = self.workers.records.values()
         present = [record.worker for record in records if record.present]
         stuck = self.phases.running and present and not any(record.ticket for record in records)
@@ -539,12 +539,12 @@ class ServerRun:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end(self, cause: Cause) -> None:
-        """Stop training; the rest follows as soon as the engine looks after the run."""
+        """Stop training; `attend` does the rest."""
         self.cause = cause
         self.engine.wake()
 
     def interrupt(self, at: float) -> None:
-        """Somebody wants the run to end: cleanly, with its report."""
+        """End the run cleanly, with its report, at the user's request."""
         if self.stage in ("training", "gathering"):
             self.engine.call_at(at + GATHERING_S, self._give_up_gathering)
         if self.stage != "finished":
@@ -561,10 +561,10 @@ class ServerRun:
             self.coordinator.stop(at, f"the run ended: {self.cause}")
         self.stage = "gathering"
         for record in self.workers.running():
-            self.engine.control(record.worker, "resume")  # a pause that outlasts the run must not hold its end up
+            self.engine.control(record.worker, "resume")  # a paused worker must not delay the end of the run
 
     def _release(self) -> None:
-        """The run is over: scripts run to their end without further work."""
+        """Tell workers that the run is over; their scripts run to their end without further work."""
         self.stage = "finishing"
         at = self.stood_at = self.moment()
         if self.checkpoints.due:
@@ -610,7 +610,7 @@ class ServerRun:
             self.coordinator.observe(at, "target", reached)
 
     def fail(self, error: BaseException) -> None:
-        """Something went wrong: say so in the journal, which may itself be what went wrong."""
+        """End the run and record the error in the journal, unless writing the journal is what failed."""
         at = self.moment()
         self.cause, self.stage = "error", "finished"
         with contextlib.suppress(JournalError):
@@ -621,31 +621,31 @@ class ServerRun:
             self.coordinator.observe_end(at, "error")
 
     def break_off(self) -> None:
-        """End here and now, without a word to anybody but the journal."""
+        """End at once; record it in the journal and tell nobody else."""
         at = self.moment()
         self.cause, self.stage = "interrupted", "finished"
         self.coordinator.stop(at, "the run was interrupted")
         self.coordinator.observe_end(at, "interrupted")
 
     def result(self) -> Result:
-        """What the run leaves."""
+        """Return the trained model or the tables."""
         return self.exchange.result()
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a resumed run must know beside the coordinator's state."""
+        """Return what a resumed run must know beside the coordinator's state."""
         return {**self.evaluations.snapshot(), "phases": self.phases.begun, "options_checked": self.words.checked}
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on after that."""
+        """Continue from a snapshot."""
         self.evaluations.restore(data)
         self.phases.begun, self.words.checked = data["phases"], data["options_checked"]
 
     def restore_exchange(
         self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]
     ) -> None:  # fmt: skip
-        """Go on with what a checkpoint holds of the weights, which says what exchange they are of."""
+        """Restore a checkpoint's weights, into the exchange that they belong to."""
         for kind in self._others:
             if kind.restores(contents):
                 self.exchange = kind(self)

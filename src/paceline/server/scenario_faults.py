@@ -1,7 +1,7 @@
-"""What a scenario does to the workers of a run: they are paused, killed, sent away, brought back and added.
+"""What a scenario does to the workers of a run: pauses, crashes, leaves, rejoins and joins.
 
-Slow-downs and cut links are in the emulated times already; a pause is too, and where a worker is a process it is
-stopped besides, so that nothing of it moves meanwhile.
+Slow-downs and cut links are part of the emulated times. So are pauses, but a worker's process is also stopped, so that
+nothing in it moves meanwhile.
 """
 
 from functools import partial
@@ -23,9 +23,9 @@ class ScenarioFaults:
         self._emulation = emulation
 
     def schedule(self, seen_until: float | None) -> None:
-        """Put those on the clock that lie ahead, and at once those that fell into a server's absence.
+        """Schedule the events ahead; those that fell into a server's absence are due at once.
 
-        Of what a restored run has seen only newcomers' speeds matter, and pauses that still last.
+        Of the events before `seen_until`, a restored run needs only newcomers' speeds and pauses that still last.
         """
         call_at = self._run.engine.call_at
         for event in self._emulation.scenario.events:
@@ -37,7 +37,7 @@ class ScenarioFaults:
                 call_at(event.until, self._resume, event)
 
     def brings_somebody_back(self, at: float) -> bool:
-        """Whether a worker joins or rejoins from that second on."""
+        """Return whether a worker joins or rejoins at that second or later."""
         return any(event.kind in ("rejoin", "join") and event.at >= at for event in self._emulation.scenario.events)
 
     def _strike(self, event: ScenarioEvent) -> None:
@@ -68,7 +68,7 @@ class ScenarioFaults:
             case "server_crash":
                 run.engine.crash_server()
             case _:
-                pass  # in the times already
+                pass  # part of the emulated times
 
     def _there(self, event: ScenarioEvent) -> list[WorkerRecord]:
         records = [self._run.workers.records.get(worker) for worker in event.workers]

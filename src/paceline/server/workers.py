@@ -1,4 +1,4 @@
-"""Workers as the server knows them: the one table of who is there, and what travels between coordinator and engine."""
+"""Workers as the server knows them: the one table of workers, and what passes between coordinator and engine."""
 
 from typing import Protocol
 
@@ -18,13 +18,13 @@ class GrantOrder(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
     ticket: int
     allotment: Allotment
-    fresh: bool  # False: go on from the version of the push that is extended
+    fresh: bool  # False: compute on the version of the push that is extended
     rounds_done: float  # by the run, in nominal rounds
     at: float
 
 
 class Carrier(Protocol):
-    """Takes grants to workers: the exchange in use, or a cost-only simulation."""
+    """Carries grants to workers: the exchange in use, or a cost-only simulation."""
 
     def grant(self, order: GrantOrder) -> None: ...
 
@@ -32,22 +32,22 @@ class Carrier(Protocol):
 
 
 class Effects(Protocol):
-    """What else the coordinator's decisions lead to; a run or a cost-only simulation carries it out."""
+    """The other effects of decisions, carried out by a run or a cost-only simulation."""
 
     def set_timer(self, name: str, at: float | None, generation: int) -> None: ...
 
     def on_work_used_up(self) -> None:
-        """The phase's data or the run's versions are used up."""
+        """Called when the phase's data or the run's versions are used up."""
 
     def on_divergence(self, text: str) -> None:
-        """The guard has seen the loss or the norm run away."""
+        """Called when the guard sees the loss or the norm diverge."""
 
     def on_nonfinite(self) -> None:
-        """A push was not finite and was refused."""
+        """Called when a push that is not finite was refused."""
 
 
 class ScriptState:
-    """What a worker's process does; cost-only workers have none."""
+    """The state of a worker's process and script; cost-only workers have none."""
 
     __slots__ = (
         "asked_for_state", "bytes_down", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
@@ -57,15 +57,15 @@ class ScriptState:
     def __init__(self) -> None:
         self.hello: Hello | None = None  # received, and not yet answered
         self.ended = False  # the script came to its end
-        self.gone = False  # the process is no more, or was told to leave
+        self.gone = False  # the process has ended, or was told to leave
         self.left = False  # without a crash
         self.order: GrantOrder | None = None  # the grant it computes
         self.timing: Timing | None = None  # of that grant, where a scenario is in force
         self.bytes_down = 0
         self.pushed = False
-        self.computing = False  # it was told to and has not pushed since: it may look at messages late
+        self.computing = False  # has a grant and has not pushed since, so it may read messages late
         self.asked_for_state: int | None = None
-        self.meant_to_die = False  # its scenario has it so: nobody brings it back but the scenario
+        self.meant_to_die = False  # killed by the scenario, which alone brings it back
 
     @property
     def at_its_end(self) -> bool:
@@ -74,7 +74,7 @@ class ScriptState:
 
 
 class WorkerRecord:
-    """What is known of one worker: its process, its place in the strategy's eyes, and its grant."""
+    """One worker: its process, whether it is present or idle to the strategy, and its grant."""
 
     __slots__ = (
         "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
@@ -89,7 +89,7 @@ class WorkerRecord:
         self.idle = False
         self.work = 0
         self.ticket = 0  # 0: nothing granted
-        self.cancelled = 0  # the ticket taken back last: its push may still be on its way
+        self.cancelled = 0  # the ticket taken back last, whose push may still be on its way
         self.free_at = 0.0
         self.granted_at = 0.0
         self.through = 0
@@ -102,7 +102,7 @@ NO_SCRIPT = ScriptState()  # of cost-only workers: shared, and never written to
 
 
 def why_unexpected(message: PushRef, record: WorkerRecord | None) -> str:
-    """In what the message differs from what its worker's record is waiting for."""
+    """Return how a message differs from what its worker's record expects."""
     known = (
         "no such worker" if record is None else f"incarnation {record.incarnation}, ticket {record.ticket or 'none'}"
     )
@@ -110,7 +110,7 @@ def why_unexpected(message: PushRef, record: WorkerRecord | None) -> str:
 
 
 class Workers:
-    """Who is there: whose script runs, who waits for a phase or is inside it, who is present, idle or computing."""
+    """All workers: whose script runs, who waits for a phase or is inside it, who is present, idle or computing."""
 
     def __init__(self) -> None:
         self.records: dict[int, WorkerRecord] = {}
@@ -118,59 +118,59 @@ class Workers:
         self.alive: set[int] = set()  # whose scripts run, or are expected to
         self.waiting: dict[int, Ready] = {}  # who has called `batches` for a phase that has not begun
         self.in_phase: set[int] = set()  # inside the running phase's loop
-        self.starting: dict[int, int] = {}  # incarnations asked for whose scripts have not said a word
+        self.starting: dict[int, int] = {}  # incarnations whose scripts have sent nothing yet
         self.incarnations: dict[int, int] = {}  # the latest of each
         self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
 
     def admit(self, worker: int, incarnation: int, script: ScriptState | None = None) -> WorkerRecord:
-        """A process is there for this worker; it takes work once it has joined."""
+        """Add a record for a worker's new process; it takes work once it has joined."""
         record = self.records[worker] = WorkerRecord(worker, incarnation, script)
         if script is not None:
             self.incarnations[worker] = incarnation
         return record
 
     def next_incarnation(self, worker: int) -> int:
-        """The number of the worker's next process."""
+        """Return the number of the worker's next process."""
         number = self.incarnations[worker] = self.incarnations.get(worker, -1) + 1
         return number
 
     def died(self, record: WorkerRecord) -> int:
-        """A process was killed; how many of its worker's died in a row without a push."""
+        """Count a killed process; return how many of its worker's died in a row without a push."""
         vain = self._in_vain[record.worker] = 0 if record.script.pushed else self._in_vain.get(record.worker, 0) + 1
         return vain
 
     def get(self, worker: int, incarnation: int | None) -> WorkerRecord | None:
-        """The record of that very process, as long as it is there."""
+        """Return the record of that incarnation, or None if its process is gone."""
         record = self.records.get(worker)
         if record is None or record.incarnation != incarnation or record.script.gone:
             return None
         return record
 
     def incarnation(self, worker: int) -> int | None:
-        """Of the worker's process; None if there is none."""
+        """Return the incarnation of the worker's process; None if there is none."""
         record = self.records.get(worker)
         return None if record is None or record.script.gone else record.incarnation
 
     def has_started(self, record: WorkerRecord) -> None:
-        """Its script has said something, or never will."""
+        """Mark a worker as no longer starting: its script has sent something, or never will."""
         if self.starting.get(record.worker) == record.incarnation:
             del self.starting[record.worker]
 
     def script_gone(self, worker: int) -> None:
-        """The worker's script ended, or its process did."""
+        """Remove a worker whose script or process has ended."""
         self.alive.discard(worker)
         self.waiting.pop(worker, None)
         self.in_phase.discard(worker)
 
     def occupy(self, record: WorkerRecord, work: int, at: float) -> None:
-        """The worker is ready for work; one that was present is so with another nominal work."""
+        """Mark the worker as present with this nominal work, whether it was present before or not."""
         self.idle.discard(record.worker)
         if not record.present:
             record.free_at = at
         record.present, record.idle, record.work = True, False, work
 
     def vacate(self, record: WorkerRecord, cause: Cause) -> None:
-        """The worker takes no more work."""
+        """Mark the worker as idle or gone."""
         record.present, record.idle = False, cause == "idle"
         if record.idle:
             self.idle.add(record.worker)
@@ -178,13 +178,13 @@ class Workers:
             self.idle.discard(record.worker)
 
     def present(self) -> list[WorkerRecord]:
-        """In worker order."""
+        """Return the workers that are present, in worker order."""
         return [record for _, record in sorted(self.records.items()) if record.present]
 
     def computing(self) -> list[WorkerRecord]:
-        """Whoever has a grant, in worker order."""
+        """Return the workers that have a grant, in worker order."""
         return [record for _, record in sorted(self.records.items()) if record.ticket]
 
     def running(self) -> list[WorkerRecord]:
-        """Whose processes are there, in worker order."""
+        """Return the workers that have a process, in worker order."""
         return [record for _, record in sorted(self.records.items()) if not record.script.gone]

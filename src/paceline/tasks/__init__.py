@@ -3,7 +3,7 @@
 The names of this module are public, and so are `tasks.digits` and `tasks.classification`: data, model and score of the
 digits.
 
-A task's module is imported when it is asked for, so listing the tasks loads neither torch nor scikit-learn.
+A task's module is imported on first use, so listing the tasks loads neither torch nor scikit-learn.
 """
 
 import functools
@@ -32,13 +32,13 @@ _SUMMARIES = {
 
 @functools.cache
 def learning_rates(task: str) -> dict[str, float]:
-    """By strategy as it was tuned, options included; empty for a task that was not."""
+    """Return the tuned rate of each strategy, options included; empty for a task that was not tuned."""
     text = (resources.files("paceline.tasks") / "learning_rates.toml").read_text(encoding="utf-8")
     return dict(tomllib.loads(text).get(task, {}))
 
 
 def learning_rate(task: str, strategy: str) -> float:
-    """The tuned rate of a strategy, given as `name` or `name:option=value`; its name alone decides."""
+    """Return the tuned rate of a strategy, given as `name` or `name:option=value`; only the name matters."""
     name = strategy.partition(":")[0].strip()
     for spec, rate in learning_rates(task).items():
         if spec.partition(":")[0] == name:
@@ -51,18 +51,18 @@ def learning_rate(task: str, strategy: str) -> float:
 
 
 def names() -> list[str]:
-    """Every task, sorted."""
+    """Return the names of all tasks, sorted."""
     return sorted(_SUMMARIES)
 
 
 def describe(name: str) -> str:
-    """What the task trains, in one line."""
+    """Return what the task trains, in one line."""
     _require_known(name)
     return _SUMMARIES[name]
 
 
 def get(name: str) -> Callable[[], None]:
-    """The task's training function, for `paceline.launch` and `--task`."""
+    """Return the task's training function, for `paceline.launch` and `--task`."""
     _require_known(name)
     train: Callable[[], None] = importlib.import_module(f"paceline.tasks.{name}").train
     return train

@@ -27,7 +27,7 @@ Index = dict[str, npt.NDArray[np.generic]]
 
 
 def load_index(folder: Path) -> Index:
-    """Labels, the train/test division and the quantization steps of all images in the folder."""
+    """Read the labels, the train/test split and the quantization steps of all images in the folder."""
     path = require_file(folder, "cifar10_index.npz")
     try:
         with np.load(path) as stored:
@@ -37,13 +37,13 @@ def load_index(folder: Path) -> Index:
 
 
 def choose(index: Index, test: bool, count: int) -> npt.NDArray[np.intp]:
-    """`count` image numbers of one part, always the same; drawn, because the files are sorted by class."""
+    """Return `count` image numbers of one part, always the same; drawn, because the files are sorted by class."""
     part = np.flatnonzero(index["is_test"] == test)
     return np.random.default_rng(SUBSET_SEED).permutation(part)[:count]
 
 
 def read_coefficients(folder: Path, chosen: npt.NDArray[np.intp], total: int) -> npt.NDArray[np.int16]:
-    """(chosen, 24, 64) coefficients; the file holds plane after plane, so that only the chosen ones are ever kept."""
+    """Return (chosen, 24, 64) coefficients; the file is read plane by plane, so only chosen images stay in memory."""
     path = require_file(folder, "cifar10_jpegcoef_i16.xz")
     kept = np.empty((len(chosen), jpeg.BLOCKS, 64), np.int16)
     plane_bytes = jpeg.BLOCKS * total * 2
@@ -58,7 +58,7 @@ def read_coefficients(folder: Path, chosen: npt.NDArray[np.intp], total: int) ->
 
 
 def load(folder: Path, index: Index, chosen: npt.NDArray[np.intp]) -> TensorDataset:
-    """The chosen images (n, 3, 32, 32) as bytes, with their labels."""
+    """Decode the chosen images to (n, 3, 32, 32) bytes, with their labels."""
     coefficients = read_coefficients(folder, chosen, total=len(index["label"]))
     steps = index["quant_zigzag"].astype(np.int64)
     images = np.empty((len(chosen), 3, 32, 32), np.uint8)
@@ -68,7 +68,7 @@ def load(folder: Path, index: Index, chosen: npt.NDArray[np.intp]) -> TensorData
 
 
 def build() -> nn.Module:
-    """32x32 colour bytes to 10 classes; strides instead of pooling keep it at about 0.15 ms a sample on one core."""
+    """Map 32x32 colour bytes to 10 classes; strides instead of pooling keep it at about 0.15 ms a sample on a core."""
     return nn.Sequential(
         Pixels(mean=0.4733, deviation=0.2504),  # of the training images, all channels together
         *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU()),

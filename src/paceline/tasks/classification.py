@@ -1,4 +1,4 @@
-"""What the image tasks have in common: bytes as pixels, one loop with momentum, and a score on held-out data."""
+"""Shared by the image tasks: bytes as pixels, one loop with momentum, and a score on held-out data."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class Pixels(nn.Module):
 
 @torch.no_grad()
 def score(model: nn.Module, held_out: TensorDataset) -> dict[str, float]:
-    """Share of right answers, and mean cross-entropy in nats."""
+    """Return the share of right answers and the mean cross-entropy in nats."""
     device = next(model.parameters()).device
     inputs, labels = held_out.tensors
     right, loss = 0, 0.0
@@ -44,7 +44,7 @@ def fit(
     session: Session, model: nn.Module, train_set: TensorDataset, held_out: TensorDataset,
     lr: float, momentum: float, batch_size: int, epochs: float,
 ) -> None:  # fmt: skip
-    """Train with SGD on cross-entropy, scored on what is held out."""
+    """Train with SGD on cross-entropy, scored on the held-out data."""
     model = model.to(session.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     session.prepare(model, optimizer, evaluate=lambda copy: score(copy, held_out))

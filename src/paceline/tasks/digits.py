@@ -19,21 +19,21 @@ SPLIT_SEED = 0
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """Training and held-out images, pixels in [0, 1]."""
+    """Return training and held-out images, pixels in [0, 1]."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError("task digits takes its data from scikit-learn: pip install 'paceline[tasks]'") from error
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    x = torch.as_tensor(images, dtype=torch.float32)[order] / 16  # ink is counted from 0 to 16
+    x = torch.as_tensor(images, dtype=torch.float32)[order] / 16  # pixels are counts from 0 to 16
     y = torch.as_tensor(labels, dtype=torch.int64)[order]
     train_set = TensorDataset(x[:TRAIN_SAMPLES], y[:TRAIN_SAMPLES])
     return train_set, TensorDataset(x[TRAIN_SAMPLES:], y[TRAIN_SAMPLES:])
 
 
 def build(hidden: int) -> nn.Module:
-    """64 pixels to 10 classes through one hidden layer."""
+    """Map 64 pixels to 10 classes through one hidden layer."""
     return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 

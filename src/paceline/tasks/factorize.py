@@ -1,9 +1,9 @@
 """Matrix factorization by stochastic gradient descent on two tables, as in the SSP publication (Ho et al., NIPS 2013).
 
-Ratings of users for items are explained by the product of a row of `users` and a row of `items`. A worker has the
-ratings of its share of the users; each clock takes some of them at random. Without a data folder the ratings are made
-from factors of their own plus noise; with one they are Jester's (`jester-data-1.zip`). Evaluates `loss`, the mean
-squared error over the training ratings with the regularization's part, and `rmse` on ratings held out.
+The product of a row of `users` and a row of `items` predicts a user's rating of an item. A worker has the ratings of
+its share of the users; each clock takes some of them at random. Without a data folder the ratings are made from random
+factors plus noise; with one they are Jester's (`jester-data-1.zip`). Evaluates `loss`, the mean squared error over the
+training ratings plus the regularization, and `rmse` on held-out ratings.
 """
 
 import csv
@@ -23,11 +23,11 @@ Matrix = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
 JESTER = "jester-data-1.zip"
 NOT_RATED = 99.0
-HELD_OUT = 20  # one rating in so many
+HELD_OUT = 20  # one rating in this many
 
 
 class Ratings(NamedTuple):
-    """Who rated what, and how; by user, so that a range of users is a range of ratings."""
+    """Ratings sorted by user, so that a range of users is a range of ratings."""
 
     user: Whole
     item: Whole
@@ -36,13 +36,13 @@ class Ratings(NamedTuple):
     items: int
 
     def of_users(self, first: int, last: int) -> tuple[int, int]:
-        """Where the ratings of these users begin and end."""
+        """Return where the ratings of these users begin and end."""
         begin, end = np.searchsorted(self.user, [first, last + 1])
         return int(begin), int(end)
 
 
 def make_ratings(users: int, items: int, rank: int, per_user: int, seed: int) -> Ratings:
-    """Ratings of random factors of that rank with some noise; the same for equal arguments."""
+    """Make ratings from random factors of that rank plus noise; the same for equal arguments."""
     chance = np.random.default_rng(seed)
     left, right = chance.normal(size=(users, rank)), chance.normal(size=(items, rank))
     user = np.repeat(np.arange(users), per_user)
@@ -52,7 +52,7 @@ def make_ratings(users: int, items: int, rank: int, per_user: int, seed: int) ->
 
 
 def load_jester(folder: Path) -> Ratings:
-    """Ratings from -10 to 10, with the mean taken off."""
+    """Read ratings from -10 to 10 and subtract their mean."""
     path = require_file(folder, JESTER)
     try:
         with zipfile.ZipFile(path) as archive, archive.open("jester-data-1.csv") as file:
@@ -66,33 +66,33 @@ def load_jester(folder: Path) -> Ratings:
 
 
 def split(ratings: Ratings) -> tuple[Ratings, Ratings]:
-    """Those to train on, and those held out."""
+    """Split into ratings to train on and held-out ratings."""
     held = np.random.default_rng(0).random(len(ratings.user)) < 1 / HELD_OUT
     parts = (Ratings(ratings.user[m], ratings.item[m], ratings.value[m], *ratings[3:]) for m in (~held, held))
     return next(parts), next(parts)
 
 
 def gradient(left: Matrix, right: Matrix, value: Matrix, reg: float) -> tuple[Matrix, Matrix]:
-    """Of half the squared error of each rating and its share of the regularization, by the two factors."""
+    """Return the gradient by both factors of each rating's half squared error and its share of regularization."""
     error = (left * right).sum(axis=1) - value
     return error[:, None] * right + reg * left, error[:, None] * left + reg * right
 
 
 def objective(left: Matrix, right: Matrix, ratings: Ratings, reg: float) -> float:
-    """Mean over the ratings of the squared error and the regularization."""
+    """Return the mean over the ratings of the squared error plus the regularization."""
     a, b = left[ratings.user], right[ratings.item]
     error = (a * b).sum(axis=1) - ratings.value
     return float(np.mean(error**2 + reg * ((a**2).sum(axis=1) + (b**2).sum(axis=1))))
 
 
 def rmse(left: Matrix, right: Matrix, ratings: Ratings) -> float:
-    """Root of the mean squared error."""
+    """Return the root of the mean squared error."""
     error = (left[ratings.user] * right[ratings.item]).sum(axis=1) - ratings.value
     return float(np.sqrt(np.mean(error**2)))
 
 
 def first_factors(rows: int, rank: int, seed: int) -> Matrix:
-    """Small random numbers to start from."""
+    """Return small random factors to start from."""
     chance = np.random.default_rng(seed)
     return (chance.normal(size=(rows, rank)) / rank).astype(np.float32)
 
@@ -106,7 +106,7 @@ def train() -> None:
     per_user = within("per_user", session.option("per_user", 40), low=1)
     lr = session.option("lr", 0.05)
     reg = within("reg", session.option("reg", 0.01), low=0.0)
-    batch = within("batch", session.option("batch", 200), low=1)  # ratings of a clock
+    batch = within("batch", session.option("batch", 200), low=1)  # ratings per clock
     clocks = within("clocks", session.option("clocks", 300), low=1)
     data_seed = within("data_seed", session.option("data_seed", 0), low=0)
 

@@ -1,4 +1,4 @@
-"""What a task is given: options and data folders, checked so that what is wrong is named before training starts."""
+"""Checks of a task's options and data folder, which name what is wrong before training starts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,16 @@ Number = TypeVar("Number", int, float)
 
 
 def within(name: str, value: Number, low: Number, high: Number | None = None) -> Number:
-    """`value` if it lies in [low, high]."""
+    """Return `value` if it lies in [low, high], else raise."""
     if high is None and not value >= low:
         raise OptionError(f"{name} must be >= {low}, not {value}; give --set {name}={low} or more")
     if high is not None and not low <= value <= high:
-        raise OptionError(f"{name} must lie between {low} and {high}, not {value}; give --set {name}={high} or less")
+        raise OptionError(f"{name} must lie between {low} and {high}, not {value}; try --set {name}={high}")
     return value
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> str:
-    """`value` if it is one of the choices."""
+    """Return `value` if it is one of the choices, else raise."""
     if value in choices:
         return value
     near = closest(value, choices) or choices[0]
@@ -28,7 +28,7 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
 
 
 def require_folder(task: str, folder: Path | None, contents: str, example: str) -> Path:
-    """The data folder of a task that cannot do without one."""
+    """Return the data folder of a task that needs one, else raise."""
     if folder is None:
         raise DataError(f"task {task} needs a data folder with {contents}; give one, as in --data-dir {example}")
     if not folder.is_dir():
@@ -37,7 +37,7 @@ def require_folder(task: str, folder: Path | None, contents: str, example: str) 
 
 
 def require_file(folder: Path, *names: str) -> Path:
-    """The first of these names that the folder has."""
+    """Return the first of these files that the folder has, else raise."""
     for name in names:
         if (folder / name).is_file():
             return folder / name

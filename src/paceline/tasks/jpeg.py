@@ -16,7 +16,7 @@ _TO_RGB = np.array([[1, 0, 1.402], [1, -0.344136, -0.714136], [1, 1.772, 0]], np
 
 
 def decode(coefficients: npt.NDArray[np.int16], quantization: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
-    """(n, 24, 64) coefficients and (2, 64) step sizes, luma's first, to (n, 3, 32, 32) RGB bytes."""
+    """Decode (n, 24, 64) coefficients with (2, 64) step sizes, luma's first, to (n, 3, 32, 32) RGB bytes."""
     steps: Floats = np.repeat(quantization.astype(np.float32), [LUMA_BLOCKS, BLOCKS - LUMA_BLOCKS], axis=0)
     scaled: Floats = coefficients.astype(np.float32) * steps
     blocks = _to_bytes(np.matmul(scaled, _block_basis()) + 128)
@@ -28,13 +28,13 @@ def decode(coefficients: npt.NDArray[np.int16], quantization: npt.NDArray[np.int
 
 
 def zigzag() -> list[tuple[int, int]]:
-    """(row, column) of each coefficient: along the anti-diagonals, upwards on even ones, downwards on odd ones."""
+    """Return each coefficient's (row, column): along anti-diagonals, upwards on even ones, downwards on odd ones."""
     cells = [(row, column) for row in range(8) for column in range(8)]
     return sorted(cells, key=lambda cell: (sum(cell), cell[0] if sum(cell) % 2 else cell[1]))
 
 
 def _block_basis() -> Floats:
-    """One row per zig-zag coefficient: the 64 pixels that it stands for."""
+    """Return one row per zig-zag coefficient: the 64 pixels that it stands for."""
     frequency, position = np.arange(8)[:, None], np.arange(8)
     cosines = np.cos((2 * position + 1) * frequency * np.pi / 16) / 2
     cosines[0] /= np.sqrt(2)
@@ -46,13 +46,13 @@ def _to_bytes(values: Floats) -> Floats:
 
 
 def _assemble(blocks: Floats, side: int) -> Floats:
-    """(n, side * side, 64) blocks to (n, 8 * side, 8 * side) pixels."""
+    """Assemble (n, side * side, 64) blocks to (n, 8 * side, 8 * side) pixels."""
     grid = blocks.reshape(-1, side, side, 8, 8)
     return grid.swapaxes(2, 3).reshape(-1, 8 * side, 8 * side)
 
 
 def _enlarge(plane: Floats) -> Floats:
-    """Twice the size; each pixel is 3/4 its nearest and 1/4 its second-nearest source pixel, in both directions."""
+    """Double the size; each pixel is 3/4 its nearest and 1/4 its second-nearest source pixel, in both directions."""
     size = plane.shape[-1]
     target = np.arange(2 * size)
     nearest = target // 2

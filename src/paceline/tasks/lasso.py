@@ -1,10 +1,10 @@
-"""Lasso by coordinate descent: features are shared out, and the residual they all explain is a table.
+"""Lasso by coordinate descent on two tables: each worker has a share of the features, all share the residual.
 
-A worker goes round through its share of the features. Each clock reads the residual, takes the next features one after
-the other to the minimum of `|residual|^2 / (2 n) + lam |weights|_1` along each of them, and adds what that changes.
-How far others have moved the residual meanwhile is what staleness costs. Without a data folder the problem is made as
-in the SSP publication, smaller: independent normal features, of which a few matter. With one it is a9a (`a9a.gz`), its
-columns scaled to unit length times sqrt(n). Evaluates `loss`, that objective, and `nonzeros`.
+A worker cycles through its features. Each clock reads the residual, minimizes
+`|residual|^2 / (2 n) + lam |weights|_1` along the next features one after the other, and adds the changes. Staleness
+costs what others have changed in the residual meanwhile. Without a data folder the problem is made as in the SSP
+publication, smaller: independent normal features, of which a few matter. With one it is a9a (`a9a.gz`), its columns
+scaled to unit length times sqrt(n). Evaluates `loss`, that objective, and `nonzeros`.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ Whole = npt.NDArray[np.int64]
 
 
 class Problem(NamedTuple):
-    """Columns of length sqrt(n) each, one after the other in memory, and what they are to explain."""
+    """Columns of length sqrt(n), each contiguous in memory, and the target that they predict."""
 
     columns: Numbers  # features x samples
     target: Numbers
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
 
 def scaled(matrix: Numbers, target: Numbers) -> Problem:
-    """With every column brought to length sqrt(n); empty ones are left out."""
+    """Scale every column to length sqrt(n) and leave out empty ones."""
     lengths = np.sqrt((matrix**2).sum(axis=0))
     kept = lengths > 0
     columns = np.ascontiguousarray((matrix[:, kept] / lengths[kept]).T) * len(target) ** 0.5
@@ -45,7 +45,7 @@ def scaled(matrix: Numbers, target: Numbers) -> Problem:
 
 
 def make(samples: int, features: int, seed: int) -> Problem:
-    """Independent normal features; one in fifty has a weight, and noise is a tenth of what they explain."""
+    """Make independent normal features; one in fifty has a weight, and the noise is a tenth of the signal."""
     chance = np.random.default_rng(seed)
     matrix = chance.normal(size=(samples, features))
     weights = np.where(chance.random(features) < 0.02, chance.normal(size=features), 0.0)
@@ -55,13 +55,13 @@ def make(samples: int, features: int, seed: int) -> Problem:
 
 
 def load(folder: Path) -> Problem:
-    """a9a with its labels as numbers to be predicted."""
+    """Read a9a, with its labels as the numbers to predict."""
     examples = svmlight.load(require_file(folder, "a9a.gz", "a9a"))
     return scaled(examples.dense(), examples.label)
 
 
 def descend(problem: Problem, residual: Numbers, weights: Numbers, features: Whole, lam: float) -> Numbers:
-    """Take these features to their minima one after the other; `residual` is updated, their changes come back."""
+    """Minimize along these features one after the other; update `residual` and return the changes of the weights."""
     changes = np.zeros(len(features))
     for place, feature in enumerate(features):
         column = problem.columns[feature]
@@ -75,7 +75,7 @@ def descend(problem: Problem, residual: Numbers, weights: Numbers, features: Who
 
 
 def objective(problem: Problem, weights: Numbers, lam: float) -> float:
-    """What is minimized."""
+    """Return the objective that is minimized."""
     residual = problem.target - weights @ problem.columns
     return float(residual @ residual / (2 * problem.samples) + lam * np.abs(weights).sum())
 
@@ -86,7 +86,7 @@ def train() -> None:
     samples = within("samples", session.option("samples", 500), low=2)
     features = within("features", session.option("features", 1000), low=1)
     lam = within("lam", session.option("lam", 0.05), low=0.0)
-    block = within("block", session.option("block", 20), low=1)  # features of a clock
+    block = within("block", session.option("block", 20), low=1)  # features per clock
     clocks = within("clocks", session.option("clocks", 200), low=1)
     data_seed = within("data_seed", session.option("data_seed", 0), low=0)
 

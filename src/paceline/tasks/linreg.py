@@ -4,8 +4,8 @@ Features are uniform integers 1..10, true weights uniform integers 1..100, noise
 half the mean squared residual. Every worker keeps its own rows (`sampling="shard"`) and by default uses all of them in
 each push. Evaluates `error`, the loss minus its exact minimum, and `loss`.
 
-All is float64: the first error is about 4e8 and the floors that the publication compares lie near 4e-4, twelve digits
-below it, where float32 residuals (predictions are about 3e4) are off by more than what is left of the error.
+Everything is float64: the first error is about 4e8 and the floors that the publication compares lie near 4e-4, twelve
+digits below it, where float32 residuals (predictions are about 3e4) are off by more than the remaining error.
 """
 
 import torch
@@ -17,7 +17,7 @@ from paceline.tasks.inputs import within
 
 
 def make_data(samples: int, features: int, noise: float, seed: int) -> TensorDataset:
-    """The publication's random problem; the same for equal arguments."""
+    """Make the publication's random problem; the same for equal arguments."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(1, 11, (samples, features), generator=generator).double()
     weights = torch.randint(1, 101, (features,), generator=generator).double()
@@ -26,7 +26,7 @@ def make_data(samples: int, features: int, noise: float, seed: int) -> TensorDat
 
 
 def best_weights(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Where the loss is smallest; the orthogonal solver also serves fewer rows than features."""
+    """Return the weights of least loss; the orthogonal solver also handles fewer rows than features."""
     solution: torch.Tensor = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution
     return solution[:, 0]
 
@@ -43,17 +43,17 @@ class Linear(nn.Module):
 
 
 def half_mean_square(residual: torch.Tensor) -> torch.Tensor:
-    """The publication's loss."""
+    """Return the publication's loss."""
     return residual.square().mean() / 2
 
 
 def train() -> None:
     """Entry point of `paceline run --task linreg`."""
     session = paceline.init()
-    samples = within("samples", session.option("samples", 2000), low=session.workers)  # a row for each worker
+    samples = within("samples", session.option("samples", 2000), low=session.workers)  # at least a row per worker
     features = within("features", session.option("features", 100), low=1)
     noise = within("noise", session.option("noise", 1.0), low=0.0)  # standard deviation
-    data_seed = within("data_seed", session.option("data_seed", 0), low=0)  # apart from the run's own seed
+    data_seed = within("data_seed", session.option("data_seed", 0), low=0)  # not the run's seed
     lr = session.option("lr", 5e-4)  # the publication's; 2 / (largest curvature) = 6.6e-4 is the limit of stability
     rows = session.option("batch_size", samples // session.workers)
     epochs = session.option("epochs", 400.0)  # 1e-4 of the first error takes about 270 rounds
@@ -66,7 +66,7 @@ def train() -> None:
     def evaluate(model: nn.Module) -> dict[str, float]:
         (weight,) = model.parameters()
         distance = weight.detach().cpu() - best
-        # Around the minimum the loss is exactly quadratic; this form loses no digits to a difference of equal numbers.
+        # The loss is exactly quadratic around its minimum; this form avoids the difference of nearly equal numbers.
         error = float(half_mean_square(x_all @ distance))
         return {"error": error, "loss": error + float(half_mean_square(x_all @ best - y_all))}
 

@@ -1,8 +1,8 @@
-"""Sparse logistic regression on a table of weights: a clock reads the weights of the features that it meets.
+"""Sparse logistic regression on a table of weights: a clock reads only the weights of its examples' features.
 
 A worker has its share of the examples and takes some at random in each clock. Without a data folder the examples are
 made; with one they are a9a's (`a9a.gz`, and `a9a.t.gz` to test on). Evaluates `loss` (with the regularization) on the
-training examples and `accuracy` on those held out.
+training examples and `accuracy` on held-out ones.
 """
 
 from pathlib import Path
@@ -14,36 +14,36 @@ from paceline.tasks import svmlight
 from paceline.tasks.inputs import require_file, within
 from paceline.tasks.svmlight import Examples, Numbers, Whole
 
-HELD_OUT = 5  # one made example in so many
+HELD_OUT = 5  # one made example in this many
 
 
 def load(folder: Path) -> tuple[Examples, Examples]:
-    """To train on, and to test on."""
+    """Read the examples to train on and those to test on."""
     train = svmlight.load(require_file(folder, "a9a.gz", "a9a"))
     return train, svmlight.load(require_file(folder, "a9a.t.gz", "a9a.t"), train.features)
 
 
 def make(count: int, features: int, seed: int) -> tuple[Examples, Examples]:
-    """Made examples, some of them held out."""
+    """Make examples; return those to train on and those held out."""
     whole = svmlight.make(count, features, min(10, features), seed)
     numbers = np.arange(count)
     return whole.chosen(numbers[numbers % HELD_OUT != 0]), whole.chosen(numbers[numbers % HELD_OUT == 0])
 
 
 def slopes(part: Examples, weights: Numbers) -> Numbers:
-    """Of the logistic loss, by each example's score; the weights are given for each entry."""
+    """Return the logistic loss's derivative by each example's score; `weights` has one number per entry."""
     return np.asarray(-part.label / (1 + np.exp(np.clip(part.label * part.times(weights), -50, 50))))
 
 
 def gradient(part: Examples, known: Whole, weights: Numbers, reg: float) -> Numbers:
-    """Mean over the examples, for the features that they have (`known`, in order) at these weights of theirs."""
+    """Return the mean gradient for the examples' features (`known`, sorted) at those features' weights."""
     place = np.searchsorted(known, part.feature)
     by_entry = part.value * slopes(part, weights[place])[part.row]
     return np.bincount(place, weights=by_entry, minlength=len(known)) / part.rows + reg * weights
 
 
 def score(examples: Examples, weights: Numbers, reg: float) -> tuple[float, float]:
-    """The mean loss with the regularization, and the share of labels that are right."""
+    """Return the mean loss with the regularization, and the share of right labels."""
     margin = examples.label * examples.times(weights[examples.feature])
     loss = float(np.mean(np.logaddexp(0, -margin))) + 0.5 * reg * float(weights @ weights)
     return loss, float(np.mean(margin > 0))
@@ -54,9 +54,9 @@ def train() -> None:
     session = paceline.init()
     examples = within("examples", session.option("examples", 4000), low=HELD_OUT)
     features = within("features", session.option("features", 200), low=1)
-    lr = session.option("lr", 0.1)  # of each worker's mean gradient
+    lr = session.option("lr", 0.1)  # applied to each worker's mean gradient
     reg = within("reg", session.option("reg", 1e-4), low=0.0)
-    batch = within("batch", session.option("batch", 100), low=1)  # examples of a clock
+    batch = within("batch", session.option("batch", 100), low=1)  # examples per clock
     clocks = within("clocks", session.option("clocks", 200), low=1)
     data_seed = within("data_seed", session.option("data_seed", 0), low=0)
 

@@ -25,12 +25,12 @@ UNSIGNED_BYTE = 0x08
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """The file as it is, or compressed."""
+    """Return the path of the file, plain or compressed."""
     return require_file(folder, name, f"{name}.gz")
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The array in an idx file, decompressed if its name ends in `.gz`.
+    """Read the array in an idx file, decompressed if its name ends in `.gz`.
 
     The format: two zero bytes, a type code, the number of dimensions, their sizes (big-endian, 32 bits), then the
     values row by row. Only unsigned bytes are read, which is all that MNIST and its relatives use.
@@ -54,7 +54,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def load(folder: Path, part: str) -> TensorDataset:
-    """Images (n, 1, 28, 28) as bytes and labels of one part, `train` or `t10k`."""
+    """Read images (n, 1, 28, 28) as bytes, and labels, of one part: `train` or `t10k`."""
     images_path = find_idx(folder, f"{part}-images-idx3-ubyte")
     images, labels = read_idx(images_path), read_idx(find_idx(folder, f"{part}-labels-idx1-ubyte"))
     if images.shape != (len(labels), 28, 28):
@@ -63,8 +63,8 @@ def load(folder: Path, part: str) -> TensorDataset:
 
 
 def build(kind: str, hidden: int) -> nn.Module:
-    """28x28 bytes to 10 classes."""
-    pixels = Pixels(mean=0.0, deviation=1.0)  # from 0 to 1: a centred background bears only half the learning rate
+    """Map 28x28 bytes to 10 classes."""
+    pixels = Pixels(mean=0.0, deviation=1.0)  # 0 to 1: with a centred background only half the learning rate is stable
     if kind == "mlp":
         return nn.Sequential(pixels, nn.Flatten(), nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     return nn.Sequential(

@@ -1,6 +1,6 @@
 """A small character transformer with AdamW on the text in `input.txt` of the data folder.
 
-A sample is one stretch of `context` characters, to be predicted one by one. The last tenth of the text is held out.
+A sample is a stretch of `context` characters, predicted one by one. The last tenth of the text is held out.
 Evaluates `loss` (nats per character) and `perplexity` on the first `test_samples` stretches of it.
 """
 
@@ -20,7 +20,7 @@ CHUNK = 100  # stretches per forward pass of an evaluation; bounds the memory of
 
 
 def load(folder: Path) -> tuple[torch.Tensor, int]:
-    """The text as numbers of characters, and how many different ones there are."""
+    """Read the text as character numbers, and return how many different characters it has."""
     path = require_file(folder, "input.txt")
     try:
         text = path.read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def load(folder: Path) -> tuple[torch.Tensor, int]:
 
 
 def stretches(text: torch.Tensor, context: int) -> TensorDataset:
-    """The text cut into pieces of `context` characters, each with the characters that follow, one place on."""
+    """Cut the text into stretches of `context` characters; the targets are the same, shifted by one character."""
     count = (len(text) - 1) // context
     if count < 1:
         raise DataError(f"{len(text)} characters are too few for context={context}; lower it or use a longer text")
@@ -40,7 +40,7 @@ def stretches(text: torch.Tensor, context: int) -> TensorDataset:
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward layer, each added to what it read."""
+    """Causal self-attention and a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Characters to scores of the character that follows each of them."""
+    """Maps characters to scores of the character that follows each of them."""
 
     def __init__(self, characters: int, context: int, layers: int, heads: int, width: int) -> None:
         super().__init__()
@@ -79,13 +79,13 @@ class Transformer(nn.Module):
 
 
 def character_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy per character, in nats."""
+    """Return the mean cross-entropy per character, in nats."""
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 @torch.no_grad()
 def score(model: nn.Module, held_out: TensorDataset) -> dict[str, float]:
-    """Loss per character and its exponential, over all stretches."""
+    """Return the loss per character and its exponential, over all stretches."""
     device = next(model.parameters()).device
     inputs, targets = (tensor.to(device) for tensor in held_out.tensors)
     total = 0.0

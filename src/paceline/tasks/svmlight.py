@@ -19,7 +19,7 @@ class Examples(NamedTuple):
     starts: Whole
     feature: Whole
     value: Numbers
-    label: Numbers  # -1 or 1, or any number to be predicted
+    label: Numbers  # -1 or 1, or any number to predict
     features: int
 
     @property
@@ -27,7 +27,7 @@ class Examples(NamedTuple):
         return len(self.label)
 
     def chosen(self, rows: Whole) -> "Examples":
-        """These rows of it."""
+        """Return these rows."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate(([0], np.cumsum(lengths)))
         entries = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
@@ -35,22 +35,22 @@ class Examples(NamedTuple):
 
     @property
     def row(self) -> Whole:
-        """Of each entry."""
+        """The row of each entry."""
         return np.repeat(np.arange(self.rows), np.diff(self.starts))
 
     def times(self, weights: Numbers) -> Numbers:
-        """Each row's product with the weights, which are given for each entry."""
+        """Return each row's product with `weights`, one number per entry."""
         return np.asarray(np.bincount(self.row, weights=self.value * weights, minlength=self.rows), dtype=np.float64)
 
     def dense(self) -> Numbers:
-        """The matrix with all its zeros."""
+        """Return the dense matrix."""
         matrix = np.zeros((self.rows, self.features))
         np.add.at(matrix, (self.row, self.feature), self.value)
         return matrix
 
 
 def load(path: Path, features: int | None = None) -> Examples:
-    """Read a file, plain or compressed; features count from 1 in it."""
+    """Read a file, plain or compressed; the file numbers features from 1."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     labels, starts, feature, value = [], [0], [], []
     try:
@@ -72,7 +72,7 @@ def load(path: Path, features: int | None = None) -> Examples:
 
 
 def make(count: int, features: int, per_row: int, seed: int) -> Examples:
-    """Random sparse rows whose labels a random weight of each feature decides, a tenth of them wrongly."""
+    """Make random sparse rows; a random weight per feature decides the labels, of which a tenth is flipped."""
     chance = np.random.default_rng(seed)
     feature = np.sort(chance.random((count, features)).argpartition(per_row - 1, axis=1)[:, :per_row], axis=1).ravel()
     weights = chance.normal(size=features)

@@ -2,10 +2,10 @@
 
 The tables hold how often each word is in each topic (`words`), how many tokens each topic has (`topics`), and which
 topic each token is in (`assignments`, many tokens to a row). A worker samples the tokens of its share of the documents,
-some documents in each clock. `assignments` asks for no staleness, but is read only when documents change hands: their
-next owner then finds them exactly as the last one left them, so the counts stay those of the assignments.
+some documents in each clock. `assignments` has staleness 0, but is read only when documents go to another worker, which
+then finds them exactly as the last one left them, so that counts and assignments agree.
 
-Without a data folder the documents are made by the model itself; with one they are those of `ap.dat.gz` in lda-c's
+Without a data folder the model itself generates the documents; with one they are those of `ap.dat.gz` in lda-c's
 format. Evaluates `loss`: minus the log likelihood of the words given their topics, per token. `topics_alone` is the
 same in one process without tables.
 """
@@ -27,7 +27,7 @@ from paceline.tasks.inputs import require_file, within
 
 Counts = npt.NDArray[np.int32]
 Whole = npt.NDArray[np.int64]
-TOKENS = 64  # of a row of `assignments`
+TOKENS = 64  # per row of `assignments`
 
 
 class Corpus(NamedTuple):
@@ -43,7 +43,7 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(documents: int, vocabulary: int, topics: int, length: int, seed: int) -> Corpus:
-    """Documents of a random model of so many topics; the same for equal arguments."""
+    """Draw documents from a random model with that many topics; the same for equal arguments."""
     chance = np.random.default_rng(seed)
     of_topic = chance.dirichlet(np.full(vocabulary, 0.05), topics)
     mixtures = chance.dirichlet(np.full(topics, 0.2), documents)
@@ -52,7 +52,7 @@ def make_corpus(documents: int, vocabulary: int, topics: int, length: int, seed:
 
 
 def load_corpus(folder: Path) -> Corpus:
-    """Lines of lda-c: how many distinct words, then word:count for each."""
+    """Read lda-c's lines: the number of distinct words, then word:count for each."""
     path = require_file(folder, "ap.dat.gz", "ap.dat")
     opener: Any = gzip.open if path.suffix == ".gz" else open
     words: list[Whole] = []
@@ -71,7 +71,7 @@ def _sample(
     words: Whole, documents: Whole, assigned: Counts, in_document: Counts, in_topic: Counts, totals: Whole,
     chances: npt.NDArray[np.float64], alpha: float, beta: float, vocabulary: int,
 ) -> None:  # fmt: skip
-    """Give every token a topic drawn by what all others say. Counts of others may be old: none is below zero here."""
+    """Draw every token's topic given all others. Stale counts may be below zero and are then taken as zero."""
     topics = len(totals)
     sums = np.empty(topics)
     for token in range(len(words)):
@@ -95,7 +95,7 @@ def _sample(
 
 @cache
 def sampler() -> Callable[..., None]:
-    """The inner loop, compiled."""
+    """Return the compiled inner loop."""
     try:
         import numba
     except ImportError as error:
@@ -105,18 +105,18 @@ def sampler() -> Callable[..., None]:
 
 
 def count_words(words: Whole, assigned: Counts, rows: int, topics: int) -> Counts:
-    """How often each word, or document, is in each topic."""
+    """Count how often each word, or document, is in each topic."""
     cells = np.bincount(words * topics + assigned, minlength=rows * topics)
     return cells.reshape(rows, topics).astype(np.int32)
 
 
 def first_assignment(corpus: Corpus, topics: int, seed: int) -> Counts:
-    """Any topic for any token."""
+    """Return a random topic for every token."""
     return np.random.default_rng(seed).integers(0, topics, len(corpus.words)).astype(np.int32)
 
 
 def loss_of(in_topic: Counts, beta: float) -> float:
-    """Minus the log likelihood of the words given their topics, per token."""
+    """Return minus the log likelihood of the words given their topics, per token."""
     counts = torch.from_numpy(np.maximum(in_topic, 0)).double()
     vocabulary, topics = counts.shape
     totals = counts.sum(dim=0)
@@ -126,7 +126,7 @@ def loss_of(in_topic: Counts, beta: float) -> float:
 
 
 def topics_alone(corpus: Corpus, topics: int, alpha: float, beta: float, passes: int, seed: int) -> Counts:
-    """The same in one process and without tables; how often each word is in each topic."""
+    """Sample in one process without tables; return how often each word is in each topic."""
     chance, sample = np.random.default_rng(seed), sampler()
     assigned = first_assignment(corpus, topics, seed)
     documents = np.repeat(np.arange(corpus.documents), np.diff(corpus.starts))
@@ -142,7 +142,7 @@ def topics_alone(corpus: Corpus, topics: int, alpha: float, beta: float, passes:
 
 
 def in_rows(numbers: Counts, first: int) -> tuple[slice, Counts]:
-    """What is said of tokens from that one on, as rows of `assignments`; of others nothing is said."""
+    """Lay out numbers for the tokens from `first` on as rows of `assignments`, zero for all other tokens."""
     begin, end = first // TOKENS, -(-(first + len(numbers)) // TOKENS)
     rows = np.zeros((end - begin) * TOKENS, dtype=np.int32)
     rows[first - begin * TOKENS :][: len(numbers)] = numbers
@@ -150,7 +150,7 @@ def in_rows(numbers: Counts, first: int) -> tuple[slice, Counts]:
 
 
 class Part(NamedTuple):
-    """Some documents of a worker's share: its tokens, and their words by their place among the distinct ones."""
+    """Some documents of a worker's share: their tokens, with each word as its place among the distinct words."""
 
     first: int  # token
     distinct: Whole
@@ -172,7 +172,7 @@ def train() -> None:
     topics = within("topics", session.option("topics", 10), low=1)
     alpha = within("alpha", session.option("alpha", 0.1), low=1e-6)
     beta = within("beta", session.option("beta", 0.05), low=1e-6)
-    parts = within("parts", session.option("parts", 4), low=1)  # clocks of a pass over a worker's documents
+    parts = within("parts", session.option("parts", 4), low=1)  # clocks per pass over a worker's documents
     clocks = within("clocks", session.option("clocks", 80), low=1)
     documents = within("documents", session.option("documents", 200), low=1)
     vocabulary = within("vocabulary", session.option("vocabulary", 500), low=2)
@@ -205,7 +205,7 @@ def train() -> None:
     mine, pieces, clock = np.empty(0, dtype=np.int64), list[Part](), -1
     while session.clocks < clocks:
         share = session.share(corpus.documents)
-        # A server that went back to a checkpoint has set the clock back, and the assignments with it.
+        # A server restored from a checkpoint has set back the clock, and the assignments with it.
         if not np.array_equal(share, mine) or session.clocks != clock + 1:
             mine, pieces = share, [Part.of(corpus, p) for p in np.array_split(share, parts) if len(p)]
             first, last = (int(corpus.starts[share[0]]), int(corpus.starts[share[-1] + 1])) if len(share) else (0, 0)
@@ -213,7 +213,7 @@ def train() -> None:
             assigned = assignments.get(slice(begin, end)).ravel()[first - begin * TOKENS :] if len(share) else start[:0]
             owned = [assigned[p.first - first :][: len(p.places)] for p in pieces]
             inside = [count_words(p.documents, own, p.size, topics) for p, own in zip(pieces, owned, strict=True)]
-            # Memory that is used again: new pages cost more than what is done with them.
+            # Reused memory: allocating new pages costs more than the work done in them.
             scrap = np.empty((max((len(p.distinct) for p in pieces), default=0), topics), dtype=np.int32)
         work, clock = 1, session.clocks
         if pieces:

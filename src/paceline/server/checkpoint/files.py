@@ -1,14 +1,14 @@
-"""Checkpoints: folders that appear whole or not at all, in forms that any tool can read.
+"""Checkpoints: folders that appear whole or not at all, in formats that any tool can read.
 
 `checkpoints/v000000100/` holds `checkpoint.json` (where the run stood, and the length and checksum of every other
 file), `model.safetensors` (the plain module's `state_dict`), `optimizer.safetensors`, `server.safetensors` where there
 is something beside these (single-precision masters of half-precision parameters, buffers outside the `state_dict`, the
 gradient applied last), and `worker-<i>.safetensors`, each worker's own state as it sent it.
 
-A folder is written under a name that no reader looks at, brought to the disk, and renamed. One of the same version is
-removed only after that, so a second one has a number behind a dot in its name. What a killed writer left is removed by
-the next one. The store is written when a checkpoint begins, without a copy of it in memory; the workers'
-states follow as they come.
+A folder is written under a name that readers ignore, flushed to disk, and renamed. An older one of the same version is
+removed only after that, so the newer one has a serial number after a dot in its name. The next writer removes what a
+killed one left. The store is written when a checkpoint begins, without a copy of it in memory; the workers' states
+follow as they arrive.
 """
 
 import json
@@ -36,33 +36,33 @@ FORMAT = 1
 FOLDER = "checkpoints"
 HEAD = "checkpoint.json"
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
-UNFINISHED, DISCARDED = ".writing-", ".removing-"  # beginnings of names that no reader looks at
+UNFINISHED, DISCARDED = ".writing-", ".removing-"  # prefixes of names that readers ignore
 READ_BYTES = 1 << 20
 
 
 class FileSum(msgspec.Struct, frozen=True):
-    """What a whole file is known by."""
+    """The length and checksum of a whole file."""
 
     nbytes: int
     crc32: int
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """`checkpoint.json`."""
+    """The contents of `checkpoint.json`."""
 
     format: int = FORMAT
-    written: str  # the hour
+    written: str  # when, in UTC
     versions: dict[str, str]
     run: RunSnapshot
-    spec: Any = None  # what these three mean is for whoever holds the weights to say
+    spec: Any = None  # only the code that holds the weights reads these three
     tables: Any = None
     optimizer: Any = None
-    engine: dict[str, Any]  # whatever the engine adds: the phase, evaluations, options in force
+    engine: dict[str, Any]  # added by the run: the phase, evaluations, options in force
     files: dict[str, FileSum]
 
 
 class Checkpointer:
-    """Writes a run's checkpoints, one at a time, and keeps the newest of them."""
+    """Writes a run's checkpoints, one at a time, and keeps the newest ones."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder  # `checkpoints` of the run's folder
@@ -74,7 +74,7 @@ class Checkpointer:
         self._files: dict[str, FileSum] = {}
 
     def begin(self, run: RunSnapshot, contents: Contents, engine: Mapping[str, Any], workers: Iterable[int]) -> None:
-        """Write the weights as they are at this moment; the states of these workers are to follow."""
+        """Write the weights as they are now; the states of these workers follow."""
         self.abandon()
         self.number, self.waiting = run.version, set(workers)
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
@@ -89,7 +89,7 @@ class Checkpointer:
             raise self._cannot_write(error) from error
 
     def state(self, number: int, worker: int, data: bytes) -> bool:
-        """A worker's own state; True if it was the last that the checkpoint under way lacked."""
+        """Write a worker's state; return True if the checkpoint under way waits for no other."""
         if number != self.number or worker not in self.waiting:
             return False
         name = _of_worker(worker)
@@ -101,14 +101,14 @@ class Checkpointer:
         return self.gone(worker)
 
     def gone(self, worker: int) -> bool:
-        """The worker will send nothing; True if nothing is lacking any more."""
+        """Stop waiting for a worker's state; return True if the checkpoint under way waits for no other."""
         if self.number is None or worker not in self.waiting:
             return False
         self.waiting.discard(worker)
         return not self.waiting
 
     def complete(self) -> Path:
-        """Let the checkpoint appear, and remove the oldest beyond those to keep; its folder."""
+        """Let the checkpoint appear, remove the oldest beyond those to keep, and return its folder."""
         if self.number is None:
             raise CheckpointError("there is no checkpoint under way to complete")
         same = [path for path in _all_in(self.folder) if _order(path)[0] == self.number]
@@ -130,7 +130,7 @@ class Checkpointer:
         return place
 
     def abandon(self) -> None:
-        """Give the checkpoint under way up."""
+        """Give up the checkpoint under way."""
         if self.number is not None:
             shutil.rmtree(self._place, ignore_errors=True)
         self.number, self.waiting, self._files = None, set(), {}
@@ -155,7 +155,7 @@ class Checkpointer:
                 shutil.rmtree(path)
 
     def _remove(self, path: Path) -> None:
-        """Under another name first: a reader must never meet half of it."""
+        """Rename it first, so that no reader ever finds half of it."""
         shutil.rmtree(path.rename(path.with_name(f"{DISCARDED}{path.name}")))
 
     def _cannot_write(self, error: OSError) -> CheckpointError:
@@ -167,7 +167,7 @@ class Checkpointer:
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One that was found whole."""
+    """A checkpoint whose files were found whole."""
 
     path: Path
     head: Head
@@ -178,16 +178,16 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> list[int]:
-        """Those whose states are here."""
+        """The workers whose states it holds."""
         return sorted(int(name.split("-")[1].split(".")[0]) for name in self.head.files if name.startswith("worker-"))
 
     def state(self, worker: int) -> bytes | None:
-        """The worker's own state, if it was among those present."""
+        """Return the worker's state; None if the checkpoint has none."""
         name = _of_worker(worker)
         return (self.path / name).read_bytes() if name in self.head.files else None
 
     def contents(self) -> Contents:
-        """The weights as they were."""
+        """Return the weights."""
         head = self.head
         files = {
             name: tensor_files.read(self.path / name) for name in head.files if not name.startswith("worker-")
@@ -197,7 +197,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run's folder or its `checkpoints`; a checkpoint's own folder is itself the newest."""
+    """Return the newest checkpoint in a run's folder or in its `checkpoints`; a checkpoint's own folder as it is."""
     if (folder / HEAD).is_file() and not folder.name.startswith("."):
         return folder
     found = _all_in(folder / FOLDER if (folder / FOLDER).is_dir() else folder)
@@ -205,9 +205,9 @@ def newest(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The newest checkpoint there; every file of it is checked."""
+    """Read the newest checkpoint there, and check every file of it."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder: give a run's folder or one of its checkpoints")
+        raise CheckpointError(f"{folder} is not a folder: give a run's folder or one of its checkpoints")
     path = newest(folder)
     if path is None:
         raise CheckpointError(
@@ -232,7 +232,7 @@ def _read_head(path: Path) -> Head:
     except OSError as error:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; remove its folder to go on from the one before") from error
+        raise CheckpointError(f"{path} is damaged: {error}; remove its folder to resume from the one before") from error
     return head
 
 
@@ -247,8 +247,8 @@ def _check(path: Path, expected: FileSum) -> None:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
     if FileSum(nbytes, checksum) != expected:
         raise CheckpointError(
-            f"{path} is damaged: {nbytes} bytes with checksum {checksum}, written were {expected.nbytes} with "
-            f"{expected.crc32}; remove its folder to go on from the checkpoint before"
+            f"{path} is damaged: {nbytes} bytes with checksum {checksum} instead of {expected.nbytes} with "
+            f"{expected.crc32}; remove its folder to resume from the previous checkpoint"
         )
 
 
@@ -261,13 +261,13 @@ def _of_worker(worker: int) -> str:
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """Version, and which of the checkpoints of that version it is."""
+    """Return a checkpoint's version, and its serial number among those of that version."""
     match = NAME.fullmatch(path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
 def _all_in(folder: Path) -> list[Path]:
-    """Whole checkpoints, the oldest first."""
+    """Return the whole checkpoints, oldest first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / HEAD).is_file()]
@@ -275,7 +275,7 @@ def _all_in(folder: Path) -> list[Path]:
 
 
 def _bring_to_disk(path: Path) -> None:
-    """A rename must not reach the disk before what it names."""
+    """Flush to disk: a rename must not get there before what it names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Settings of a run that goes on from a checkpoint: what was not given is taken over, what contradicts it is refused.
+"""Settings of a resumed run: what was not given comes from the checkpoint, what contradicts it is refused.
 
-A seed that differs would shuffle the data in another order: samples used before would be used again and others never.
+Another seed would shuffle the data in another order: some samples would be used twice and others never.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from paceline.strategies import build, build_peer, canonical, is_peer
 
 
 def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -> RunConfig:
-    """The settings in force."""
+    """Return the settings in force for a run resumed from this checkpoint."""
     engine = found.head.engine
     strategy = engine.get("peer") or found.run.strategy
     lacking = {"seed", "workers", "sampling"} - engine.keys()
@@ -35,12 +35,12 @@ def settings_of(found: checkpoint.Checkpoint, config: RunConfig, workers: int) -
 
 
 def _canonical(spec: str, seed: int) -> str:
-    """However its options are spelt."""
+    """Return the strategy in one spelling, however its options were given."""
     return canonical(build_peer(spec, seed, 0) if is_peer(spec) else build(spec, seed))
 
 
 def checkpoint_at(given: Path) -> checkpoint.Checkpoint:
-    """The checkpoint that a run's folder, or its own, stands for."""
+    """Read the checkpoint to resume from; `given` is a run's folder or a checkpoint's own."""
     if checkpoint.newest(given) is None:
         raise OptionError(
             f"--resume: {given} holds no checkpoint; give the folder of a run that had --checkpoint-every, or of one "

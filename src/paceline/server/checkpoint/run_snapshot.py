@@ -1,9 +1,9 @@
-"""A coordinator's place in a run as plain data, and a fresh one that goes on from there.
+"""A coordinator's state as plain data, and a fresh coordinator that continues from it.
 
-Nobody survives a restore: every worker joins again. So a snapshot has nothing outstanding: what workers compute and
-what is held stands in it as unallotted, first to be issued again, in worker order. The restored strategy is told that
-all its workers have gone, before any of them joins. What it decides about them on that occasion is on record and
-without effect, since their pushes and grants are no more; only its timers are set.
+No worker survives a restore: all join again. So a snapshot has nothing outstanding: it records samples that workers
+compute or whose pushes are held as unallotted, to be issued again first, in worker order. The restored strategy is told
+that all its workers have left before any of them joins. Its decisions on that are journaled but not carried out, since
+the pushes and grants no longer exist; only its timers are set.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from paceline.strategies import canonical
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands between two events."""
+    """The state of a run between two events."""
 
     version: int
     at: float
@@ -33,7 +33,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     round_samples: int
     pushes: int
     tickets: int
-    members: tuple[int, ...]  # the workers the strategy takes for present or idle
+    members: tuple[int, ...]  # the workers that are present or idle to the strategy
     strategy: str  # in the form `name:option=value`
     strategy_state: dict[str, Any]
     timers: dict[str, float]
@@ -42,12 +42,12 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restored(self) -> Restored:
-        """The same for the journal's header."""
+        """What the journal's header says of it."""
         return Restored(self.version, self.at, self.used, self.lost, self.pushes)
 
 
 def snapshot(coordinator: Coordinator, at: float) -> RunSnapshot:
-    """All of the run that is not in the store; to be taken between two events."""
+    """Return the coordinator's state, all but the store; call it between two events."""
     c = coordinator
     if c.busy:
         raise InternalError(f"a snapshot of version {c.version} was asked for in the middle of a decision")
@@ -73,7 +73,7 @@ def snapshot(coordinator: Coordinator, at: float) -> RunSnapshot:
 
 
 def outstanding(coordinator: Coordinator) -> list[Outstanding]:
-    """What is allotted and not settled, in worker order: held pushes as they came in, then the running grant."""
+    """Return what is allotted and not settled, in worker order: held pushes as they arrived, then the grant."""
     owned: dict[int, list[Allotment]] = defaultdict(list)
     for _, held in sorted(coordinator.held.items()):
         owned[held.worker] += held.allotments
@@ -84,10 +84,10 @@ def outstanding(coordinator: Coordinator) -> list[Outstanding]:
 
 
 def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
-    """Make a fresh coordinator, whose strategy is of the snapshot's kind, go on from there.
+    """Make a fresh coordinator, whose strategy is of the snapshot's kind, continue from a snapshot.
 
-    The journal's header, with the strategy's state in it, must have been written. The phase's ledger is the caller's:
-    a fresh one with `ledger.restore(taken.ledger)`, opened with `taken.round_samples`.
+    The journal's header, with the strategy's state in it, must have been written. The caller restores the phase's
+    ledger: a fresh one with `ledger.restore(taken.ledger)`, opened with `taken.round_samples`.
     """
     c = coordinator
     if canonical(c.strategy) != taken.strategy:
@@ -101,7 +101,7 @@ def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
     c.strategy.restore(taken.strategy_state)
     for name, due in taken.timers.items():
         c.effects.set_timer(name, due, c.timers.set(name, due))
-    # The fastest first: each that leaves may let `min` rise, and everybody is to join where the slowest stood.
+    # Fastest first: a slower one's leaving would raise the minimum clock, and all must rejoin where the slowest was.
     clocks = getattr(getattr(c.strategy.state, "clocks", None), "of", {})
     for worker in sorted(taken.members, key=lambda worker: (-clocks.get(worker, 0), worker)):
         event = Left(at, worker, "crash")

@@ -1,9 +1,9 @@
-"""When checkpoints are taken, and how a run goes on from one.
+"""When checkpoints are taken, and how a run continues from one.
 
-A checkpoint is taken between two decisions. The workers' own states (random generators, kept objects) are asked for
-with the first grant that each of them gets after the version that made the checkpoint due, so that under bsp they are
-exactly those of that version. The first one is taken when training begins and one more at the end of every phase: a
-restored server never stands in a phase that all its workers have left behind.
+A checkpoint is taken between two decisions. The first grant that each worker gets after the version that made the
+checkpoint due also asks for the worker's own state (random generators, kept objects), so that under bsp the states are
+exactly those of that version. One checkpoint is taken when training begins and one at the end of every phase, before
+workers leave it: a restored server never resumes a phase that all its workers have left.
 """
 
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of one run; without --checkpoint-every there are none."""
+    """The checkpoints of one run; there are none without --checkpoint-every."""
 
     def __init__(self, run: "ServerRun", flush: Callable[[], None]) -> None:
         config, folder = run.plan.config, run.plan.folder
@@ -36,27 +36,27 @@ class Checkpoints:
         if self.every is not None and folder is not None:
             self._writer = files.Checkpointer(folder / files.FOLDER, config.checkpoint_keep)
         self.due = False
-        self._number = 0  # names what was asked of the workers
+        self._number = 0  # of the latest request for workers' states
         self._began = 0.0
         self._next_version = 0
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint lacks something."""
+        """Whether a checkpoint is waiting for workers' states."""
         return self._writer is not None and self._writer.number is not None
 
     def count_from(self, version: int) -> None:
-        """The run begins, or goes on, at this version."""
+        """Make the next checkpoint due the set number of versions after this one."""
         if self.every is not None:
             self._next_version = version + round(self.every.amount)
 
     @property
     def by_versions(self) -> bool:
-        """Whether they fall due by the number of versions."""
+        """Whether checkpoints are due by the number of versions."""
         return self._writer is not None and self.every is not None and self.every.unit == "v"
 
     def on_version(self, version: int, at: float) -> None:
-        """A version was made."""
+        """Ask for a checkpoint if this version makes one due."""
         del at
         if version >= self._next_version:
             self.ask()
@@ -64,19 +64,19 @@ class Checkpoints:
     # -- taking one --------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """From here on every grant asks its worker for its state; the rest follows between two decisions."""
+        """Start a checkpoint: every grant asks for its worker's state, and `take` follows between two decisions."""
         if self._writer is None or self.every is None:
             return
         self.finish()
         self._number += 1
         self.count_from(self._run.coordinator.version)
-        self._run.exchange.refresh(self._become_due)  # where models are elsewhere, the store is to hold their average
+        self._run.exchange.refresh(self._become_due)  # where nodes hold the models, the store gets their average
 
     def _become_due(self) -> None:
         self.due = True
 
     def take(self) -> None:
-        """Write what the server has; the workers' states follow."""
+        """Write the server's part of the checkpoint; the workers' states follow."""
         self.due = False
         run, writer = self._run, self._writer
         contents = run.exchange.contents()
@@ -98,7 +98,7 @@ class Checkpoints:
             self.finish()
 
     def number_for(self, worker: int) -> int | None:
-        """What a grant to this worker asks for, once."""
+        """Return the number under which a grant asks for this worker's state; None if it need not ask."""
         if self._writer is None:
             return None
         script = self._run.workers.records[worker].script
@@ -109,7 +109,7 @@ class Checkpoints:
         return self._number
 
     def on_state(self, worker: int, state: SavedState) -> None:
-        """A worker's own state."""
+        """Add a worker's state to the checkpoint under way."""
         writer = self._writer
         if writer is None or state.number != self._number or writer.number is None:
             return
@@ -117,12 +117,12 @@ class Checkpoints:
             self.finish()
 
     def on_removed(self, worker: int) -> None:
-        """The worker will send nothing."""
+        """Stop waiting for the state of a worker that is gone."""
         if self._writer is not None and self._writer.gone(worker):
             self.finish()
 
     def on_phase_end(self) -> None:
-        """Whole before the workers leave the phase; then once more, to be completed by their states."""
+        """Write a whole checkpoint before workers leave the phase, then start one that their states complete."""
         if self._writer is not None:
             self.take()
             self.finish()
@@ -130,7 +130,7 @@ class Checkpoints:
             self.take()
 
     def finish(self) -> None:
-        """Let the checkpoint under way appear; a worker that never gave its state will start with fresh numbers."""
+        """Complete the checkpoint under way; workers whose states are missing will start with fresh random numbers."""
         if self._writer is None or self._writer.number is None:
             return
         version, lacking = self._writer.number, sorted(self._writer.waiting)
@@ -139,35 +139,35 @@ class Checkpoints:
         if lacking:
             data["without_state_of"] = lacking
         self._run.coordinator.observe(self._run.moment(), "checkpoint", data)
-        self.flush()  # or a killed server's journal could end before the checkpoint that its successor goes on from
+        self.flush()  # else a killed server's journal could end before the checkpoint that its successor uses
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up the checkpoint under way."""
         if self._writer is not None:
             self._writer.abandon()
 
 
 class Resumption:
-    """A run that goes on from a checkpoint."""
+    """The checkpoint that a run continues from, and what of it is not yet restored."""
 
     def __init__(self, path: Path) -> None:
         self.found = files.read(path)
         self.engine = self.found.head.engine
-        self.unfinished_phase: int | None = None  # whose data is not yet taken up again
-        self.seen_until: float | None = None  # what the scenario did before that time has happened
+        self.unfinished_phase: int | None = None  # the phase whose ledger is not yet restored
+        self.seen_until: float | None = None  # scenario events up to that time have happened
 
     @property
     def run(self) -> RunSnapshot:
         return self.found.run
 
     def header(self, given: Header) -> Header:
-        """What the journal begins with, or goes on with."""
+        """Return the header with which the journal begins or continues."""
         restored = self.run.restored
         strategy = given.strategy if self.engine.get("peer") else self.run.strategy
         return msgspec.structs.replace(given, strategy=strategy, snapshot=self.run.strategy_state, restored=restored)
 
     def carry_out(self, run: "ServerRun", at: float) -> None:
-        """Bring model, decisions and data to where they were."""
+        """Restore the exchange, the coordinator and the run."""
         engine, taken = self.engine, self.run
         states = {worker: state for worker in self.found.workers if (state := self.found.state(worker)) is not None}
         try:
@@ -175,7 +175,7 @@ class Resumption:
         except CheckpointError as error:
             raise CheckpointError(f"{self.found.path}: {error}") from error
         restore(run.coordinator, taken, at)
-        run.restore(engine["run_state"] if "run_state" in engine else engine["conduct"])  # the older name
+        run.restore(engine["run_state"] if "run_state" in engine else engine["conduct"])  # the key in older checkpoints
         running = bool(engine["running"])
         run.phases.number = int(engine["phase"]) - (1 if running else 0)
         if running:
@@ -184,7 +184,7 @@ class Resumption:
             run.emulation.resume({int(worker): count for worker, count in engine["attempts"].items()})
 
     def take_up(self, phase: int, ledger: Ledger) -> int | None:
-        """Bring a phase's data to where the checkpoint left it; its nominal round, None if there is nothing to do."""
+        """Restore a phase's ledger and return its nominal round; None if there is nothing to restore."""
         if self.unfinished_phase is None:
             return None
         if self.run.ledger is None or phase != self.unfinished_phase:
