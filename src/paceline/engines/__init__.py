@@ -1,8 +1,8 @@
-"""The engines: where processes run and what a second is. One is loaded when a run asks for it by its name.
+"""The engines: where processes run and what a second is. An engine's module is imported when a run asks for it by name.
 
-A module of an engine has `launch(train, plan, sink, progress)`, which carries one run and gives its `Launched` back.
+Each has `launch(train, plan, sink, progress)`, which carries one run and returns its `Launched`.
 
-Not public: `paceline.launch(engine=...)` chooses one; only `paceline.engines.sim.light` is.
+Not public: `paceline.launch(engine=...)` chooses one. Only `paceline.engines.sim.light` is public.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ _ENGINES: dict[str, tuple[Capabilities, str]] = {
 
 
 def capabilities(name: str) -> Capabilities:
-    """What the engine of that name can do."""
+    """Return what the engine of that name can do."""
     return _ENGINES[name][0]
 
 
 def load(name: str) -> Any:
-    """Its module."""
+    """Import the engine's module."""
     return importlib.import_module(_ENGINES[name][1])
 
 
 @contextlib.contextmanager
 def prepared(config: RunConfig) -> Iterator[None]:
-    """Begin with what takes long before a launch: a nursery imports torch while this process does the same."""
+    """Start a nursery ahead of the launch, so that it imports torch while this process does the same."""
     from paceline.engines.local import nursery
 
     if config.start == "fresh" or not nursery.possible():
@@ -42,5 +42,5 @@ def prepared(config: RunConfig) -> Iterator[None]:
 
 
 def start_alone() -> Any:
-    """The context of a script that runs by itself."""
+    """Return the context of a script that runs without a launcher."""
     return importlib.import_module("paceline.engines.alone").start()

@@ -1,8 +1,8 @@
-"""`python train.py` without a launcher: one worker in its own process, on the wall's clock.
+"""`python train.py` without a launcher: one worker in its own process, in wall-clock time.
 
-The same run as everywhere, driven from inside the worker's own calls: what the session sends is dealt with when it is
-sent, and answers wait until they are asked for. Evaluation runs inline; warnings, and at level info evaluations, go to
-the logger `paceline`.
+The same run as under a launcher, driven from the worker's own calls: each message is handled as it is sent, and answers
+queue up until the worker asks for them. Evaluation runs inline; warnings, and at level info evaluations, go to the
+logger `paceline`.
 """
 
 import time
@@ -47,12 +47,12 @@ class Alone(TensorsByReference):
     # -- the worker's end --------------------------------------------------------------------------------------------
 
     def send_up(self, message: ToServer) -> None:
-        """What the worker says is dealt with at once."""
+        """Handle a message of the worker at once."""
         self.run.on_message(WORKER, 0, message, self.now())
         self.run.attend(self.now())
 
     def receive(self) -> ToWorker:
-        """The answer, which is there."""
+        """Return the next answer."""
         if not self._answers:
             raise InternalError("the only worker waits for an answer that nobody can give")
         return self._answers.popleft()
@@ -67,23 +67,23 @@ class Alone(TensorsByReference):
         return time.monotonic() - self._began
 
     def start_clock(self, at: float) -> None:
-        """It has run since the script began."""
+        """Do nothing: the clock has run since the script began."""
 
     def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
-        """The only worker waits for nobody; of what is to come at some moment only the end of others' waits matters."""
+        """Drop the call: later calls end waits for others or emulate a scenario, and here there is neither."""
         del at, call, argument, keeps_alive
 
     def wake(self) -> None:
-        """The run is looked after whenever the worker has said something."""
+        """Do nothing: `send_up` attends to the run after each message."""
 
     def start(self, worker: int, incarnation: int) -> None:
-        """There is one, and it runs."""
+        """Do nothing: the only worker is running."""
 
     def control(self, worker: int, what: Control) -> None:
-        """Nobody stops the only worker."""
+        """Do nothing: without a scenario nobody pauses or kills the worker."""
 
     def crash_server(self) -> None:
-        """There is no scenario."""
+        """Do nothing: without a scenario there is no such event."""
 
     def send(self, worker: int, message: ToWorker) -> None:
         del worker
@@ -101,11 +101,11 @@ class Alone(TensorsByReference):
         return call()
 
     def effort(self) -> None:
-        """The script's process is the server's."""
+        """Return None: script and server share one process."""
 
 
 class AloneLink:
-    """The worker's end of itself."""
+    """The worker's end of the link to its own process."""
 
     def __init__(self, alone: Alone) -> None:
         self._alone = alone
@@ -127,6 +127,6 @@ class AloneLink:
 
 
 def start() -> WorkerContext:
-    """The context of a script that runs by itself."""
+    """Return the context of a script that runs without a launcher."""
     link = AloneLink(Alone(RunConfig()))
     return WorkerContext(worker=WORKER, workers=1, endpoint=link, shared=Shared(), evaluates=True, device="cpu")

@@ -2,7 +2,7 @@
 
 The names of this module are public, and so is each strategy's class with its options: `paceline.strategies.asp.Asp`.
 What an author of a strategy needs is here, too: `Strategy`, `Options` and `State` to derive from, the events that
-`handle` gets, the actions that it returns, and the bookkeeping of workers and held pushes (docs/howto).
+`handle` gets, the actions that it returns, and the bookkeeping of workers and held pushes (see docs/howto).
 """
 
 from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer, Track

@@ -73,7 +73,7 @@ class AdaptiveKOptions(GrowthOptions, frozen=True, kw_only=True):
 
     @property
     def constants(self) -> Constants:
-        """Those of the bound; only with test=bound."""
+        """The constants of the bound; only with test=bound."""
         values: dict[str, Any] = {name: getattr(self, name) for name in CONSTANTS}
         return Constants(values["eta"], values["L"], values["c"], values["sigma2"], values["s"])
 

@@ -79,7 +79,7 @@ class AdaptiveSync(Strategy):
     state: AdaptiveSyncState
 
     def handle(self, event: Event) -> list[Action]:
-        """Take note of what happened and say what to do."""
+        """Update the state with an event and return what to do."""
         match event:
             case Pushed():
                 return self._pushed(event)
@@ -128,7 +128,7 @@ class AdaptiveSync(Strategy):
         state, worker = self.state, event.worker
         if event.cause != "idle":
             state.interference.forget(worker)
-        # Where the last worker of a round leaves, its own round is the only one left to weigh its push by.
+        # If the last worker leaves, its push is weighted by the round that still includes it.
         before = state.roster.round_samples
         if not state.roster.leave(event):
             return []
@@ -137,7 +137,7 @@ class AdaptiveSync(Strategy):
         state.expected.pop(worker, None)
         state.interference.calm(worker)
         if event.cause == "idle":
-            state.starts[worker] = state.starts.get(worker, 1) - 1  # the last one yielded nothing
+            state.starts[worker] = state.starts.get(worker, 1) - 1  # its last grant yielded nothing
         else:
             state.starts.pop(worker, None)
             state.pushed.pop(worker, None)
@@ -164,7 +164,7 @@ class AdaptiveSync(Strategy):
         return [mark] if state.expected else self._turn(event.at, [], [mark])
 
     def _judge(self, event: Pushed) -> list[Action]:
-        """Take the push's times in; what changed in the node's standing."""
+        """Record the push's times; return a mark if the node became disturbed or steady."""
         state, worker = self.state, event.worker
         interference, nominal = state.interference, state.roster.present[worker]
         if not self.options.cap:
@@ -183,7 +183,7 @@ class AdaptiveSync(Strategy):
         return []
 
     def _review(self) -> None:
-        """When everyone is disturbed nobody is excused: who is expected changes only as that begins or ends."""
+        """Update the expected nodes when all nodes become disturbed, which excuses none of them, or no longer are."""
         state = self.state
         every = 0 < len(state.roster.present) == len(state.interference.missed)
         if every != state.all_disturbed:
@@ -257,7 +257,7 @@ class AdaptiveSync(Strategy):
         return [*grants, *self._clear(unwatched), *timers]
 
     def _patience(self, worker: int) -> float | None:
-        """Seconds until the node is overdue; None if it cannot be told, or would excuse nobody."""
+        """Return the seconds until the node is overdue; None if unknown, or if being overdue would change nothing."""
         state = self.state
         if not self.options.cap or worker in state.interference.missed:
             return None
@@ -270,7 +270,7 @@ class AdaptiveSync(Strategy):
         return [SetTimer(f"{TIMER}{worker}", None, f"w{worker} computes nothing") for worker in workers]
 
     def _apply_held(self, reason: str, nominal: int) -> list[Action]:
-        """One step of all that is held; each push weighs its share of a nominal round."""
+        """Apply all held pushes as one step, each weighted by its share of a nominal round."""
         held, self.state.held = in_worker_order(self.state.held), []
         if not held:
             return []

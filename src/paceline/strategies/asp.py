@@ -27,5 +27,5 @@ class Asp(Ssp):
 
     @staticmethod
     def bound_of(options: Any) -> float:  # noqa: ARG004
-        """No lead is too long."""
+        """Return no bound."""
         return inf

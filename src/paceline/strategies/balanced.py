@@ -5,9 +5,9 @@ what it can finish by the round's predicted end, and the round is one whole step
 
 So a run has the statistics of BSP at nearly the sum of all workers' speeds. With `pieces=guided` a worker takes half or
 more of its share of what remains, then of its share of the rest, and so on; each piece extends its held push. The more
-even its times, the larger the pieces, and where a request costs more than the unevenness it could take away, all that
-fits at once. If nobody computes and samples of the round remain, the end is predicted anew; what a grant did not yield,
-and what a leaver did not deliver, returns to the round.
+even its times, the larger the pieces; where a request costs more than the unevenness it could remove, the worker takes
+all that fits at once. If nobody computes and samples of the round remain, the end is predicted again; samples that a
+grant did not yield, or that a leaver did not deliver, return to the round.
 With `pieces=one` each worker gets one share per round, and the round is what arrives.
 The global batch is the nominal work of the workers present and idle at the round's start. A round in which workers
 come together, as the first one, has no prediction: a newcomer adds its own nominal work. A worker too slow for even one
@@ -40,13 +40,13 @@ class BalancedOptions(Options, frozen=True):
 
 
 class BalancedState(State):
-    """The round under way, and everyone's pace."""
+    """The round under way, and every worker's pace."""
 
     roster: Roster = field(default_factory=Roster)
     paces: Paces = field(default_factory=Paces)
     completed: int = 0
-    gathering: bool = True  # workers come together: no prediction, and each adds its nominal work
-    remaining: int = 0  # samples of the round that nobody has
+    gathering: bool = True  # the round has no prediction yet, and each newcomer adds its nominal work
+    remaining: int = 0  # samples of the round that are not granted
     end: float | None = None  # predicted
     speeds: dict[int, float] = {}  # samples per second of the measured workers that take part
     speed: float = 0.0  # their sum
@@ -91,7 +91,7 @@ class Balanced(Strategy):
             state.paces.forget(worker)
             marks.append(Mark(worker, "active", f"w{worker} finished a sample within the round: measured again"))
         if event.samples == 0:
-            # Refused samples are settled as lost: the round does without them.
+            # The ledger settles refused samples as lost, so they do not return to the round.
             state.closed.append(event)
         else:
             state.open[worker] = event
@@ -135,7 +135,7 @@ class Balanced(Strategy):
             state.gathering, state.remaining, state.end = True, 0, None
             return self._apply(f"w{worker} left: nobody is present")
         if not gone:
-            self._admit(state.on_trial)  # the data is at its end, and so may their grants be: nothing to take back
+            self._admit(state.on_trial)  # the data has run out, and perhaps their grants with it: cancel none
         if self.options.pieces == "guided":
             state.remaining += asked
             if asked and gone and state.asked:
@@ -143,7 +143,7 @@ class Balanced(Strategy):
         return self._go_on(event.at, [], [])
 
     def _go_on(self, now: float, free: list[int], marks: list[Action]) -> list[Action]:
-        """Offer the free workers more; where nobody computes any more, finish the round."""
+        """Offer the free workers more samples; if nobody computes any more, finish the round."""
         state, guided = self.state, self.options.pieces == "guided"
         grants = self._pieces(now, free) if guided else []
         if len(state.asked) > len(state.on_trial):
@@ -163,7 +163,7 @@ class Balanced(Strategy):
         return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now, marks)]
 
     def _share_anew(self, now: float) -> list[Action]:
-        """Predict the round's end from here, for the samples that nobody has and the workers that are free."""
+        """Predict the round's end again, for the ungranted samples and the free workers, and grant pieces."""
         state = self.state
         present = [worker for worker in state.roster.present if worker not in state.asked]
         free = [worker for worker in present if worker not in state.left_out]
@@ -179,7 +179,7 @@ class Balanced(Strategy):
         return self._some_pieces(now, free)
 
     def _admit(self, workers: Iterable[int]) -> None:
-        """Let these take part, however slow they are."""
+        """Let these workers take part, however slow they are."""
         state = self.state
         for worker in sorted(workers):
             state.on_trial.discard(worker)
@@ -187,7 +187,7 @@ class Balanced(Strategy):
             self._count(worker)
 
     def _some_pieces(self, now: float, free: list[int]) -> list[Action]:
-        """Grants for these workers, without regard to the predicted end if that is too near for any."""
+        """Return grants for these workers; ignore the predicted end if it is too near for any."""
         grants = self._pieces(now, free)
         if grants or self.state.asked:
             return grants
@@ -195,7 +195,7 @@ class Balanced(Strategy):
         return self._pieces(now, free)
 
     def _begin(self, now: float, marks: list[Action]) -> list[Action]:
-        """Start a round: predict its end, and see who is too slow for it."""
+        """Start a round: predict its end, and leave out workers too slow for it."""
         state, guided = self.state, self.options.pieces == "guided"
         present = state.roster.present
         state.completed += 1
@@ -214,7 +214,7 @@ class Balanced(Strategy):
         return [*self._some_pieces(now, list(present)), *marks]
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
-        """Whether the worker takes part in the round, and what changes by that."""
+        """Decide whether the worker takes part in the round; return the marks of a change."""
         state = self.state
         retry = state.left_out.get(worker)
         if fitting:
@@ -232,11 +232,11 @@ class Balanced(Strategy):
         return []
 
     def _pieces(self, now: float, free: list[int]) -> list[Action]:
-        """Grants for these workers, as far as samples of the round remain and fit."""
+        """Return grants for these workers, as far as samples of the round remain and fit."""
         state = self.state
-        remaining = state.remaining  # shares are of what there was before this decision, whoever comes first
+        remaining = state.remaining  # each share is of what remained before this decision
         grants: dict[int, Action] = {}
-        # Who has to be measured comes first: the prediction leaves the others no reason to spare a sample for it.
+        # Workers to be measured come first: by the prediction the others would take every sample.
         for worker in sorted(free, key=lambda w: (not self._must_be_measured(w), w)):
             if worker in state.left_out or worker in state.asked:
                 continue
@@ -246,7 +246,7 @@ class Balanced(Strategy):
         return [grants[worker] for worker in sorted(grants)]
 
     def _must_be_measured(self, worker: int) -> bool:
-        """Its speed is unknown, or known from so long ago that it may be another by this time."""
+        """Whether its speed is unknown, or was measured so long ago that it may have changed."""
         state = self.state
         long_ago = state.completed - state.served.get(worker, 0) >= RETRY_ROUNDS
         return long_ago or worker in state.on_trial or not state.paces.known(worker)
@@ -271,7 +271,7 @@ class Balanced(Strategy):
         return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
 
     def _first_piece(self, worker: int) -> int:
-        """Samples for a worker of unknown speed."""
+        """Return the samples for a worker of unknown speed."""
         nominal = self.state.roster.present[worker]
         return nominal if self.options.pieces == "one" else max(1, nominal // PROBE)
 
@@ -284,7 +284,7 @@ class Balanced(Strategy):
         return Grant(worker, work, state.completed + 1, reason, held.push if held else None)
 
     def _count(self, worker: int) -> None:
-        """A measured worker that takes part adds to the total speed."""
+        """Add the worker to the total speed if it is measured and takes part."""
         state = self.state
         out = worker in state.left_out or worker in state.on_trial or worker in state.speeds
         if state.paces.known(worker) and not out:
@@ -292,7 +292,7 @@ class Balanced(Strategy):
             state.speed += state.speeds[worker]
 
     def _apply(self, reason: str) -> list[Action]:
-        """One whole step of all that the round has brought, whose times enter the averages."""
+        """Apply all pushes of the round as one whole step, and add its times to the averages."""
         state = self.state
         state.paces.end_round()
         held = [*state.open.values(), *state.closed]

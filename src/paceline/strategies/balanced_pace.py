@@ -1,4 +1,4 @@
-"""How much each worker of a balanced round takes: arithmetic on measured times, without any state of the round.
+"""How many samples each worker of a balanced round takes: arithmetic on measured times, without the round's state.
 
 A worker needs `start` seconds before its first sample, which is the cost of a request, and `per_sample` for each one.
 """
@@ -12,29 +12,29 @@ import msgspec
 from paceline.core.events import Pushed
 from paceline.strategies.monitor import SMOOTHING, Monitor
 
-ROUNDING = 1e-3  # samples; differences of times leave that much in doubt
+ROUNDING = 1e-3  # samples; the rounding error that differences of times leave
 
-RESERVE = 4  # mean deviations; what is kept back for later pieces, half of the share at most
-EVENED_OUT = 0.5  # the part of a piece's unevenness that a further one takes away: measured
+RESERVE = 4  # mean deviations; kept back for later pieces, half of the share at most
+EVENED_OUT = 0.5  # the part of a piece's unevenness that one more piece removes; measured
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
-    """What a worker needs from here on, in seconds."""
+    """The time that a worker needs, in seconds."""
 
     start: float
     per_sample: float
 
     def fitting(self, seconds: float) -> int:
-        """Whole samples that the worker finishes in this time."""
+        """Return the whole samples that the worker finishes in this time."""
         left = seconds - self.start
         return max(0, floor(left / self.per_sample + ROUNDING)) if left > 0 else 0
 
 
 def seconds_for(samples: int, paces: Iterable[Pace]) -> float:
-    """The shortest time in which these workers finish so many samples together, in whole samples each.
+    """Return the shortest time in which these workers together finish so many samples, in whole samples each.
 
-    The time for divisible work is too short by less than a sample of each; those are added one at a time, each to the
-    worker that finishes it first.
+    In the time for divisible work each worker falls short by less than one sample; the missing ones are added one at a
+    time, each to the worker that finishes it first.
     """
     order = sorted(paces, key=lambda pace: pace.start)
     divisible, speed, offset = order[0].start, 0.0, 0.0
@@ -55,7 +55,7 @@ def seconds_for(samples: int, paces: Iterable[Pace]) -> float:
 
 
 class Took(msgspec.Struct):
-    """What a worker has computed in the round under way."""
+    """The samples and times of a worker in the round under way."""
 
     transfer_s: float  # of a piece that starts with a fresh model
     samples: int = 0
@@ -71,17 +71,17 @@ class Paces(msgspec.Struct):
     took: dict[int, Took] = {}
 
     def known(self, worker: int) -> bool:
-        """Has the worker been measured?"""
+        """Whether the worker has been measured."""
         return worker in self.monitor.nodes
 
     def of(self, worker: int, goes_on: bool) -> Pace:
-        """The pace of its next piece; going on with a held push costs no fresh model."""
+        """Return the pace of its next piece; going on with a held push costs no fresh model."""
         node = self.monitor.nodes[worker]
         start = self.request.get(worker, node.transfer) if goes_on else node.transfer
         return Pace(start, node.per_sample)
 
     def measure(self, event: Pushed, samples: int, nominal: int, goes_on: bool) -> None:
-        """Take in a piece; a worker's first one is its estimate, later ones are averaged when the round ends."""
+        """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends."""
         worker, compute_s, transfer_s = event.worker, event.compute_s, event.transfer_s
         if goes_on:
             before = self.request.get(worker, transfer_s)
@@ -99,23 +99,23 @@ class Paces(msgspec.Struct):
             took.transfer_s = transfer_s
 
     def end_round(self) -> None:
-        """Average what the round has told."""
+        """Add the round's times to the averages."""
         for worker, took in self.took.items():
             nominal = self.monitor.nodes[worker].nominal
             self.monitor.record(worker, took.samples, nominal, took.compute_s, took.transfer_s)
         self.took = {}
 
     def forget(self, worker: int) -> None:
-        """The process is gone, or has to be measured afresh."""
+        """Drop the measurements of a process that is gone or has to be measured again."""
         self.monitor.forget(worker)
         self.request.pop(worker, None)
         self.spread.pop(worker, None)
         self.took.pop(worker, None)
 
     def piece(self, worker: int, fair: float, fitting: int, goes_on: bool) -> int:
-        """Samples to take of a fair share: half of it or more, so that the rest can still be shifted.
+        """Return the samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
-        Where a request costs more than the unevenness that shifting the rest takes away, everything that fits.
+        Where one more request costs more than the unevenness that it would remove, all that fits.
         """
         pace, spread = self.of(worker, goes_on), self.spread.get(worker, 0.0)
         cost = self.request.get(worker, self.monitor.nodes[worker].transfer)

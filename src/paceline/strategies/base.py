@@ -1,11 +1,11 @@
-"""What every strategy is: options, plain-data state, and one mutator, `handle`.
+"""The base of every strategy: options, plain-data state, and one mutator, `handle`.
 
 There are two kinds. A `Strategy` is central: one machine decides for all workers of a server. A `Peer` (peers/base.py)
 decides for one node of a run without a server, and every node has its own.
 
-Rule one: a strategy sees nothing but its events. Time is `event.at`, chance is the injected `random.Random`, gradients
-are numbers on the event. Rule two: all that it remembers lives in `self.state`, a struct of plain data, so that
-`snapshot` and `restore` need no code of their own and a resumed run decides as an uninterrupted one would.
+Rule one: a strategy sees nothing but its events. Time is `event.at`, randomness is the injected `random.Random`,
+gradients are numbers on the event. Rule two: all that it remembers lives in `self.state`, a struct of plain data, so
+that `snapshot` and `restore` need no code in a strategy and a resumed run decides as an uninterrupted one would.
 """
 
 import random
@@ -31,10 +31,10 @@ class State(msgspec.Struct):
 
 
 class Machine(ABC):
-    """What strategies of both kinds have in common: words, options, chance, and a state that can be written down."""
+    """What strategies of both kinds have in common: description, options, randomness, and a state that can be saved."""
 
     kind: ClassVar[Kind]
-    name: ClassVar[str]  # the class's own unless given
+    name: ClassVar[str]  # the name of the class unless given
     rule: ClassVar[str]  # one sentence; the docstring's first line unless given
     citation: ClassVar[str] = "unpublished"
     Options: ClassVar[type[Options]] = Options
@@ -47,19 +47,19 @@ class Machine(ABC):
         cls.rule = own.get("rule", (cls.__doc__ or "").strip().partition("\n")[0])
 
     def __init__(self, options: Any = None, rng: random.Random | None = None, **given: Any) -> None:
-        """An engine gives options and chance; `launch(strategy=Mine(staleness=2))` gives options by name."""
+        """An engine passes options and `rng`; `launch(strategy=Mine(staleness=2))` passes options by name."""
         self.options: Any = self.Options(**given) if options is None else options
         self.rng = rng or random.Random(0)
         self.state: Any = self.State()
 
     def snapshot(self) -> dict[str, Any]:
-        """All that `restore` needs, as plain data."""
+        """Return all that `restore` needs, as plain data."""
         state = msgspec.to_builtins(self.state, str_keys=True)
         return {"state": state, "random": msgspec.to_builtins(self.rng.getstate())}
 
     def restore(self, data: dict[str, Any]) -> Self:
-        """Go on from where `snapshot` was taken."""
-        # Strings such as "inf" are how JSON carries numbers it has no notation for, hence the lax conversion.
+        """Return to the state of a snapshot."""
+        # Lax, because JSON carries numbers that it has no notation for as strings such as "inf".
         self.state = msgspec.convert(data["state"], type(self.state), str_keys=True, strict=False)
         version, internal, gauss = data["random"]
         self.rng.setstate((version, tuple(internal), gauss))
@@ -75,21 +75,21 @@ class Strategy(Machine):
     needs_norms: bool = False  # put the gradient's norm on each Pushed
     needs_losses: bool = False  # the script must report a loss
 
-    # Of workers on tables, where a clock may begin without a word to the server:
+    # For workers on tables, where a clock may begin without a message to the server:
     serves_tables: ClassVar[bool] = False
     free_lead: float = 0.0  # clocks by which a worker may lead the slowest without ever being made to wait
-    waits_for_fast: ClassVar[bool] = False  # the slowest may be made to wait for a push of one who leads it
+    waits_for_fast: ClassVar[bool] = False  # the slowest may have to wait for a push of a worker that leads it
     max_lead: float = inf  # clocks by which a computing worker leads the slowest at most, whatever happens
 
     @abstractmethod
     def handle(self, event: Event) -> list[Action]:
-        """Take note of what happened and say what to do."""
+        """Update the state with an event and return what to do."""
 
     def check(self, workers: int) -> None:
-        """Refuse options that cannot be met by a run that starts with this many workers; most can be by any number."""
+        """Refuse options that a run starting with this many workers cannot meet; by default accept all."""
 
 
 def require_k_within(k: int, workers: int, name: str) -> None:
-    """`k` of a fastest-k strategy cannot exceed the workers the run starts with."""
+    """Refuse a `k` that exceeds the workers that the run starts with."""
     if k > workers:
         raise OptionError(f"{name}: k must be <= the number of workers ({workers}), not {k}; lower k or add workers")

@@ -1,4 +1,4 @@
-"""The shared bookkeeping of clocks: who has completed how many, and the smallest of them in O(1) amortized.
+"""Shared bookkeeping of clocks: how many each worker has completed, and the smallest in O(1) amortized.
 
 Clocks of one worker only grow and every joiner starts at `min`, so `min` never falls: the search for the next occupied
 clock walks upwards once over the whole run.
@@ -23,7 +23,7 @@ class Clocks(msgspec.Struct):
         return self.min
 
     def advance(self, worker: int, clock: int) -> bool:
-        """The worker has completed `clock`; True if `min` moved."""
+        """Note that the worker has completed `clock`; return whether `min` moved."""
         of, count = self.of, self.count
         old = of[worker]
         if clock <= old:
@@ -36,13 +36,13 @@ class Clocks(msgspec.Struct):
         else:
             count[clock] = 1
         left = count[old] - 1
-        if left:  # most advances end here, hence not in `_drop`
+        if left:  # inlined from `_drop`: most advances end here
             count[old] = left
             return False
         return self._drop(old)
 
     def leave(self, worker: int) -> bool:
-        """The worker no longer counts; True if `min` moved."""
+        """Remove the worker; return whether `min` moved."""
         return self._drop(self.of.pop(worker))
 
     def _drop(self, clock: int) -> bool:
@@ -59,18 +59,18 @@ class Clocks(msgspec.Struct):
 
 
 def may_read(slowest: int, clock: int, staleness: float) -> bool:
-    """Whether a read at `clock` sees all that a bound of `staleness` promises it: every update stamped
-    clock - staleness - 1 or older, which are those of workers that have completed clock - staleness clocks."""
+    """Whether a read at `clock` sees all that a bound of `staleness` promises: every update stamped
+    clock - staleness - 1 or older. It does once all workers have completed clock - staleness clocks."""
     return slowest >= clock - staleness
 
 
 def park(parked: dict[int, set[int]], worker: int, until: int) -> None:
-    """The worker waits until `min` is at least `until`."""
+    """Make the worker wait until `min` is at least `until`."""
     parked.setdefault(until, set()).add(worker)
 
 
 def released(parked: dict[int, set[int]], before: int, after: int) -> list[int]:
-    """Whoever the rise of `min` from `before` to `after` lets go; amortized O(1) per clock that `min` gains."""
+    """Unpark and return the workers that wait for a `min` of at most `after`; amortized O(1) per clock it gains."""
     if not parked:
         return []
     free: list[int] = []

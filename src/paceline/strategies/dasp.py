@@ -63,7 +63,7 @@ class DaspState(State):
     expected: dict[int, bool] = {}  # members computing
     waiting: dict[int, Kept] = {}  # members at the barrier
     kept: list[Kept] = []
-    keepers: set[int] = set()  # the nodes that the kept pushes are of
+    keepers: set[int] = set()  # the nodes that sent them
     parked: dict[int, int] = {}  # by theta: the `min` that lets the node go
     timed: bool = False  # the barrier has a deadline
 
@@ -129,7 +129,7 @@ class Dasp(Strategy):
         state, worker = self.state, event.worker
         if event.cause != "idle":
             state.records.forget(worker)
-        # Where the last worker of a round leaves, its own round is the only one left to weigh its push by.
+        # If the last worker leaves, its push is weighted by the round that still includes it.
         before = state.roster.round_samples
         if not state.roster.leave(event):
             return []
@@ -157,7 +157,7 @@ class Dasp(Strategy):
         return self._settle(now, [], [], marks)
 
     def _settle(self, now: float, going: list[int], applies: list[Action], marks: list[Action]) -> list[Action]:
-        """End the round if nobody is missing, then let nodes go."""
+        """End the round if nobody is missing, then grant work to `going` and set the deadline."""
         state = self.state
         timers: list[Action] = []
         if not state.expected and state.waiting:
@@ -193,7 +193,7 @@ class Dasp(Strategy):
         return grants
 
     def _released(self, moved: bool) -> list[int]:
-        """Whoever `theta` parked and the rise of the slowest clock lets go."""
+        """Unpark and return the nodes that a rise of the slowest clock releases from `theta`."""
         state = self.state
         if not moved or not state.parked:
             return []
@@ -208,7 +208,7 @@ class Dasp(Strategy):
         return self._enter(worker, name, sized, now, reason)
 
     def _enter(self, worker: int, name: Name, sized: bool, now: float, reason: str) -> list[Action]:
-        """Put the node into this state; a change is an action."""
+        """Put the node into this state; return a mark if it changes."""
         record = self.state.records.nodes[worker]
         record.sized = sized
         if name == record.state:
@@ -218,7 +218,7 @@ class Dasp(Strategy):
         return [mark]
 
     def _set_deadline(self, now: float) -> list[Action]:
-        """The barrier has a deadline once half of the group has pushed."""
+        """Give the barrier a deadline once half of the group has pushed."""
         state, relax = self.state, self.options.relax
         if state.timed or not state.expected or len(state.waiting) < len(state.expected) or not state.waiting:
             return []
@@ -234,7 +234,7 @@ class Dasp(Strategy):
         return [SetTimer(TIMER, None, f"nobody is missing: {members} members wait at the barrier")] if timed else []
 
     def _apply(self, reason: str, nominal: int | None = None) -> Action:
-        """One step of all kept pushes."""
+        """Apply all kept pushes as one step."""
         state = self.state
         kept = sorted(state.kept, key=lambda k: (k.held.worker, k.held.push))
         state.kept, state.keepers = [], set()

@@ -1,8 +1,8 @@
-"""What DASP's server keeps of every node, and how it divides them into states from it.
+"""What DASP's server records of every node, and how it decides the nodes' states from it.
 
 A node belongs to the fast group if its time for nominal work is within `rho` of the group's reference, the lower
 quartile of the present nodes' times. Nominal work, because a node that was given less would look fast and go in and
-out; for the same reason a member leaves only when it is clearly outside. Reference and usual round are renewed once a
+out; for the same reason a member leaves only when it is clearly outside. Reference and usual round are updated once a
 round.
 """
 
@@ -26,7 +26,7 @@ class Record(msgspec.Struct):
     """One node. Its times are the monitor's, its clock is among the clocks."""
 
     state: Name
-    since: float  # when it came into this state
+    since: float  # time at which it entered this state
     sized: bool = False  # its work is cut to the usual round
     last: float = 0.0  # seconds of its last push, scaled to nominal work
     read_version: int = 0  # of its last push
@@ -43,7 +43,7 @@ class Records(msgspec.Struct):
     usual: float = 0.0
 
     def update(self, event: Pushed, nominal: int, mass: float) -> None:
-        """Take in what a push tells of its node."""
+        """Record the times and staleness of a push."""
         self.monitor.record(event.worker, event.samples, nominal, event.compute_s, event.transfer_s)
         record = self.nodes[event.worker]
         record.read_version = event.read_version
@@ -52,12 +52,12 @@ class Records(msgspec.Struct):
         record.staleness = mass - record.read_mass
 
     def forget(self, worker: int) -> None:
-        """The process is gone; another in its place warms up afresh."""
+        """Drop the record of a process that is gone; its successor warms up again."""
         self.nodes.pop(worker, None)
         self.monitor.forget(worker)
 
     def regroup(self, present: dict[int, int]) -> None:
-        """Renew the reference and the usual round; without any estimate both stay as they are.
+        """Update the reference and the usual round; without any estimate keep both.
 
         The usual round is the longest time among members with full work: measured rounds contain the sized nodes, and
         would grow with them.
@@ -74,14 +74,14 @@ class Records(msgspec.Struct):
         return (self.monitor.time(worker) or 0.0) if member else 0.0
 
     def decide(self, worker: int, rho: float, fit: Fit) -> tuple[Name, bool, str]:
-        """The node's state from here on, whether its work is sized, and why."""
+        """Return the node's next state, whether its work is sized, and why."""
         record, time = self.nodes[worker], self.monitor.time(worker)
         if time is None or self.reference is None:
             return "WARMUP", False, f"w{worker} has no estimate yet"
         full = record.state == "SYNC" and not record.sized
         bound = rho * self.reference * (HYSTERESIS if full else 1.0)
         if not full:
-            time = max(time, record.last)  # an average that has not caught up with a slow-down is no way back
+            time = max(time, record.last)  # an average that lags behind a slow-down must not readmit it
         compared = f"w{worker}: {time:.4g} s for nominal work, bound {bound:.4g} s"
         if time <= bound:
             return "SYNC", False, compared
@@ -91,12 +91,12 @@ class Records(msgspec.Struct):
         return ("SYNC" if fit == "join" else "ASYNC"), True, f"{compared}, {fitting} samples fit {self.usual:.4g} s"
 
     def fitting(self, worker: int) -> int:
-        """Samples that the node finishes in one usual round, at most its nominal work."""
+        """Return the samples that the node finishes in one usual round, at most its nominal work."""
         node = self.monitor.nodes[worker]
         return max(0, min(node.nominal, floor((self.usual - node.transfer) / node.per_sample)))
 
     def work(self, worker: int, nominal: int) -> tuple[int, str]:
-        """Samples for the node's next push, and why."""
+        """Return the samples for the node's next push, and why."""
         record = self.nodes[worker]
         if not record.sized:
             return nominal, f"w{worker} {record.state}: full work of {nominal} samples"

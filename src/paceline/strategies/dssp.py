@@ -47,12 +47,12 @@ class DsspState(SspState):
     at_clock: dict[int, list[int]] = {}  # heaps of worker ids; an entry counts while the worker stands at that clock
 
     def stand(self, worker: int, clock: int) -> None:
-        """Note where the worker is."""
+        """Note that the worker stands at this clock."""
         heapq.heappush(self.at_clock.setdefault(clock, []), worker)
         self.largest = max(self.largest, clock)
 
     def forget(self, worker: int) -> None:
-        """Drop the push times, which say nothing about a later process."""
+        """Drop push times and extra clocks, which do not apply to a later process."""
         for record in (self.extra, self.last, self.interval):
             record.pop(worker, None)
 
@@ -65,7 +65,7 @@ class DsspState(SspState):
             self.largest -= 1
 
     def slowest(self) -> int:
-        """The lowest id at `min`."""
+        """Return the lowest id at `min`."""
         heap = self.at_clock[self.clocks.min]
         while self.clocks.of.get(heap[0]) != self.clocks.min:
             heapq.heappop(heap)
@@ -134,7 +134,7 @@ class Dssp(Strategy):
         return actions + state.grants(causes)
 
     def _cause_to_go(self, worker: int, clock: int, now: float) -> str | None:
-        """Why the worker may start its next clock; None if it may not."""
+        """Return why the worker may start its next clock; None if it may not."""
         state, lower, upper = self.state, self.options.lower, self.options.upper
         lead = clock - state.clocks.min
         left = state.extra.get(worker, 0)

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """Of the problem and the run, in the publication's letters."""
+    """Constants of the problem and the run, in the publication's letters."""
 
     eta: float  # learning rate
     smoothness: float  # L: Lipschitz constant of the gradient
@@ -21,7 +21,7 @@ class Constants(msgspec.Struct, frozen=True):
 
     @property
     def contraction(self) -> float:
-        """What an iteration leaves of the error above the floor."""
+        """The share of the error above the floor that remains after an iteration."""
         return 1 - self.eta * self.convexity
 
 
@@ -31,19 +31,19 @@ def mean_response(k: int, workers: int, mean: float) -> float:
 
 
 def floor_of(k: int, constants: Constants) -> float:
-    """phi_k: the error that waiting for k never gets below."""
+    """phi_k: the floor of the error when waiting for k."""
     c = constants
     return c.eta * c.smoothness * c.sigma2 / (2 * c.convexity * k * c.samples)
 
 
 def error_after(seconds: float, k: int, mu: float, error: float, constants: Constants) -> float:
-    """The bound after so many seconds of waiting for k, from `error`."""
+    """Return the bound after so many seconds of waiting for k, from `error`."""
     floor = floor_of(k, constants)
     return float(floor + constants.contraction ** (seconds / mu) * (error - floor))
 
 
 def seconds_until_switch(k: int, larger: int, workers: int, mean: float, error: float, constants: Constants) -> float:
-    """How long waiting for k stays better than waiting for `larger`; 0 if it is not even at the start."""
+    """Return how long waiting for k is better than waiting for `larger`; 0 if it is not even at the start."""
     mu, mu_larger = mean_response(k, workers, mean), mean_response(larger, workers, mean)
     floor, floor_larger = floor_of(k, constants), floor_of(larger, constants)
     excess_at_switch = mu * (floor - floor_larger) / (mu_larger - mu)

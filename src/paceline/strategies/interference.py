@@ -1,8 +1,7 @@
-"""Telling a disturbed node from one that has become slow: the part of the performance monitor that watches for
-interference by unrelated tasks.
+"""The part of the performance monitor that tells nodes disturbed by unrelated tasks from nodes that became slow.
 
-A push that is overdue by `max(gamma deviations, T / 4)` stays out of the node's estimate. Eight in a row are a level of
-their own, and replace the estimate; a push in time ends the suspicion.
+A push that is overdue by `max(gamma deviations, T / 4)` stays out of the node's estimate. Eight in a row are a lasting
+level and replace the estimate; a push in time ends the suspicion.
 """
 
 from typing import Literal
@@ -21,14 +20,14 @@ Verdict = Literal["in time", "overdue", "level", "too short to judge"]
 
 
 class Interference(msgspec.Struct):
-    """Estimates of every node, and which of them are disturbed."""
+    """Estimates of every node, and the disturbed nodes."""
 
     monitor: Monitor = field(default_factory=Monitor)
     suspected: Monitor = field(default_factory=Monitor)  # overdue pushes, until they are a level
     missed: dict[int, int] = {}  # the disturbed nodes: rounds in a row without their push
 
     def judge(self, event: Pushed, nominal: int, gamma: float) -> Verdict:
-        """Take in a push; the node's disturbance changes with the verdict."""
+        """Record a push and return the verdict, which sets whether the node is disturbed."""
         worker, known = event.worker, self.monitor.nodes.get(event.worker)
         piece = (worker, event.samples, nominal, event.compute_s, event.transfer_s)
         if event.samples == 0 or (known is not None and event.samples < JUDGED_SHARE * nominal):
@@ -48,21 +47,21 @@ class Interference(msgspec.Struct):
         return "level"
 
     def calm(self, worker: int) -> None:
-        """The node is not disturbed."""
+        """Note that the node is not disturbed."""
         self.suspected.forget(worker)
         self.missed.pop(worker, None)
 
     def forget(self, worker: int) -> None:
-        """The node is gone, and whoever comes in its place is measured afresh."""
+        """Drop all that is known of a node that is gone; its successor is measured again."""
         self.calm(worker)
         self.monitor.forget(worker)
 
     def count_round(self, pushed: dict[int, bool]) -> None:
-        """A round has ended in which these nodes pushed."""
+        """Count a round in which these nodes pushed."""
         for worker, rounds in self.missed.items():
             self.missed[worker] = 0 if worker in pushed else rounds + 1
 
 
 def limit(node: Measured, gamma: float) -> float:
-    """Seconds for nominal work after which the node is overdue."""
+    """Return the seconds for nominal work after which the node is overdue."""
     return node.time + max(gamma * node.deviation, GRACE * node.time)

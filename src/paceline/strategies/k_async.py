@@ -24,7 +24,7 @@ class KAsyncOptions(Options, frozen=True, kw_only=True):
 
 
 class KAsyncState(State):
-    """Clocks of everybody, the pushes that count towards k, and those of processes that are gone."""
+    """Every worker's clock, the pushes that count towards k, and those of processes that are gone."""
 
     roster: Roster = msgspec.field(default_factory=Roster)
     clocks: Clocks = msgspec.field(default_factory=Clocks)
@@ -68,7 +68,7 @@ class KAsync(Strategy):
 
     def _left(self, event: Left) -> list[Action]:
         state = self.state
-        # Where the last worker of a round leaves, its own round is the only one left to weigh its push by.
+        # If the last worker leaves, its push is weighted by the round that still includes it.
         before = state.roster.round_samples
         if not state.roster.leave(event):
             return []

@@ -44,7 +44,7 @@ def mean_seconds(
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats in both samples per step and seconds, by rising samples per step."""
+    """Return the points that no other beats in both samples per step and seconds, by rising samples per step."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.k * p.load, p.seconds, p.load)):
         if not kept or point.seconds < kept[-1].seconds:
@@ -53,5 +53,5 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def growing_ks(start: int, stop: int, step: int) -> list[int]:
-    """start, start + step, ... and `stop` itself."""
+    """Return start, start + step, ... and `stop` itself."""
     return list(chain(range(start, stop, step), (stop,)))

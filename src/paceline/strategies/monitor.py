@@ -10,7 +10,7 @@ import msgspec
 SMOOTHING = 0.2  # weight of the latest push: a lasting change is followed within about ten
 FULL_SHARE = 0.25  # a push of less than this share of nominal work is mostly fixed cost, so it weighs less
 
-SHORTEST = 1e-12  # seconds; a sample takes some time, whatever the clock says
+SHORTEST = 1e-12  # seconds per sample, even if the clock measured none
 
 
 class Measured(msgspec.Struct):
@@ -34,7 +34,7 @@ class Monitor(msgspec.Struct):
     nodes: dict[int, Measured] = {}
 
     def record(self, worker: int, samples: int, nominal: int, compute_s: float, transfer_s: float) -> None:
-        """Take in one push, or one piece of it; a refused one (no samples) says nothing about speed."""
+        """Record one push, or one piece of it; ignore a refused one (no samples)."""
         if samples <= 0:
             return
         per_sample = max(compute_s / samples, SHORTEST)
@@ -50,19 +50,19 @@ class Monitor(msgspec.Struct):
         node.pushes += 1
 
     def forget(self, worker: int) -> None:
-        """The node is gone, or what was measured no longer says anything about it."""
+        """Drop the averages of a node that is gone or has changed."""
         self.nodes.pop(worker, None)
 
     def time(self, worker: int) -> float | None:
-        """Seconds for nominal work, transfer included; None before the first push."""
+        """Return seconds for nominal work, transfer included; None before the first push."""
         node = self.nodes.get(worker)
         return None if node is None else node.time
 
     def fastest(self) -> float | None:
-        """The shortest time of all measured nodes."""
+        """Return the shortest time of all measured nodes."""
         return min((node.time for node in self.nodes.values()), default=None)
 
     def score(self, worker: int) -> float | None:
-        """The fastest node's time over this node's: 1 for the fastest, 0.25 for one four times slower."""
+        """Return the fastest node's time over this node's: 1 for the fastest, 0.25 for one four times slower."""
         node, fastest = self.nodes.get(worker), self.fastest()
         return None if node is None or fastest is None else fastest / node.time

@@ -2,8 +2,8 @@
 
 There are two kinds: central ones, which a server runs, and peers, of which every node of a run without a server has its
 own. Both are written and described alike; `build` and `build_peer` each refuse the other kind.
-Classes are imported when first asked for, so that naming one strategy does not load the others. What may stand in the
-place of the name is in `sources`.
+A class is imported when it is first used, so that naming one strategy does not load the others. `sources` says what
+may take the place of the name.
 """
 
 import random
@@ -18,7 +18,7 @@ from paceline.strategies.base import Machine, Options, Strategy
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.members import Members
 
-EXAMPLES = {"k": "4"}  # values for the message that asks for a required option
+EXAMPLES = {"k": "4"}  # values for the error message about a missing option
 
 
 class OptionDescription(msgspec.Struct, frozen=True):
@@ -41,39 +41,39 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def names() -> list[str]:
-    """Every central strategy, baselines first."""
+    """Return the names of all central strategies, baselines first."""
     return list(sources.CENTRAL)
 
 
 def peer_names() -> list[str]:
-    """Every strategy that needs no server, baselines first."""
+    """Return the names of all strategies that need no server, baselines first."""
     return list(sources.PEERS)
 
 
 def other_names() -> list[str]:
-    """The strategies of other packages that are installed."""
+    """Return the names of strategies that other installed packages provide."""
     return list(sources.installed())
 
 
 def machine_class(spec: str) -> type[Machine]:
-    """The class that is meant, whose `kind` says which of the two it is; options behind it do not matter."""
+    """Return the class of a strategy, of either `kind`; options in `spec` are ignored."""
     return sources.find(sources.split(spec)[0])
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The central strategy of that name."""
+    """Return the class of a central strategy."""
     return _central(machine_class(name))
 
 
 def peer_class(name: str) -> type[Peer]:
-    """The strategy of that name that needs no server."""
+    """Return the class of a strategy that needs no server."""
     return _peer(machine_class(name))
 
 
 def parse(spec: str) -> tuple[type[Machine], Options]:
-    """The class, of either kind, and the options that `name:option=value,option=value` stands for.
+    """Return the class, of either kind, and the options of `name:option=value,option=value`.
 
-    What an Options class says in its `__post_init__` gets the strategy's name in front.
+    Errors that an Options class raises in its `__post_init__` are prefixed with the strategy's name.
     """
     name, text = sources.split(spec)
     cls = sources.find(name)
@@ -103,29 +103,29 @@ def parse(spec: str) -> tuple[type[Machine], Options]:
 
 
 def build(spec: str, seed: int) -> Strategy:
-    """A fresh central strategy; its chance comes from the seed alone."""
+    """Make a central strategy; its randomness comes from the seed alone."""
     cls, options = parse(spec)
     return _central(cls)(options, random.Random(f"{seed}:strategy"))
 
 
 def build_peer(spec: str, seed: int, node: int) -> Peer:
-    """A fresh machine for that node; its chance comes from the seed and the node's number."""
+    """Make a node's machine; its randomness comes from the seed and the node's number."""
     cls, options = parse(spec)
     return _peer(cls)(options, random.Random(f"{seed}:peer:{node}"))
 
 
 def is_peer(spec: str) -> bool:
-    """Whether that trains without a server."""
+    """Whether this strategy trains without a server."""
     return machine_class(spec).kind == "peer"
 
 
 def build_central(spec: str, seed: int) -> Strategy:
-    """What decides in the middle: the strategy, or, in a run without a server, who is there and who gets what."""
+    """Make the coordinator's strategy: the one given or, in a run without a server, `Members`."""
     return Members(Members.Options(), random.Random(0)) if is_peer(spec) else build(spec, seed)
 
 
 def checked(spec: str, seed: int, workers: int) -> str:
-    """The strategy as a journal writes it; refused where so many workers cannot have it."""
+    """Return the strategy as a journal writes it; refuse options that so many workers cannot meet."""
     if is_peer(spec):
         return canonical(build_peer(spec, seed, 0))
     strategy = build(spec, seed)
@@ -134,7 +134,7 @@ def checked(spec: str, seed: int, workers: int) -> str:
 
 
 def canonical(strategy: Machine) -> str:
-    """The shortest text that `build` makes an equal strategy from."""
+    """Return the shortest text from which `build` makes an equal strategy."""
     given = []
     for option, field in _fields(type(strategy)).items():
         value = getattr(strategy.options, option)
@@ -145,19 +145,19 @@ def canonical(strategy: Machine) -> str:
 
 
 def written(strategy: str | Machine | type[Machine]) -> str:
-    """What `launch` was given, in the form that `parse` reads."""
+    """Return the strategy given to `launch` in the form that `parse` reads."""
     if isinstance(strategy, Machine):
         return canonical(strategy)
     return sources.origin(strategy) if isinstance(strategy, type) else strategy
 
 
 def require_findable(spec: str) -> None:
-    """Refuse a strategy whose class no process but this one finds."""
+    """Refuse a strategy whose class no other process can find."""
     sources.require_findable(sources.split(spec)[0])
 
 
 def describe(cls: type[Machine]) -> Description:
-    """What `paceline strategies` says about one of them."""
+    """Return what `paceline strategies` shows about a strategy."""
     options = []
     for option, field in _fields(cls).items():
         info = msgspec.inspect.type_info(field.type)

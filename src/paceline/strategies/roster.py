@@ -1,7 +1,7 @@
-"""The shared bookkeeping of workers and of the pushes that are held back for a later Apply.
+"""Shared bookkeeping of workers, and of pushes held for a later Apply.
 
 The nominal round is the work of the workers present and idle: an idle worker comes back for the next data, so its share
-of a round stands, while a worker that has gone takes its share along.
+of a round still counts, while that of a worker that is gone does not.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Roster(msgspec.Struct):
     round_samples: int = 0
 
     def join(self, event: Joined) -> bool:
-        """Take the worker in; False if it was present and only its nominal work changed."""
+        """Add the worker; return False if it was present and only its nominal work changed."""
         worker, work = event.worker, event.work
         known = worker in self.present
         self.round_samples += work - self.present.get(worker, self.idle.pop(worker, 0))
@@ -28,7 +28,7 @@ class Roster(msgspec.Struct):
         return not known
 
     def leave(self, event: Left) -> bool:
-        """Let the worker go; False if it was not present."""
+        """Remove the worker, or note it as idle; return False if it was not present."""
         work = self.present.pop(event.worker, None)
         if event.cause == "idle" and work is not None:
             self.idle[event.worker] = work
@@ -40,12 +40,12 @@ class Roster(msgspec.Struct):
 
 
 def in_worker_order(held: Iterable[Pushed]) -> list[Pushed]:
-    """Oldest push first within a worker."""
+    """Sort pushes by worker, and oldest first within a worker."""
     return sorted(held, key=lambda h: (h.worker, h.push))
 
 
 def whole_step(held: Iterable[Pushed], reason: str) -> Apply:
-    """One step of mass 1, each push weighted by its samples (all weights 0 if nobody has any)."""
+    """Return one step of mass 1, each push weighted by its samples (all weights 0 if there are no samples)."""
     ordered = in_worker_order(held)
     total = sum(h.samples for h in ordered)
     weights = tuple(h.samples / total if total else 0.0 for h in ordered)

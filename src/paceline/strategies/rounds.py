@@ -1,10 +1,10 @@
-"""The shared machine of the strategies that work in rounds: everybody starts on one version, one Apply ends the round.
+"""The shared machine of strategies that work in rounds: all workers start on one version, one Apply ends the round.
 
-Clocks: a round is one clock for everybody, also for a worker whose work of that round was cancelled, because all of
-them restart on the same version. So `through` is the number of the running round, `min` is the number of rounds
-completed, and a joiner works on the running round at once. The number stands still while nobody is present.
+Clocks: a round is one clock for every worker, even for one whose work of that round was cancelled, because all of them
+restart on the same version. So `through` is the number of the running round, `min` is the number of rounds completed,
+and a joiner works on the running round at once. The number does not change while nobody is present.
 
-A push of a process that is gone ("left behind") goes into the next Apply, but is nobody's push at the barrier.
+A push of a process that is gone ("left behind") goes into the next Apply, but does not count at the barrier.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ class Rounds(State):
     left_behind: list[Pushed] = []
 
     def join(self, event: Joined, work: int | None = None) -> list[Action]:
-        """Put a newcomer to work on the current version; `work` stands in for its nominal work."""
+        """Grant a newcomer work on the current version: `work` samples, or its nominal work."""
         if not self.roster.join(event):
             return []
         reason = f"w{event.worker} joins round {self.completed + 1}, {len(self.roster.present)} workers present"
@@ -35,7 +35,7 @@ class Rounds(State):
         self.held[event.worker] = event
 
     def leave(self, event: Left) -> bool:
-        """Let the worker go and keep its push; False if it was not present."""
+        """Remove the worker and keep its push; return False if it was not present."""
         if not self.roster.leave(event):
             return False
         held = self.held.pop(event.worker, None)
@@ -44,12 +44,12 @@ class Rounds(State):
         return True
 
     def due(self, k: int) -> bool:
-        """Have `k` of the present workers pushed, or all of them if they are fewer?"""
+        """Whether `k` of the present workers have pushed, or all if they are fewer."""
         present = len(self.roster.present)
         return len(self.held) >= min(k, present) if present else bool(self.left_behind)
 
     def end(self, work: int | None = None) -> list[Action]:
-        """Apply what is held, take back what is still computed, and start the next round."""
+        """Apply the held pushes, cancel work still under way, and start the next round."""
         held, present = self.held, self.roster.present
         self.held = {}
         pushes = [*held.values(), *self.left_behind]

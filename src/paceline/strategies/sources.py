@@ -1,9 +1,9 @@
 """Where a strategy's class comes from: this package, a file, a module, or an entry point of another package.
 
-Written `name`, `FILE.py:CLASS` or `MODULE:CLASS`, each with `:option=value,option=value` behind it where options are
-given. A name that is registered always means that strategy; a module of the same name is written with its file.
-What stands in a journal, and what a server process is told, is `origin`: enough to find the class again from anywhere.
-Finding a class reads files and runs its module, which no strategy does: the rule of purity is not for this file.
+Written `name`, `FILE.py:CLASS` or `MODULE:CLASS`, followed by `:option=value,option=value` where options are given. A
+registered name always means that strategy; for a module of the same name, give its file.
+Journals and server processes get `origin`, which is enough to find the class again from anywhere.
+Finding a class reads files and runs its module: the rule that strategies are pure does not apply to this file.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from paceline.strategies.base import Machine
 
 
 def _places(folder: str, *names: str) -> dict[str, str]:
-    """A strategy of this package has a module of its name, and its class is that name in capitals."""
+    """Return where strategies of this package are: each in a module of its name, its class that name in CamelCase."""
     return {name: f"{folder}{name}:{name.title().replace('_', '')}" for name in names}
 
 
@@ -34,21 +34,21 @@ CENTRAL = _places(
 )  # fmt: skip
 PEERS = _places("peers.", "gossip", "elastic", "local_sgd", "adaptive_gossip", "adaptive_elastic")
 GROUP = "paceline.strategies"  # of entry points
-HERE = "__main__"  # a notebook, an interactive session, or the program that was started
+HERE = "__main__"  # module of a notebook, an interactive session, or the program that was started
 
 _CLASS = re.compile(r"(?P<place>.+?\.py|[A-Za-z_][\w.]*)\s*:\s*(?P<name>[A-Za-z_][\w.]*)\s*(?::(?P<options>.*))?", re.S)
-_given: dict[str, type[Machine]] = {}  # classes that this process was handed, by their origin
-_loading: list[str] = []  # files
+_given: dict[str, type[Machine]] = {}  # classes given to this process as objects, by their origin
+_loading: list[str] = []  # files under way
 
 
 def installed() -> dict[str, Any]:
-    """Entry points of other packages, by name; those of a name that this package has are left out."""
+    """Return the entry points of other packages by name, except names of this package's own strategies."""
     found = importlib.metadata.entry_points(group=GROUP)
     return {point.name: point for point in found if point.name not in CENTRAL and point.name not in PEERS}
 
 
 def split(spec: str) -> tuple[str, str | None]:
-    """Who is meant, and the options as text, None where there are none."""
+    """Return the strategy's name or place, and its options as text, None if there are none."""
     name, colon, options = spec.strip().partition(":")
     written = _CLASS.fullmatch(spec.strip())
     if written is None or name.strip() in (*CENTRAL, *PEERS) or (name.strip() in installed()):
@@ -57,7 +57,7 @@ def split(spec: str) -> tuple[str, str | None]:
 
 
 def find(who: str) -> type[Machine]:
-    """The class that `split` found the first part of."""
+    """Return the class for the name or place that `split` returns."""
     place = CENTRAL.get(who) or PEERS.get(who)
     if place is not None:
         module, _, name = place.partition(":")
@@ -80,7 +80,7 @@ def find(who: str) -> type[Machine]:
 
 
 def origin(cls: type[Machine]) -> str:
-    """How any process finds the class; what this one was handed it remembers, rather than load it a second time."""
+    """Return how any process finds the class; remember one that this process was given, to not load it again."""
     for name, place in {**CENTRAL, **PEERS}.items():
         if f"{__package__}.{place.replace(':', '.')}" == f"{cls.__module__}.{cls.__qualname__}":
             return name
@@ -100,7 +100,7 @@ def origin(cls: type[Machine]) -> str:
 
 
 def require_findable(who: str) -> None:
-    """Refuse a class that only this process has."""
+    """Refuse a class that only this process can find."""
     if who.startswith(f"{HERE}:"):
         name = who.partition(":")[2]
         raise OptionError(
@@ -120,12 +120,12 @@ def _module(place: str, who: str) -> ModuleType:
         try:
             path = Path(place).expanduser().resolve()
             stamp = path.stat().st_mtime_ns
-        except (OSError, ValueError, RuntimeError) as error:  # of a name that cannot be, or a home that is not known
+        except (OSError, ValueError, RuntimeError) as error:  # an impossible file name, or an unknown home folder
             reason = error.strerror if isinstance(error, OSError) else error
             raise OptionError(f"cannot read the file of strategy {shown(who)}: {reason}") from None
         return _from_file(str(path), stamp)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # as `python -m` has it; children get this process's path
+        sys.path.append(str(Path.cwd()))  # as with `python -m`; children get this process's path
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -145,10 +145,10 @@ def _from_file(path: str, stamp: int) -> ModuleType:  # noqa: ARG001 - a changed
         raise OptionError(f"{path} is no Python file")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     module.__paceline_file__ = True  # type: ignore[attr-defined]
-    sys.modules[name] = module  # so that its types can be looked up by name
+    sys.modules[name] = module  # so that its annotations can be resolved
     folder = str(Path(path).parent)
     _loading.append(path)
-    sys.path.insert(0, folder)  # what lies beside the file can be imported, as from a script
+    sys.path.insert(0, folder)  # it can import modules beside it, as a script can
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -160,7 +160,7 @@ def _from_file(path: str, stamp: int) -> ModuleType:  # noqa: ARG001 - a changed
 
 
 def _unloadable(what: str, error: BaseException) -> OptionError:
-    """Code of the user's raised: bad input, not a fault of ours."""
+    """Make an option error: the user's code failed, not ours."""
     return OptionError(f"{what} cannot be loaded as a strategy: {shortened(f'{type(error).__name__}: {error}')}")
 
 

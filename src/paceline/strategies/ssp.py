@@ -39,14 +39,14 @@ class SspOptions(Options, frozen=True, kw_only=True):
 
 
 class SspState(State):
-    """Clocks of everybody, and the parked workers by the `min` that releases them."""
+    """Every worker's clock, and the parked workers by the `min` that releases them."""
 
     roster: Roster = msgspec.field(default_factory=Roster)
     clocks: Clocks = msgspec.field(default_factory=Clocks)
     parked: dict[int, set[int]] = {}
 
     def joined(self, event: Joined) -> list[Action]:
-        """A newcomer starts at `min`, which no bound forbids."""
+        """Start a newcomer at `min`, which every bound allows."""
         if not self.roster.join(event):
             return []
         clock = self.clocks.join(event.worker)
@@ -54,11 +54,11 @@ class SspState(State):
         return [Grant(event.worker, event.work, clock + 1, reason)]
 
     def park(self, worker: int, until: int) -> None:
-        """The worker waits until `min` is at least `until`."""
+        """Make the worker wait until `min` is at least `until`."""
         park(self.parked, worker, until)
 
     def left(self, event: Left, bound: float) -> list[Action]:
-        """Forget the worker and release whoever was parked only because of it."""
+        """Remove the worker and release those that were parked only because of it."""
         if not self.roster.leave(event):
             return []
         worker, clocks = event.worker, self.clocks
@@ -70,11 +70,11 @@ class SspState(State):
         return self.grants(dict.fromkeys(self.released(before), f"w{worker} left"))
 
     def released(self, before: int) -> list[int]:
-        """Whoever the rise of `min` from `before` lets go; amortized O(1) per clock that `min` gains."""
+        """Unpark and return the workers that the rise of `min` from `before` releases."""
         return released(self.parked, before, self.clocks.min)
 
     def grants(self, causes: dict[int, str]) -> list[Action]:
-        """The next clock for each worker named, in worker order."""
+        """Grant each of these workers its next clock, in worker order."""
         slowest, of, present = self.clocks.min, self.clocks.of, self.roster.present
         return [
             Grant(w, present[w], of[w] + 1, f"w{w} goes on: {of[w]} clocks done, slowest at {slowest}, {causes[w]}")
@@ -83,7 +83,7 @@ class SspState(State):
 
 
 class Ssp(Strategy):
-    """Apply at once; park whoever is too far ahead."""
+    """Apply at once; park workers that are too far ahead."""
 
     name = "ssp"
     rule = "A push is applied at once; a worker goes on unless it leads the slowest by more than staleness."
@@ -98,19 +98,19 @@ class Ssp(Strategy):
         self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
         self.free_lead = self.max_lead = self.bound
         self._cause = f"staleness {self.bound:g}"
-        # Parts of the reasons that many pushes share, and what they are about: put into words when that changes.
+        # Parts of reasons that many pushes share, with the values they state; rebuilt only when those change.
         self._pace, self._slowest = "", -1
         self._share, self._samples, self._round_samples = "", -1, -1
         self._weights = (0.0,)
 
     @staticmethod
     def bound_of(options: Any) -> float:
-        """The bound that these options set."""
+        """Return the bound that these options set."""
         staleness: float = options.staleness
         return staleness
 
     def handle(self, event: Event) -> list[Action]:
-        # A simulated cluster spends most of its time on pushes: they are dealt with in one function.
+        # In one function, because a simulated cluster spends most of its time on pushes.
         if not isinstance(event, Pushed):
             return self._came_or_went(event)
         state, worker, clock = self.state, event.worker, event.clock
@@ -154,11 +154,11 @@ class Ssp(Strategy):
 
 
 def apply_at_once(event: Pushed, round_samples: int, whole_steps: bool) -> Apply:
-    """One step of this push alone, weighted by its share of a nominal round."""
+    """Return one step of this push alone, weighted by its share of a nominal round."""
     weights, share = share_of_round(event.samples, round_samples)
     return Apply((event.push,), weights, f"w{event.worker} pushed {share}", whole_steps)
 
 
 def share_of_round(samples: int, round_samples: int) -> tuple[tuple[float], str]:
-    """As a weight and in words."""
+    """Return the share as a weight and in words."""
     return (samples / round_samples,), f"{samples} samples of a round of {round_samples}"

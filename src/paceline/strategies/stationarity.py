@@ -16,14 +16,14 @@ from paceline.core.events import Applied
 
 
 class SinceChange(msgspec.Struct):
-    """What was seen since the last change."""
+    """Iterations, counter and losses since the last change."""
 
     iterations: int = 0
     counter: int = 0
     losses: list[float] = []  # of the last two windows
 
     def observe(self, event: Applied, window: int) -> None:
-        """Take note of an applied version; a step without mass makes none."""
+        """Record an applied version; a step without mass makes none."""
         if event.mass <= 0:
             return
         self.iterations += 1
@@ -35,17 +35,17 @@ class SinceChange(msgspec.Struct):
                 del self.losses[0]
 
     def ended(self, test: str, threshold: int, window: int) -> str | None:
-        """Why the test of that name, `pflug` or `trend`, sees no more progress; None while there is some."""
+        """Return why the test of that name, `pflug` or `trend`, sees no more progress; None while it sees some."""
         return self.bounces(threshold) if test == "pflug" else self.stalls(window)
 
     def bounces(self, threshold: int) -> str | None:
-        """Pflug's test: the sentence that says so, or None."""
+        """Pflug's test: return the reason if it fires, else None."""
         if self.counter <= threshold:
             return None
         return f"{self.counter} more negative than positive inner products in {self.iterations} iterations"
 
     def stalls(self, window: int) -> str | None:
-        """The trend test: the sentence that says so, or None."""
+        """The trend test: return the reason if it fires, else None."""
         if len(self.losses) < 2 * window:
             return None
         lead = standard_errors_below(self.losses[window:], self.losses[:window])
@@ -55,7 +55,7 @@ class SinceChange(msgspec.Struct):
 
 
 def standard_errors_below(last: list[float], before: list[float]) -> float:
-    """How far `last` lies below `before` in rank, in standard errors of the rank sum; equal values share their rank."""
+    """Return how far `last` ranks below `before`, in standard errors of the rank sum; equal values share their rank."""
     ordered = sorted(last + before)
     sizes = len(last) * len(before)
     rank_sum = sum((bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in last)

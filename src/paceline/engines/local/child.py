@@ -1,8 +1,8 @@
-"""A child process of the launcher: the server, a worker or the evaluator, whichever it is told to be.
+"""A child process of the launcher: the server, a worker or the evaluator.
 
-Its name and the number of its control socket come on the command line, everything else over that socket. The socket's
-end means that the launcher died: then this process ends at once, with all that it started. Ctrl-C is the launcher's
-business alone.
+Its name and the number of its control socket come on the command line, everything else over that socket. When the
+socket closes the launcher has died: the child then ends at once, with all that it started. It ignores Ctrl-C, which the
+launcher handles.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from paceline.transport.zeromq import ZeromqEndpoint
 
 
-EVALUATIONS = -1  # the random streams of evaluations are nobody's, as in the simulator
-KEPT = 64 << 20  # bytes of freed memory
-LARGEST = 32 << 20  # of a block that is kept; the most that glibc takes
+EVALUATIONS = -1  # stands in for a worker's number in the evaluator's random seed, as in the simulator
+KEPT = 64 << 20  # bytes of freed memory that stay with the process
+LARGEST = 32 << 20  # bytes of a block that is kept; the most that glibc accepts
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # by torch, as not to be compiled
 OTHERWISE_WRAPPED = "LBFGS"
-NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers, the simulator's
+NEXT_PROCESS = 1_000_003  # added to the seed per incarnation, so that each draws other random numbers, as in sim
 
 
 def main() -> NoReturn:
-    """Be what the command line says, and exit."""
+    """Be the process that the command line names, and exit."""
     name, descriptor = sys.argv[1:]
     sys.argv[1:] = []
     leave_compiler_out()
@@ -64,7 +64,7 @@ def main() -> NoReturn:
 
 
 def begin(name: str, descriptor: int) -> NoReturn:
-    """Be the process of this name, in an interpreter that is like a fresh one, and exit."""
+    """Be the process of this name, in a fresh interpreter or a nursery's child, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
@@ -76,12 +76,12 @@ def begin(name: str, descriptor: int) -> NoReturn:
 
 
 def serve(channel: Channel) -> int:
-    """The server."""
-    from paceline.engines.local import server  # workers need nothing of it
+    """Be the server; return the exit code."""
+    from paceline.engines.local import server  # workers do not need it
 
     try:
         server.main(channel)
-    except Exception as error:  # noqa: BLE001 - an error of ours, and not a death after which a restart would help
+    except Exception as error:  # noqa: BLE001 - a bug of ours, which a restart would not cure
         text = f"the server failed: {type(error).__name__}: {error}"
         channel.send(encode(Finished("error", b"", Failure("internal", text, traceback.format_exc()))))
         channel.finish(LAST_WORDS_S)
@@ -90,7 +90,7 @@ def serve(channel: Channel) -> int:
 
 
 def work(channel: Channel) -> int:
-    """A worker or the evaluator."""
+    """Be a worker or the evaluator; return the exit code."""
     frame = channel.receive()
     role = for_child(frame.data) if frame is not None else None
     if frame is None or not isinstance(role, Role):
@@ -127,11 +127,11 @@ def _machine_of(role: Role) -> Callable[[], Peer]:
 
 
 def _mailbox(role: Role) -> Mail | None:
-    """Where other nodes reach this one, in a run without a server."""
+    """Return the mailbox for messages of other nodes, in a run without a server."""
     if role.peer is None:
         return None
     if role.transport == "shm":
-        from paceline.transport.mail_shm import ShmMail  # whoever has a server needs neither
+        from paceline.transport.mail_shm import ShmMail  # a run with a server needs neither
 
         return ShmMail(scratch.own_folder())
     from paceline.transport.mail_zeromq import ZeromqMail
@@ -140,11 +140,11 @@ def _mailbox(role: Role) -> Mail | None:
 
 
 def _settle_in(role: Role) -> None:
-    """What a process has one of: threads, random generators, a folder for sockets, logging."""
+    """Set up what is per process: threads, random generators, a folder for sockets, logging."""
     scratch.claim()
     torch.set_num_threads(role.threads)
     if role.yields and hasattr(os, "SCHED_BATCH"):
-        # A worker that is woken does not push the server, for which all others may be waiting, off its core.
+        # A worker that wakes up must not preempt the server, for which all others may be waiting.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     seed = worker_key(role.seed + role.incarnation * NEXT_PROCESS, EVALUATIONS if role.evaluator else role.worker) >> 1
     torch.manual_seed(seed)
@@ -158,7 +158,7 @@ def _settle_in(role: Role) -> None:
 
 
 def _run(role: Role, given: WorkerContext) -> Failure | None:
-    """Run the script; what went wrong, if something did."""
+    """Run the script; return its failure, if any."""
     try:
         train = unpacked(role)
         with context.running():
@@ -169,7 +169,7 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
     except SystemExit as error:
         if error.code not in (None, 0):
             return Failure("script", f"the script of {_who(role)} exited with {error.code}")
-    except BaseException as error:  # noqa: BLE001 - whatever ended the script is the server's to report
+    except BaseException as error:  # noqa: BLE001 - the server reports whatever ended the script
         return _blame(role, given, error)
     _say(given, Ended())
     return None
@@ -181,7 +181,7 @@ def _blame(role: Role, given: WorkerContext, error: BaseException) -> Failure:
 
 
 def _sendable(text: str) -> str:
-    """Names of files may hold bytes that are no text."""
+    """Escape what UTF-8 cannot encode, such as undecodable bytes of file names."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -207,11 +207,11 @@ def _say(given: WorkerContext, message: Ended | Failed) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Have freed memory stay with this process; whether it could be arranged. A setting of the user's own stands.
+    """Make glibc keep up to `KEPT` bytes of freed memory; return whether it does. The user's own settings win.
 
-    Arrays of the same size come and go with every push, step and clock. glibc hands large blocks back to the kernel as
-    soon as they are freed, and the next array of that size pays for every page anew, which costs more than what is done
-    with it. Up to `KEPT` bytes are kept instead.
+    Arrays of the same size come and go with every push, step and clock. By default glibc returns large blocks to the
+    kernel as soon as they are freed, and the next array of that size faults in every page again, which costs more than
+    the work on it.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
@@ -223,17 +223,17 @@ def keep_freed_memory() -> bool:
 
 
 def leave_compiler_out() -> None:
-    """Start without torch's compiler.
+    """Keep optimizers from importing torch's compiler.
 
-    Torch marks some methods of its optimizers as not to be compiled, and the mark imports the whole compiler when an
-    optimizer is made or saved: 2.3 s of processor time in each of a run's processes, beside 2.0 s for torch itself.
-    Without the mark the methods are the same; a script that compiles its model imports the compiler then. Inside a
-    compiled function, where the mark would matter, nobody adds parameter groups or zeroes gradients of an optimizer
+    Torch wraps some optimizer methods to exclude them from compilation, and the wrapper imports the whole compiler when
+    an optimizer is made or saved: 2.3 s of processor time in each of a run's processes, beside 2.0 s for torch itself.
+    The methods do the same without it; a script that compiles its model imports the compiler then. The wrapper matters
+    only inside a compiled function, and there nobody adds parameter groups to, or zeroes gradients of, an optimizer
     that a parameter server steps.
 
-    A node of a run without a server makes its steps itself, and there the wrapper of every optimizer's `step` does the
-    same. It turns gradients off, which stays, and tells the compiler to break its graph, which matters to a compiled
-    `step()` alone.
+    A node of a run without a server steps itself, and the wrapper of each optimizer's `step` imports the compiler, too.
+    Its replacement still turns gradients off, but does not break the compiler's graph, which matters only to a compiled
+    `step()`.
     """
     for name in MARKED:
         method = getattr(torch.optim.Optimizer, name)
@@ -256,14 +256,14 @@ def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
 
 LAST_WORDS_S = 5.0
 
-Fresh = tuple[str, list[int]] | None  # where the server is, or the link to it; None: there will be none
+Fresh = tuple[str, list[int]] | None  # the server's address or a link to it; None: there will be no server
 
 
 class WorkerLinks:
-    """A worker's control socket, and the link to the server that it may bring anew.
+    """A worker's control socket, and the links to restarted servers that arrive over it.
 
-    A thread of its own hears the launcher from the moment the role is known: a script computes for as long as it likes,
-    and the launcher's death must be noticed meanwhile.
+    A thread reads the socket once the role is known: a script may compute for any time, and the launcher's death must
+    be noticed meanwhile.
     """
 
     def __init__(self, control: Channel) -> None:
@@ -272,20 +272,20 @@ class WorkerLinks:
         threading.Thread(target=self._watch, name="paceline-control", daemon=True).start()
 
     def endpoint(self, role: Role, descriptors: list[int]) -> "ShmEndpoint | ZeromqEndpoint":
-        """The link to the server."""
+        """Return the worker's end of the link to the server."""
         if role.transport == "shm":
             return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
-        from paceline.transport.zeromq import ZeromqEndpoint  # workers that share memory do without its thread
+        from paceline.transport.zeromq import ZeromqEndpoint  # not for workers that share memory: it starts a thread
 
         return ZeromqEndpoint(role.address, role.token, lambda: (self._await()[0], role.token))
 
     def report(self, failure: Failure) -> None:
-        """Tell the launcher, in case there is no server any more that would."""
+        """Send the launcher a failure, in case there is no server left to report it."""
         self._control.send(encode(failure))
         self._control.finish(LAST_WORDS_S)
 
     def _await(self) -> tuple[str, list[int]]:
-        """The latest word about a server; servers that came and went meanwhile are passed over."""
+        """Wait for a restarted server and return its address or link; skip servers that have died meanwhile."""
         fresh = self._fresh.get()
         while not self._fresh.empty():
             for descriptor in fresh[1] if fresh is not None else ():
@@ -301,7 +301,7 @@ class WorkerLinks:
             while (frame := self._control.receive()) is not None:
                 self._handle(frame)
         finally:
-            end_own_group()  # whoever cannot hear the launcher must not go on without it
+            end_own_group()  # a process must not go on without the launcher
 
     def _handle(self, frame: Frame) -> None:
         match for_child(frame.data):

@@ -1,6 +1,6 @@
-"""The workers and the evaluator of a run as processes: born with a role and a link, linked again, reaped.
+"""The processes of a run's workers and evaluator: started with a role and a link, relinked, reaped.
 
-Which of them are to exist is the server's decision and when all of them end the launcher's; this is how.
+The server decides which of them exist, and the launcher when all of them end; this module carries it out.
 """
 
 import logging
@@ -23,7 +23,7 @@ Send = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the s
 
 
 class ProcessPlace(msgspec.Struct, frozen=True):
-    """Whose process it is."""
+    """Which worker, and which incarnation of it, or the evaluator."""
 
     worker: int
     incarnation: int
@@ -44,16 +44,16 @@ class Children:
         self._workload = workload
         self._stage = stage
         self._send_to_server = send_to_server
-        self.nursery = nursery  # where processes start, unless they are fresh interpreters
+        self.nursery = nursery  # None: every process is a fresh interpreter
         self._shares_memory = plan.config.transport == "shm"
-        self._address: str | None = None  # of a server that listens
-        self._roleless: set[ProcessPlace] = set()  # they wait for that address
+        self._address: str | None = None  # of the server (zeromq), once it listens
+        self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
         self._tokens: dict[ProcessPlace, str] = {}
-        self._codes: dict[ProcessPlace, int] = {}  # of those that are gone
+        self._codes: dict[ProcessPlace, int] = {}  # exit codes of reaped processes
         self.alive: dict[ProcessPlace, Process] = {}
 
     def start(self, place: ProcessPlace) -> Process:
-        """A new process for this place."""
+        """Start a process for this place."""
         process = Process(place.name, self._stage, Transcript(self._plan.folder, place.name), self.nursery)
         self.alive[place] = process
         self._tokens[place] = secrets.token_hex(16)
@@ -68,27 +68,27 @@ class Children:
         return process
 
     def listening(self, address: str) -> None:
-        """Processes that waited for a server's address can begin, those of a server before it can go on."""
+        """Send the server's address: with their role to processes that waited for it, as a relink to all others."""
         self._address = address
         for place, process in self.alive.items():
             process.send(encode(self._role(place) if place in self._roleless else Relinked(address)))
         self._roleless.clear()
 
     def relink(self) -> None:
-        """There is another server: it learns who lives and who does not, and the living learn of it."""
+        """Introduce all processes to a restarted server: link the living, and report the exits of the others."""
         self._address = None
         for place in sorted(self.alive, key=lambda place: (place.worker, place.incarnation)):
             if self._shares_memory:
                 self._link(place, Relinked(""))
             else:
                 self._send_to_server(self._linked(place), ())
-        # The last of each: they stand in the order of their ends. A worker that joins may have the evaluator's number.
+        # The last exit of each, since the dict is in that order. A worker that joins may have the evaluator's number.
         latest = {(place.worker, place.evaluator): place for place in self._codes}
         for key in sorted(latest.keys() - {(place.worker, place.evaluator) for place in self.alive}):
             self._send_to_server(self._exited(latest[key]), ())
 
     def reap(self, place: ProcessPlace) -> int:
-        """The process has ended, or does so here: nothing is left of it, and the server is told."""
+        """Reap the process, killing it if it still runs, and report its exit to the server."""
         process = self.alive.pop(place)
         self._roleless.discard(place)
         code = self._codes[place] = process.reap()
@@ -96,12 +96,12 @@ class Children:
         return code
 
     def unlink(self) -> None:
-        """No server will come any more."""
+        """Tell all processes that there will be no further server."""
         for process in self.alive.values():
             process.send(encode(Unlinked()))
 
     def _link(self, place: ProcessPlace, message: Role | Relinked) -> None:
-        """One end for the process, one for the server; neither outlives its owner."""
+        """Make a link and send one end to the process and one to the server; neither outlives its owner."""
         theirs, servers = socket.socketpair()
         with theirs, servers:
             self._send_to_server(self._linked(place), (servers.fileno(),))
@@ -135,5 +135,5 @@ class Children:
             token=self._tokens[place],
             log_level=logging.getLogger("paceline").level,
             peer=config.strategy if is_peer(config.strategy) and not place.evaluator else None,
-            yields=self._plan.scenario is None,  # an emulated worker must wake from its sleep in time
+            yields=self._plan.scenario is None,  # not under emulation: a worker must wake from its sleep on time
         )

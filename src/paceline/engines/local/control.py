@@ -1,7 +1,7 @@
-"""What the launcher and its children say to each other over their private sockets.
+"""The control messages between the launcher and its children, over their private sockets.
 
-The launcher starts and signals processes and knows how each ended; the server decides. So the launcher reports births
-and deaths, and the server asks for both. A link's descriptor travels with the message that announces it.
+The launcher starts and signals processes and knows how each ended; the server decides. So the launcher reports starts
+and exits, and the server requests both. A link's descriptor travels with the message that announces it.
 """
 
 from pathlib import Path
@@ -25,27 +25,27 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The first message: what to run."""
 
     plan: Plan
-    began: float | None = None  # by time.monotonic, which all processes of a machine share; None: not yet
-    relay: bool  # every line of the journal is wanted, not only what a log shows
-    progress: bool = False  # somebody shows how far the run has come
+    began: float | None = None  # the run's zero by time.monotonic, which all processes share; None: not yet
+    relay: bool  # send every line of the journal, not only what a log shows
+    progress: bool = False  # send how far the run has come
     restore: str | None = None  # the folder of the checkpoint to go on from
-    append: bool = False  # a server before this one wrote the journal; this one goes on with it
+    append: bool = False  # continue the journal of the server before this one
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
-    """A process was started, or is to be known to a restarted server; with it comes its link's descriptor (shm)."""
+    """A process has started, or lives on under a restarted server. Carries its link's descriptor (shm)."""
 
     worker: int
     incarnation: int
     evaluator: bool
-    pid: int  # and the number of its process group
+    pid: int  # also the id of its process group
     token: str
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A process is gone; a negative code is the signal that ended it.
+    """A process has exited; a negative code is the signal that ended it.
 
-    What it said before may still be unread. A restarted server is told so of workers that it was never linked to.
+    Its last messages may still be unread. A restarted server also gets this for workers that it was never linked to.
     """
 
     worker: int
@@ -55,7 +55,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants the run to end: cleanly, with its report."""
+    """The user asks for the run to end cleanly, with its report."""
 
 
 ToServer = Setup | Linked | Exited | Interrupt
@@ -65,19 +65,19 @@ ToServer = Setup | Linked | Exited | Interrupt
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """Where workers find the server (zeromq); none of them begins before this is known."""
+    """The address at which workers find the server (zeromq); none of them begins without it."""
 
     address: str
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """The run's clock stood at zero at this moment of time.monotonic; a restarted server is to know."""
+    """The zero of the run's clock, by time.monotonic; the launcher keeps it for a restarted server."""
 
     zero: float
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag=True):
-    """A worker joins, rejoins or is respawned."""
+    """Start a process for a worker that joins, rejoins or is respawned."""
 
     worker: int
     incarnation: int
@@ -103,7 +103,7 @@ class JournalLines(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """What went wrong, and whose fault it is. A worker says the same of its own script, in case no server hears it."""
+    """What went wrong, and who is to blame. A worker sends it too when its script fails, in case no server is left."""
 
     blame: Blame
     text: str
@@ -111,13 +111,13 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The last message. With it comes a descriptor of the model's state as safetensors bytes, if there is a model."""
+    """The last message. Carries a descriptor of the model's state as safetensors bytes, if there is a model."""
 
     cause: Cause
     report: bytes  # as JSON; empty if there is none
     error: Failure | None = None
     keys: list[str] = []  # of the model's state, in its own order
-    tables: bool = False  # it is not a model's but that of tables
+    tables: bool = False  # the state is that of tables, not of a model
 
 
 ToLauncher = Listening | Began | StartWorker | Signal | Progressed | JournalLines | Failure | Finished
@@ -127,7 +127,7 @@ ToLauncher = Listening | Began | StartWorker | Signal | Progressed | JournalLine
 
 
 class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The first message: who you are and what to run. With it comes the link's descriptor (shm)."""
+    """The first message: who the process is and what it runs. Carries the link's descriptor (shm)."""
 
     worker: int  # the evaluator's is the number of workers
     incarnation: int
@@ -146,19 +146,19 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     transport: Transport
     address: str
     token: str
-    log_level: int = 0  # of the logger `paceline`; 0: nobody set one
-    peer: str | None = None  # the strategy of a run without a server, of which each node has a machine
-    yields: bool = False  # to the server, where both want the same core
+    log_level: int = 0  # of the logger `paceline`; 0: not set
+    peer: str | None = None  # the strategy of a run without a server
+    yields: bool = False  # the core to the server, if both want the same
 
 
 class Relinked(msgspec.Struct, frozen=True, tag=True):
-    """There is a server again; with it comes the fresh link's descriptor (shm)."""
+    """The server was restarted. Carries the fresh link's descriptor (shm)."""
 
     address: str
 
 
 class Unlinked(msgspec.Struct, frozen=True, tag=True):
-    """There will be no server any more."""
+    """There will be no further server."""
 
 
 ToChild = Role | Relinked | Unlinked
@@ -178,22 +178,22 @@ _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild, d
 
 
 def encode(message: ToServer | ToLauncher | ToChild) -> bytes:
-    """A message as bytes."""
+    """Encode a message."""
     return _encoder.encode(message)
 
 
 def for_server(data: bytes | bytearray) -> ToServer:
-    """A message that the launcher sent to the server."""
+    """Decode a message from the launcher to the server."""
     return _decode(_to_server, data, "server")
 
 
 def for_launcher(data: bytes | bytearray) -> ToLauncher:
-    """A message that a child sent to the launcher."""
+    """Decode a message from a child to the launcher."""
     return _decode(_to_launcher, data, "launcher")
 
 
 def for_child(data: bytes | bytearray) -> ToChild:
-    """A message that the launcher sent to a worker or the evaluator."""
+    """Decode a message from the launcher to a worker or the evaluator."""
     return _decode(_to_child, data, "worker")
 
 

@@ -1,8 +1,9 @@
-"""The launcher: starts a run's processes, hears them all in one loop, and leaves when nothing of them is left.
+"""The launcher: starts a run's processes, serves them all in one loop, and returns when none is left.
 
-It decides nothing about training. The server says who is to be started or signalled and when the run is over; the
-launcher says who has died, which a process handle tells at once. What ends a run early ends every process group: asked
-politely, then killed. A script that still runs when training is over may be saving its model, so it is waited for.
+It decides nothing about training. The server asks it to start or signal workers and says when the run is over; the
+launcher reports which processes have exited, which process handles tell at once. Whatever ends a run early ends every
+process group, by SIGTERM and then SIGKILL. A script that still runs after training may be saving its model, so the
+launcher waits for it.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ from paceline.transport.frames import Frame
 from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
-LAST_STEPS_S = 10.0  # for a server that has said its last word
-RESTARTS = 3  # of the server in a row from one and the same checkpoint
+LAST_STEPS_S = 10.0  # for a server to exit after its last message
+RESTARTS = 3  # of the server, in a row, from one checkpoint
 
 logger = logging.getLogger("paceline")
 
@@ -49,15 +50,15 @@ class Launcher:
     ) -> None:  # fmt: skip
         self._plan = plan
         self._log = log
-        self._sink = sink  # wants every line
+        self._sink = sink  # gets every line
         self._progress = progress
-        self._began: float | None = None  # when the run's clock stood at zero
+        self._began: float | None = None  # the zero of the run's clock, by time.monotonic
         self._loop = Loop()
         self._stage = Console()
         self._children = Children(plan, workload, self._stage, self._send_to_server)
         self._server: Process | None = None
         self._finished: control.Finished | None = None
-        self._failure: control.Failure | None = None  # that the server did not tell of
+        self._failure: control.Failure | None = None  # one that the server did not report
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
         self._kill_at: dict[Process, float] = {}
@@ -66,14 +67,14 @@ class Launcher:
         self._restarts = 0
 
     def run(self) -> Outcome:
-        """Run to the end. Raises KeyboardInterrupt if somebody did not want to wait for it."""
+        """Run to the end. Raises KeyboardInterrupt at a second interrupt."""
         with interrupts() as descriptor:
             try:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
                 self._take_nursery(descriptor)
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
-                if self._interrupts:  # before there was a server to tell
+                if self._interrupts:  # it came before there was a server
                     self._send_to_server(control.Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
@@ -85,7 +86,7 @@ class Launcher:
     # -- births ------------------------------------------------------------------------------------------------------
 
     def _take_nursery(self, interrupts: int) -> None:
-        """Have one that is ready, and hear of interrupts meanwhile; without one processes are fresh interpreters."""
+        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile."""
         if self._plan.config.start == "fresh" or not nurseries.possible():
             return
         nursery = self._children.nursery = nurseries.take()
@@ -158,7 +159,7 @@ class Launcher:
             self._sink.write(line)
 
     def _on_child_word(self, frame: Frame) -> None:
-        """A script that fails tells the server too; only where there is none is it for the launcher to act."""
+        """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(frame.data)
         if isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
@@ -197,7 +198,7 @@ class Launcher:
             self._end_all()
             return
         for place, process in self._children.alive.items():
-            process.signal(signal.SIGCONT)  # nobody is left who would wake a worker that the scenario paused
+            process.signal(signal.SIGCONT)  # the server can no longer resume a worker that the scenario paused
             if place.evaluator:
                 self._ask_to_end(process)
 
@@ -209,14 +210,14 @@ class Launcher:
             self._end_all()
 
     def _restart(self, code: int) -> bool:
-        """Whether a server that died has a successor."""
+        """Start a successor of a server that died, if possible; return whether there is one."""
         how = f"the server process {how_it_ended(code)}"
         folder = self._plan.folder
         newest = checkpoint.newest(folder) if folder is not None else None
         newest = newest or self._plan.restore
         self._restarts = self._restarts + 1 if newest == self._restored_from else 1
         if self._script_failure is not None:
-            self._failure = self._script_failure  # a server that died before it could tell
+            self._failure = self._script_failure  # the server died before it could report it
         elif self._interrupts:
             self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
         elif newest is None:
@@ -249,12 +250,12 @@ class Launcher:
             for voice in process.voices:
                 voice.drain()
             self._ask_to_end(process)
-        # What anybody says about being ended would only hide the cause; it is in the logs.
+        # What processes print while they are ended would hide the cause; it is in the logs.
         self._stage.muted = self._why() is not None
 
     def _ask_to_end(self, process: Process) -> None:
         process.signal(signal.SIGTERM)
-        process.signal(signal.SIGCONT)  # a stopped process hears nothing else
+        process.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after this
         self._kill_at[process] = time.monotonic() + GRACE_S
 
     def _processes(self) -> list[Process]:
@@ -269,7 +270,7 @@ class Launcher:
             process.signal(signal.SIGKILL)
 
     def _why(self) -> control.Failure | None:
-        """What went wrong. A script's own words say more than its exit code, if that is all that the server saw."""
+        """Return what went wrong. If the server saw only a script's exit code, prefer the script's own report."""
         reported = self._finished.error if self._finished is not None else None
         own = self._script_failure
         if reported is not None and reported.blame == "script" and not reported.traceback and own is not None:
@@ -285,9 +286,9 @@ class Launcher:
         return Outcome(cause=cause, encoded_report=report, failure=failure, model=model, keys=keys, tables=tables)
 
     def _leave_nothing(self) -> None:
-        """Whatever happened, no process and no descriptor is left."""
-        self._stage.muted = True  # if anybody still has something to say, an exception is on its way: that comes first
-        with contextlib.ExitStack() as last_steps:  # all are taken, whichever fails
+        """Leave no process and no descriptor behind, whatever happened."""
+        self._stage.muted = True  # if a process still prints, an exception is being raised, and that matters more
+        with contextlib.ExitStack() as last_steps:  # runs all of them, whichever fails
             if self._model is not None:
                 last_steps.callback(os.close, self._model)
             last_steps.callback(self._loop.close)
@@ -303,7 +304,7 @@ _CHECKPOINT_HINT = "--checkpoint-every 100v would make some (in the run's folder
 def launch(
     train: Callable[[], None], plan: Plan, sink: Sink | None, progress: Callable[[Progress], None] | None
 ) -> Launched:
-    """Run on processes of this machine; what the run wrote is in its folder, its result comes back."""
+    """Run on processes of this machine, save the report in the run's folder, and return the result."""
     if context.current() is not None:
         raise UserError(
             "launch() was called inside a worker of another run: run the file that calls it with `python`, not with "

@@ -1,4 +1,4 @@
-"""One loop for all that a launcher waits for: words, output and ends of processes, and descriptors of its own."""
+"""The launcher's event loop: messages, output and exits of processes, and descriptors of its own."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from paceline.engines.local.processes import Process
 from paceline.transport.base import Lost
 from paceline.transport.frames import Frame
 
-LOOK_S = 0.05  # between two looks at processes where the system has no handles for them
+LOOK_S = 0.05  # between checks for exits on systems without process handles
 
 _READ = selectors.EVENT_READ
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 class Loop:
-    """Calls back, one thing at a time."""
+    """A single-threaded loop that calls back."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -28,7 +28,7 @@ class Loop:
         self._readers: dict[Process, Callable[[], None]] = {}
 
     def watch(self, process: Process, on_frame: Callable[[Frame], None], on_exit: Callable[[], None]) -> None:
-        """Call back with every frame of this process, and at its end after that."""
+        """Call `on_frame` with every frame of this process, and then `on_exit` when it has exited."""
 
         def end() -> None:
             self._read(process, on_frame)
@@ -48,11 +48,11 @@ class Loop:
             self._selector.register(process.handle, _READ, end)
 
     def watch_descriptor(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call whenever there is something to be read from it."""
+        """Call back whenever the descriptor is readable."""
         self._selector.register(descriptor, _READ, call)
 
     def turn(self, seconds: float | None) -> None:
-        """Wait, at most so long, and deal with what happened."""
+        """Wait at most this long, and handle what happened."""
         for process, read in self._readers.items():
             self._selector.modify(process.channel, _BOTH if process.channel.wants_write else _READ, read)
         blind = [process for process in self._ends if process.handle is None]
@@ -60,7 +60,7 @@ class Loop:
             seconds = LOOK_S if seconds is None else min(seconds, LOOK_S)
         for key, _ in self._selector.select(seconds):
             found = self._selector.get_map().get(key.fd)
-            if found is not None and found.data is key.data:  # not closed by what was dealt with before it
+            if found is not None and found.data is key.data:  # an earlier callback may have closed it
                 key.data()
         for process in blind:
             if process in self._ends and process.exited:
@@ -70,7 +70,7 @@ class Loop:
         self._selector.close()
 
     def _read(self, process: Process, on_frame: Callable[[Frame], None]) -> bool:
-        """False once it will say no more."""
+        """Handle what the process has sent; return False once its socket is closed."""
         with contextlib.suppress(Lost):
             process.channel.flush()
         try:
@@ -106,9 +106,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[int]:
-    """A descriptor from which one byte can be read for each interrupt while this lasts.
+    """Yield a descriptor from which one byte can be read per interrupt.
 
-    Signals whose handling is not Python's own stay as they are, and a thread that is not the main one has none.
+    Leaves signals alone whose handler is not Python's default; outside the main thread it installs nothing.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -116,7 +116,7 @@ def interrupts() -> Iterator[int]:
     before = {}
 
     def note(_: int, __: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # nobody means more by the thousandth
+        with contextlib.suppress(BlockingIOError):  # a full pipe already holds more interrupts than matter
             os.write(writer, b"!")
 
     try:

@@ -1,18 +1,19 @@
 """The nursery: one interpreter that imports torch once and then forks the processes of a run.
 
-What makes its forks safe, and its children what fresh interpreters would have been:
+Why its forks are safe, and its children equal to fresh interpreters:
 
-1. It is an interpreter of its own and no fork of the caller, whose threads, locks, devices and random state stay out.
-2. It has one thread whenever it forks, makes no CUDA call and no parallel operation. OpenBLAS would start threads when
-   numpy is imported; it is told not to, and each child gets the number that its environment asks for.
-3. Each start hands over the caller's environment, import path and current folder; a caller whose interpreter flags,
-   limits, umask, cores or credentials have changed since is not served (`_inherited`). What the children share and
-   fresh interpreters would not is the hash seed, unless PYTHONHASHSEED sets it anyway.
-4. It forks twice and the process in between exits, so the kernel hands the child to the launcher, which is declared a
-   subreaper for that moment. The launcher waits for its children itself: exit codes need no messenger, and the death
-   of the nursery means nothing to a child.
-5. It ends when its socket closes or the launcher dies. Killed, it takes no process with it, and those to come are
-   fresh interpreters. So they are wherever there is no subreaper (macOS) and where importing torch starts threads.
+1. It is an interpreter of its own, not a fork of the caller, so it has none of the caller's threads, locks, devices and
+   random state.
+2. It has one thread whenever it forks, and makes no CUDA call and no parallel operation. It keeps OpenBLAS from
+   starting threads when numpy is imported, and each child sets the number that its environment asks for.
+3. Each start hands over the caller's environment, import path and current folder. The nursery does not serve a caller
+   whose interpreter flags, limits, umask, cores or credentials have changed since (`_inherited`). Unlike fresh
+   interpreters the children share a hash seed, unless PYTHONHASHSEED sets it anyway.
+4. It forks twice and the process in between exits, so the kernel reparents the child to the launcher, which is a
+   subreaper for that moment. The launcher waits for its children itself, so it sees their exit codes, and the death of
+   the nursery does not affect a child.
+5. It ends when its socket closes or the launcher dies. If it is killed its children live on, and later processes are
+   fresh interpreters, as they are where there is no subreaper (macOS) and where importing torch starts threads.
 
 This module imports neither torch nor numpy before `main` does: the command line starts a nursery before it loads them.
 """
@@ -39,16 +40,16 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-START_S = 60.0  # for a fork on a busy machine; a nursery that needs longer hangs
+START_S = 60.0  # for a fork on a busy machine; a nursery that takes longer hangs
 
 _BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.nursery import main; main({home}, {launcher})"
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of <sys/prctl.h>
 _READY = b"ready"
-_LONGEST = 4096  # bytes of what a nursery says
-_DESCRIPTORS = 5  # of a request: what to become, current folder, control socket, standard output and error
+_LONGEST = 4096  # bytes of a message from a nursery
+_DESCRIPTORS = 5  # of a request: its `Birth`, current folder, control socket, standard output and error
 _PID = struct.Struct("<i")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-_BLAS_WISHES = (_BLAS_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # in the order in which OpenBLAS asks for them
+_BLAS_WISHES = (_BLAS_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # in the order in which OpenBLAS reads them
 _BLAS_SETTERS = tuple(f"{package}openblas_set_num_threads{size}" for package in ("scipy_", "") for size in ("64_", ""))
 _INHERITED = (b"Uid", b"Gid", b"Groups", b"Umask", b"SigBlk", b"SigIgn", b"CapEff", b"Cpus_allowed", b"Mems_allowed")
 
@@ -56,9 +57,9 @@ logger = logging.getLogger("paceline")
 
 
 def command(code: str) -> list[str]:
-    """The command line of an interpreter like this one.
+    """Return the command line of an interpreter with this one's flags.
 
-    -P keeps the current folder out of its import path, and with -u it shows what a script prints when it prints it.
+    -P keeps the current folder out of its import path, and -u shows a script's output as it is printed.
     """
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     passed = {value.partition("=")[0] for flag, value in itertools.pairwise(flags) if flag == "-X"}
@@ -69,12 +70,12 @@ def command(code: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """A child's environment; what a script starts in turn is to show its output as promptly."""
+    """Return a child's environment; Python programs that its script starts are unbuffered, too."""
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def import_path() -> list[str]:
-    """What a child is to import from: what this process would, whatever its sys.path has become."""
+    """Return this process's import path for a child, without entries that are not text."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
@@ -82,7 +83,7 @@ def import_path() -> list[str]:
 
 
 class Birth(msgspec.Struct, frozen=True, array_like=True):
-    """What a child is told before it has a control socket of its own; file names need not be text."""
+    """What a child needs before its control socket is read. Bytes, since file names need not be text."""
 
     name: str
     environment: list[tuple[bytes, bytes]]
@@ -97,14 +98,14 @@ class Born(NamedTuple):
 
 
 class Nursery:
-    """A nursery as the launcher sees it. One run at a time uses it."""
+    """The launcher's end of a nursery. One run at a time uses it."""
 
     def __init__(self, ignoring: Collection[str] = ()) -> None:
-        """Begin to start it; variables that are ignored may change without it becoming useless."""
+        """Begin to start it; a change of the environment variables in `ignoring` does not make it useless."""
         self._ignoring = frozenset(ignoring)
         self._inherited = _inherited(ignoring)
         self._owner = os.getpid()
-        self.starting = True  # neither ready nor known to be useless
+        self.starting = True  # neither ready nor known to be unusable
         self.usable = True
         self._home, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _BEGIN.format(path=import_path(), home=theirs.fileno(), launcher=os.getpid())
@@ -112,7 +113,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 command(code),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # what goes wrong here goes wrong again, and visibly, in a fresh interpreter
+                stdout=subprocess.DEVNULL,  # a fresh interpreter will fail in the same way, visibly
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -129,21 +130,21 @@ class Nursery:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable once `listen` has something to take in."""
+        """Return the descriptor that is readable once `listen` would not wait."""
         return self._home.fileno()
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked, as far as one can see."""
+        """Whether it runs, belongs to this process and has not failed."""
         return self.usable and self._owner == os.getpid() and self._process.poll() is None
 
     @property
     def serves(self) -> bool:
-        """Whether its children would be what this process's own would be, as it is now."""
+        """Whether its children would inherit what this process's own children would."""
         return self.alive and self._inherited == _inherited(self._ignoring)
 
     def listen(self) -> None:
-        """Take in whether it is ready."""
+        """Read whether it is ready."""
         try:
             said = self._home.recv(_LONGEST)
         except OSError:
@@ -153,7 +154,7 @@ class Nursery:
             self._give_up(said.decode(errors="replace") or "it does not answer")
 
     def start(self, name: str, stdout: int, stderr: int) -> Born | None:
-        """A process of that name; None: it has to be a fresh interpreter."""
+        """Start a process; return None if it has to be a fresh interpreter."""
         if self.starting:
             self.listen()
         if not self.alive:
@@ -177,7 +178,7 @@ class Nursery:
                     ours_too.pop_all()
                     return Born(_PID.unpack(data)[0], ours)
             self._home.setblocking(False)
-            self.listen()  # it may have said why
+            self.listen()  # it may have sent the reason
             return None
 
     def _ask(self, name: str, *given: int) -> bool:
@@ -185,7 +186,7 @@ class Nursery:
         birth = Birth(name, named, [os.fsencode(folder) for folder in import_path()])
         with contextlib.ExitStack() as opened:
             try:
-                body = os.memfd_create("paceline-birth")  # a packet of its size might exceed the socket's
+                body = os.memfd_create("paceline-birth")  # it may exceed the largest packet of the socket
                 opened.callback(os.close, body)
                 os.write(body, msgspec.msgpack.encode(birth))
                 folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -202,8 +203,8 @@ class Nursery:
             logger.warning("processes start as fresh interpreters, which takes longer: no nursery (%s)", why)
 
     def end(self) -> None:
-        """Nothing is left of it. Its children are not its own, and go on."""
-        if self._owner != os.getpid():  # a fork of the process that has it
+        """Kill the nursery. Its children live on: the launcher is their parent."""
+        if self._owner != os.getpid():  # this process is a fork of the owner
             self._home.close()
             return
         self.usable = False
@@ -215,10 +216,10 @@ class Nursery:
 
 
 def reap_group(leader: int) -> None:
-    """Wait for what this process has adopted of a killed process group, once the leader was waited for.
+    """Reap the processes of a killed group that this process has adopted; call it after waiting for the leader.
 
-    That are orphans of the moment in which another child was forked, and the process between a nursery and a child if
-    the nursery was killed in that moment.
+    This process adopts orphans while it is a subreaper, that is while a nursery forks: children of the group, and the
+    process between nursery and child if the nursery is killed just then.
     """
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -226,12 +227,12 @@ def reap_group(leader: int) -> None:
 
 
 def possible() -> bool:
-    """Whether this system can have one."""
+    """Whether this system supports a nursery."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and _subreaper.possible()
 
 
 class _Subreaper:
-    """A context in which orphans among this process's descendants become its children."""
+    """A context in which this process adopts orphans among its descendants."""
 
     def __init__(self) -> None:
         self._holders = 0
@@ -270,7 +271,7 @@ _subreaper = _Subreaper()
 
 
 def _inherited(ignoring: Collection[str]) -> tuple[object, ...]:
-    """All that a child takes from this process beside what each start hands over, and what its imports have read."""
+    """Return all that a child inherits beside what each start hands over, and what imports may have read."""
     named = {name: value for name, value in environment().items() if name not in ignoring}
     status = Path("/proc/thread-self/status").read_bytes().splitlines()
     kept = [line for line in status if line.partition(b":")[0] in _INHERITED]
@@ -282,7 +283,7 @@ def _inherited(ignoring: Collection[str]) -> tuple[object, ...]:
 
 
 class _Keep:
-    """The nursery that waits for the next run, where somebody wants it kept."""
+    """The nursery that waits for the next run, inside `kept`."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -296,9 +297,9 @@ _keep = _Keep()
 
 @contextlib.contextmanager
 def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
-    """While this lasts a nursery outlives its run and serves the next one, if the process is still the same to it.
+    """Keep a nursery from run to run inside this context, as long as it serves this process.
 
-    `ignoring` names environment variables that no import reads; children get their current values all the same.
+    `ignoring` names environment variables that no import reads; children still get their current values.
     """
     if _keep.wanted:
         yield
@@ -315,12 +316,12 @@ def kept(ignoring: Collection[str] = ()) -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Inside `kept`: let a nursery start in the shadow of what comes before the run."""
+    """Inside `kept`: start a nursery in parallel with what comes before the run."""
     give_back(take())
 
 
 def take() -> Nursery:
-    """A nursery for this process as it is, kept or not; for `give_back`."""
+    """Return the kept nursery if it serves, else a new one; the caller passes it to `give_back` later."""
     with _keep.lock:
         found = _keep.nursery
         if found is not None and not found.alive:
@@ -333,7 +334,7 @@ def take() -> Nursery:
 
 
 def give_back(nursery: Nursery) -> None:
-    """Keep it for the next run, unless one waits already, or end it."""
+    """Keep the nursery for the next run if wanted and none waits already, else end it."""
     with _keep.lock:
         if _keep.wanted and nursery.serves and _keep.nursery is None:
             _keep.nursery = nursery
@@ -345,12 +346,12 @@ def give_back(nursery: Nursery) -> None:
 
 
 def main(descriptor: int, launcher: int) -> None:
-    """Be the nursery; returns in each child when its work is done."""
+    """Be the nursery; in a child, be that child."""
     home = socket.socket(fileno=descriptor)
     try:
         _preload()
         problem = _more_threads()
-    except Exception as error:  # noqa: BLE001 - whatever it is, a fresh interpreter shows it
+    except Exception as error:  # noqa: BLE001 - a fresh interpreter will show it, whatever it is
         problem = f"importing failed, {type(error).__name__}: {error}"
     if problem is not None:
         _end(home, problem)
@@ -370,7 +371,7 @@ def main(descriptor: int, launcher: int) -> None:
 
 
 def _preload() -> None:
-    """Import what a server, a worker and an evaluator import; nothing here may compute."""
+    """Import all that servers, workers and evaluators import, without computing anything."""
     gc.disable()
     from paceline import session  # noqa: F401
     from paceline.engines.local import child, server  # noqa: F401
@@ -382,7 +383,7 @@ def _preload() -> None:
 
 
 def _more_threads() -> str | None:
-    count = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - quicker, and asked at each fork
+    count = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - faster, and called at each fork
     return None if count == 1 else f"its imports have started {count - 1} threads"
 
 
@@ -393,9 +394,9 @@ def _end(home: socket.socket, why: str) -> NoReturn:
 
 
 def _next_child(home: socket.socket, launcher: int) -> list[int]:
-    """Fork on request; returns in a child, with the descriptors that were sent for it."""
+    """Fork on request; return only in a child, with the descriptors that were sent for it."""
     watched = os.pidfd_open(launcher)
-    if os.getppid() != launcher:  # it was gone before it could be watched
+    if os.getppid() != launcher:  # it died before `watched` was opened
         os._exit(0)
     poller = select.poll()
     poller.register(home, select.POLLIN)
@@ -418,7 +419,7 @@ def _next_child(home: socket.socket, launcher: int) -> list[int]:
 
 
 def _fork_orphan() -> bool:
-    """Whether this is the child, whose parent is the launcher. A failure leaves no child, and its socket closes."""
+    """Fork a child whose parent is the launcher; return True in it. If a fork fails, the child's socket closes."""
     try:
         between = os.fork()
     except OSError:
@@ -439,19 +440,19 @@ def _fork_orphan() -> bool:
 
 
 def _become(folder: int, control: int, stdout: int, stderr: int) -> None:
-    """A process of its own: session, output, current folder; from here on the launcher knows it."""
+    """Set up session, output and current folder, and send the launcher this child's pid."""
     os.setsid()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.fchdir(folder)
     for descriptor in (stdout, stderr, folder):
         os.close(descriptor)
-    with contextlib.suppress(OSError):  # a launcher that is gone; the control socket will tell
+    with contextlib.suppress(OSError):  # the launcher died; reading the control socket will show it
         os.write(control, _PID.pack(os.getpid()))
 
 
 def _settle(birth: Birth) -> None:
-    """What a fresh interpreter would have made anew."""
+    """Reset what a fresh interpreter would initialize."""
     import multiprocessing.process
 
     import numpy as np
@@ -462,33 +463,33 @@ def _settle(birth: Birth) -> None:
     sys.path_importer_cache.clear()
     sys.argv[1:] = []
     tempfile.tempdir = None
-    with contextlib.suppress(OSError):  # a folder that was removed
+    with contextlib.suppress(OSError):  # the folder was removed
         multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
     multiprocessing.process.current_process().authkey = os.urandom(32)
-    np.random.seed()  # Python's own generator sees to itself after a fork, and torch's begins alike in every process
+    np.random.seed()  # Python's generator reseeds itself after a fork, and torch's starts alike in every process
     _give_blas_its_threads()
 
 
 def _give_blas_its_threads() -> None:
-    """As many as OpenBLAS would have started on import."""
+    """Set the number of threads that OpenBLAS would have started on import."""
     wishes = [int(found[0]) for name in _BLAS_WISHES if (found := re.match(r"\s*[1-9]\d*", os.environ.get(name, "")))]
     count = min([*wishes[:1], len(os.sched_getaffinity(0))])
     if count == 1:
         return
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
-    library = ctypes.CDLL(core.__file__)  # finds what the module is linked with
+    library = ctypes.CDLL(core.__file__)  # resolves symbols of the libraries that the module is linked with
     for name in _BLAS_SETTERS:
-        if hasattr(library, name):  # another BLAS starts no threads on import
+        if hasattr(library, name):  # absent: another BLAS, which starts no threads on import
             getattr(library, name)(count)
             return
 
 
 def _show_name(name: str) -> None:
-    """Let `ps` show it instead of the nursery's command line, over which it is written as `setproctitle` does."""
+    """Show the name in `ps`: overwrite the nursery's command line with it, as `setproctitle` does."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     begin, end = int(fields[45]), int(fields[46])
     title = f"paceline: {name}".encode()
     if len(title) + 2 <= end - begin:
         ctypes.memset(begin, 0, end - begin)
         ctypes.memmove(begin, title, len(title))
-        ctypes.memset(end - 1, 1, 1)  # tells the kernel that what is before the first zero is the whole of it
+        ctypes.memset(end - 1, 1, 1)  # tells the kernel that the title ends at the first zero

@@ -1,4 +1,4 @@
-"""What the children print: live, each line under its process's name, and in the run's folder for later."""
+"""The children's output: shown live, each line prefixed with its process's name, and logged in the run's folder."""
 
 import contextlib
 import fcntl
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-LONGEST = 65536  # bytes of a line that is shown in one piece
+LONGEST = 65536  # bytes; a longer line is shown in several pieces
 READ = 65536
 
 Target = Literal["stdout", "stderr"]
 
 
 class Console:
-    """The launcher's own streams. Looked up at each line, so that a progress bar or a redirection that wraps them is
-    obeyed. Once a failure is known nothing more is shown, so that its cause is what a person reads first."""
+    """The launcher's own streams, looked up for each line, so that a progress bar or redirection that wraps them works.
+    Muted once a failure is known, so that its cause stands out."""
 
     def __init__(self) -> None:
         self.muted = False
@@ -29,7 +29,7 @@ class Console:
 
 
 class Transcript:
-    """The log file of one process and of those that had its place before."""
+    """The log file of one process and its predecessors of the same name."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._file: BinaryIO | None = None
@@ -40,7 +40,7 @@ class Transcript:
 
     def write(self, data: bytes) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk must not end a run that can do without its logs
+            with contextlib.suppress(OSError):  # a full disk costs the logs, not the run
                 self._file.write(data)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Transcript:
 
 
 class Voice:
-    """One stream of one process, read as it comes and shown line by line."""
+    """One output stream of one process, shown line by line."""
 
     def __init__(self, descriptor: int, show: Callable[[str], None], transcript: Transcript) -> None:
         os.set_blocking(descriptor, False)
@@ -59,27 +59,27 @@ class Voice:
         self._partial = bytearray()
 
     def read(self) -> bool:
-        """Take in some of what is there; False once there will be no more.
+        """Read at most `READ` bytes; return False at the end of the stream.
 
-        Never all of it: a script that prints without a pause would keep the launcher from everything else.
+        A script that prints without pause would otherwise keep the launcher from everything else.
         """
         return self._take(READ) != 0
 
     def drain(self) -> None:
-        """Take in what is there at this moment."""
+        """Read all that is in the pipe at this moment."""
         left = _waiting(self.descriptor)
         while left > 0 and (taken := self._take(min(left, READ))):
             left -= taken
 
     def finish(self) -> None:
-        """The process is gone: show what is left."""
+        """Show what is left, after the process has exited."""
         self.drain()
         if self._partial:
             self._show_line(bytes(self._partial))
             self._partial.clear()
 
     def _take(self, most: int) -> int | None:
-        """How many bytes were read; None: there is nothing at the moment."""
+        """Return the number of bytes read; 0 at the end, None if there is nothing at the moment."""
         try:
             data = os.read(self.descriptor, most)
         except BlockingIOError:
@@ -99,13 +99,13 @@ class Voice:
         self._partial = rest
 
     def _show_line(self, line: bytes) -> None:
-        # A bar that is drawn over and over between two line ends is shown as it last was.
+        # Of a progress bar that redraws its line, only the last state is shown.
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
         self._show(text.decode(errors="replace"))
 
 
 def _waiting(descriptor: int) -> int:
-    """How many bytes are there to be read."""
+    """Return how many bytes can be read without waiting."""
     count = array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, count)
     return count[0]

@@ -1,8 +1,8 @@
-"""Child processes: forks of a nursery, or fresh interpreters, that lead sessions of their own and have private sockets.
+"""Child processes: forks of a nursery, or fresh interpreters, each with its own session and a private control socket.
 
-Never forks of this process: they would copy the threads' locks and the random state of whoever called `launch`. Nothing
-has a name in the file system. Being a leader of its own session keeps a terminal's Ctrl-C from a child, and lets the
-launcher end it together with whatever it started.
+Never forks of this process: they would copy the locks and random state of the program that called `launch`. Nothing has
+a name in the file system. Leading its own session shields a child from the terminal's Ctrl-C, and lets the launcher end
+it together with all that it started.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.child 
 
 
 class Process:
-    """One child."""
+    """One child process."""
 
-    pid: int  # its number, and that of its process group
+    pid: int  # also the id of its process group
 
     def __init__(self, name: str, stage: Console, transcript: Transcript, nursery: Nursery | None = None) -> None:
-        """Start it, from the nursery if there is one that can."""
+        """Start it, from the nursery if there is a usable one."""
         self.name = name
-        self.code: int | None = None  # how it ended, once it has
+        self.code: int | None = None  # exit code, once reaped
         self._transcript = transcript
         self._popen: subprocess.Popen[bytes] | None = None  # of a fresh interpreter
         self._outputs: list[int] = []
@@ -60,25 +60,25 @@ class Process:
 
     @property
     def exited(self) -> bool:
-        """Whether there is an exit to be dealt with; it stays a zombie until `reap`, so its number is its own."""
+        """Whether it has exited and awaits `reap`; until then it is a zombie, so its pid is not reused."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self.alive and os.waitid(os.P_PID, self.pid, flags) is not None
 
     def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """Tell it something; whoever is gone hears nothing."""
+        """Send it a message; a no-op if it is gone."""
         with contextlib.suppress(Lost):
             self.channel.send(data, descriptors)
 
     def signal(self, number: int) -> None:
-        """To its whole process group."""
+        """Send a signal to its process group."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS has the latter for zombies
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for zombies
                 os.killpg(self.pid, number)
 
     def reap(self) -> int:
-        """Its exit was noticed, or it is to end here and now: nothing of it, or of what it started, is left.
+        """Kill the process if it still runs, with all that it started, clean up after it, and return its exit code.
 
-        That holds even if its last words cannot be shown: standard output may be a pipe that nobody reads any more.
+        Cleans up even if its last output cannot be shown: standard output may be a pipe that nobody reads any more.
         """
         if self.code is not None:
             return self.code
@@ -86,7 +86,7 @@ class Process:
         self.signal(signal.SIGKILL)
         self.code = self._popen.wait() if self._popen is not None else _wait(self.pid)
         nurseries.reap_group(self.pid)
-        with contextlib.ExitStack() as last_steps:  # all are taken, from the last to the first, whichever fails
+        with contextlib.ExitStack() as last_steps:  # runs all of them, last to first, whichever fails
             last_steps.callback(scratch.clear, self.pid, group)
             last_steps.callback(self._transcript.close)
             last_steps.callback(self.channel.close)
@@ -104,7 +104,7 @@ class Process:
 
 
 def _fresh(name: str, stdout: int, stderr: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """A fresh interpreter, and the launcher's end of its control socket."""
+    """Start a fresh interpreter; return it with the launcher's end of its control socket."""
     ours, theirs = socket.socketpair()
     try:
         return ours, subprocess.Popen(
@@ -126,12 +126,12 @@ def _fresh(name: str, stdout: int, stderr: int) -> tuple[socket.socket, "subproc
 def _wait(pid: int) -> int:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # the caller's SIGCHLD handler was first; `subprocess` says the same of such a child
+    except ChildProcessError:  # the caller's SIGCHLD handler reaped it; `subprocess` returns 0 then, too
         return 0
 
 
 def end_own_group() -> NoReturn:
-    """End this process and all that it started, here and now."""
+    """Kill this process and all that it started."""
     own = os.getpid()
     others = [process for process in scratch.group_of(own) if process != own]
     for process in others:
@@ -140,9 +140,9 @@ def end_own_group() -> NoReturn:
     scratch.clear(own, others)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)  # where it leads no group
+    os._exit(1)  # if it leads no group
 
 
 def _handle(pid: int) -> int | None:
-    """A descriptor that tells of the process's end; where there is none, one has to look from time to time."""
+    """Return a descriptor that becomes readable when the process exits; None where the loop has to poll."""
     return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None

@@ -1,7 +1,7 @@
-"""The journal's lines on their way from the server to the launcher, where listeners and the user's log are.
+"""Journal lines on their way from the server to the launcher, which has the user's log and listeners.
 
-A log shows few lines and wants them at once; a listener wants all, and gets them in parcels, because a message for each
-decision would cost the server more than the decision.
+The log shows few lines and gets them at once. A listener gets all lines, in parcels, because one message per decision
+would cost the server more than the decision itself.
 """
 
 import time
@@ -14,21 +14,21 @@ from paceline.records.journal import Line, Observation
 from paceline.records.logs import LEVELS
 
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
-LATE_S = 0.2  # that a line waits for others at most, while there are any
+LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Line])
 
 
 class Relay:
-    """The server's end: a sink for the journal's lines. Whoever has it calls `flush` before anything that ends a run,
-    and whenever there is nothing else to do."""
+    """The server's end: a sink for journal lines. Its owner calls `flush` when idle and before the run's end is
+    announced."""
 
     def __init__(self, send: Callable[[JournalLines], None], *, everything: bool) -> None:
         self._send = send
         self._everything = everything
         self._waiting: list[Line] = []
-        self._since = 0.0  # the first of them
+        self._since = 0.0  # when the first of them was written
 
     def write(self, line: Line) -> None:
         shown = isinstance(line, Observation) and line.what in LEVELS
@@ -42,12 +42,12 @@ class Relay:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the waiting lines."""
         if self._waiting:
             self._send(JournalLines(_encoder.encode(self._waiting)))
             self._waiting.clear()
 
 
 def unpacked(message: JournalLines) -> list[Line]:
-    """The launcher's end: the lines of a parcel."""
+    """Decode a parcel, at the launcher's end."""
     return _decoder.decode(message.data)

@@ -1,5 +1,5 @@
-"""How a run ends: what the server hands over (the model behind a descriptor, what went wrong in a form that travels),
-and what the run's caller sees of it: a report, a model, or an exception.
+"""How a run ends: what the server sends to the launcher (the model behind a descriptor, a failure as plain data), and
+what the launcher makes of it for the caller: a report, a model or an exception.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ERRORS: dict[Blame, type[PacelineError]] = {
 
 
 def trained_state(left: Result) -> dict[str, torch.Tensor] | None:
-    """The model's state, each key with a tensor of its own: tied ones are foreign to the file format. Or the tables."""
+    """Return the tables, or the model's state with a tensor of its own per key: safetensors cannot store tied ones."""
     if left.tables is not None:
         return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in left.tables.items()}
     if left.model is None:
@@ -37,7 +37,7 @@ def trained_state(left: Result) -> dict[str, torch.Tensor] | None:
 
 @contextlib.contextmanager
 def behind_descriptor(data: bytes | None) -> Iterator[tuple[int, ...]]:
-    """Bytes that another process can read without a name in any file system."""
+    """Put the bytes behind a descriptor that can be sent to another process; no name in any file system."""
     if data is None:
         yield ()
         return
@@ -52,7 +52,7 @@ def _anonymous() -> IO[bytes]:
 
 
 def save_result(data: bytes, folder: Path, name: str) -> str | None:
-    """Whole or not at all; that it cannot be written is a complaint, and no reason to lose the run."""
+    """Write the file whole or not at all. Return a complaint if that fails: it must not cost the run."""
     unfinished, path = folder / f".{name}.safetensors", folder / f"{name}.safetensors"
     try:
         unfinished.write_bytes(data)
@@ -65,7 +65,7 @@ def save_result(data: bytes, folder: Path, name: str) -> str | None:
 
 
 def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -> str | None:
-    """Each node's own model, in a run without a server; what is wrong if one cannot be written."""
+    """Save each node's own model, in a run without a server; return a complaint if one cannot be written."""
     if not models:
         return None
     nodes = folder / "nodes"
@@ -82,7 +82,7 @@ def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -
 
 
 def as_failure(error: Exception) -> Failure:
-    """An error as it travels: the script's own traceback, where it came from a worker, else ours."""
+    """Convert an error into a message, with the script's traceback if a worker raised it, else the server's."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     for blame, kind in _ERRORS.items():
         if isinstance(error, kind) and blame != "internal":
@@ -92,24 +92,24 @@ def as_failure(error: Exception) -> Failure:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended. A descriptor of the model's state belongs to whoever has this, who must `close` it."""
+    """How a run ended. Owns the descriptor of the model's state: call `close`."""
 
     cause: Cause
     encoded_report: bytes
     failure: Failure | None
     model: int | None
     keys: list[str] = []  # of the model's state, in its own order
-    tables: bool = False  # it is not a model's but that of tables
+    tables: bool = False  # the state is that of tables, not of a model
 
     @property
     def report(self) -> Report | None:
-        """The run's report; there is none if it came to nothing."""
+        """The run's report; None if the server sent none."""
         if not self.encoded_report:
             return None
-        return msgspec.json.decode(self.encoded_report, type=Report, strict=False)  # "nan" is how JSON has it
+        return msgspec.json.decode(self.encoded_report, type=Report, strict=False)  # JSON carries NaN as "nan"
 
     def state(self) -> dict[str, torch.Tensor] | None:
-        """The trained model under its ordinary `state_dict` keys, or the tables by their names."""
+        """Return the trained model under its `state_dict` keys, or the tables by name."""
         if self.model is None:
             return None
         with open(self.model, "rb", closefd=False) as file:
@@ -118,7 +118,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return {key: state[key] for key in self.keys or state}
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, by whose fault it is; the other process's traceback goes with it as a note."""
+        """Raise the failure, if any, as the error class of whoever is to blame; the remote traceback becomes a note."""
         if self.failure is None:
             return
         error = _ERRORS[self.failure.blame](self.failure.text)

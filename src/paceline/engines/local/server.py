@@ -1,7 +1,7 @@
-"""The server process: one run on real processes, driven by messages, alarms and what the launcher says.
+"""The server process: one run on real processes, driven by messages of workers and launcher and by alarms.
 
-One thread, one loop. Whatever becomes due is dealt with between two waits. The launcher's end of the control channel
-going away means that nobody is left to clean up: the server then kills every worker's process group and itself.
+One thread, one loop: it waits, then handles all that is due. If the launcher's end of the control channel closes,
+nobody else is left to clean up: the server then kills every worker's process group and itself.
 """
 
 import gc
@@ -44,19 +44,19 @@ from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Cancelled, Hello, Work
 
-LAST_WORDS_S = 5.0  # for a launcher that is busy
-IDLE_S = 0.2  # between two looks at what no message announces: relayed lines, the journal's failure
+LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
+IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
 
 
 def main(channel: Channel) -> None:
-    """Serve one run; returns when all is told."""
+    """Serve one run; return when the launcher has its result."""
     frame = channel.receive()
     setup = m.for_server(frame.data) if frame is not None else None
     if not isinstance(setup, m.Setup):
         raise InternalError(f"the first message of a server must be its setup, not {setup!r}")
     torch.set_num_threads(setup.plan.config.threads or 1)
-    torch.set_grad_enabled(False)  # once, and not for every step
+    torch.set_grad_enabled(False)  # once, instead of for every step
     try:
         server = Server(channel, setup)
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
@@ -64,12 +64,12 @@ def main(channel: Channel) -> None:
         channel.finish(LAST_WORDS_S)
         return
     gc.collect()
-    gc.freeze()  # what is there by now stays: looking through it again and again would hold workers up
+    gc.freeze()  # these objects live as long as the process: scanning them at each collection would delay workers
     server.serve()
 
 
 class LocalEngine:
-    """Carries a run on processes of this machine, which the launcher starts and signals."""
+    """The engine of a run on processes of this machine, which the launcher starts and signals."""
 
     name = "local"
     capabilities = engines.capabilities(name)
@@ -86,10 +86,10 @@ class LocalEngine:
         self._links = ServerLinks(channel, self._clock, self._on_control, self._check_memory, exact=exact)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
-        self._checked_memory = setup.append  # by the server before: its workers have their memory
+        self._checked_memory = setup.append  # after a restart the workers already have their memory
 
     def carry(self, run: ServerRun) -> None:
-        """This is the run that messages are for."""
+        """Set the run that messages go to."""
         self.run = self._links.run = run
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -108,19 +108,19 @@ class LocalEngine:
         self._alarms.at(at, call, argument, moves=keeps_alive)
 
     def wake(self) -> None:
-        """The loop looks after the run after every wait anyway."""
+        """Do nothing: the loop attends to the run after every wait."""
 
     def drive(self, run: ServerRun) -> None:
-        """Until the run is finished."""
+        """Drive the run until it is finished."""
         if self._setup.plan.config.transport == "zeromq":
             self.send_to_launcher(m.Listening(self._links.listen()))
-        self._on_control()  # what came together with the setup was read together with it
+        self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
             run.attend(self.now())
 
     def _wait(self) -> None:
-        """One wait, and all that came of it."""
+        """Wait once, and handle messages and alarms."""
         run, limit = self.run, self._setup.plan.config.max_seconds
         left, patience = self._alarms.seconds_left(self.now()), IDLE_S
         if left is not None:
@@ -176,14 +176,14 @@ class LocalEngine:
     def _on_linked(self, message: m.Linked, descriptors: list[int]) -> None:
         worker = EVALUATOR if message.evaluator else message.worker
         before = self._members.get(worker)
-        if before is not None and not before.hung_up:  # a process may be announced before its predecessor's end is
+        if before is not None and not before.hung_up:  # the exit of the predecessor may be reported after this
             self._links.drain(before)
         self._members[worker] = self._links.link(message, descriptors)
         if not message.evaluator:
             self.run.on_start(worker, message.incarnation)
 
     def send_to_launcher(self, message: m.ToLauncher, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it a message, with descriptors."""
+        """Send the launcher a message, with descriptors."""
         try:
             self._channel.send(m.encode(message), descriptors)
         except Lost:
@@ -193,7 +193,7 @@ class LocalEngine:
 
     def _check_memory(self, hello: Hello) -> None:
         if not self._checked_memory:
-            self._checked_memory = True  # all but the first are about to take theirs
+            self._checked_memory = True  # the first worker has its region; all others are about to allocate theirs
             require_server(hello.spec, regions=len(self.run.workers.alive) - 1)
 
     def send(self, worker: int, message: Any) -> None:
@@ -206,7 +206,7 @@ class LocalEngine:
             if isinstance(message, Clocked):
                 message = Clocked(max(0.0, timing.end - self.now()))
             else:
-                # Counted from the decision: what the server took to copy the version is part of the modelled time.
+                # Counted from the decision, so that the server's copy of the version is part of the modelled time.
                 delay = {"delay_s": timing.begin - self.now()} if isinstance(message, Work) else {}
                 message = msgspec.structs.replace(message, compute_s=timing.compute_s, **delay)
         self.send(worker, message)
@@ -235,7 +235,7 @@ class LocalEngine:
             return lent
         region = member.link.region
         if region is None:
-            return store.read()  # nodes have no memory in common with anybody
+            return store.read()  # nodes share no memory with the server
         version = store.write_to(region.flat, region.buffers)
         return Parameters(version, region.flat, region.buffers)
 
@@ -247,20 +247,20 @@ class LocalEngine:
         return {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close the shared weights and all links."""
         self._weights.close()
         self._links.close()
 
 
 class Server:
-    """One run's server: its journal, its engine, its run, and what it leaves."""
+    """One run's server: journal, engine, run and result."""
 
     def __init__(self, channel: Channel, setup: m.Setup) -> None:
         self._channel = channel
         self._setup = setup
         plan, config = setup.plan, setup.plan.config
         self._metrics = Metrics()
-        self._struck_until = 0.0  # by a scenario, under a server before this one
+        self._struck_until = 0.0  # the last scenario event in the journal of an earlier server, in seconds
         self._writer: Writer | None = None
         if plan.journal is not None:
             if setup.append:
@@ -271,7 +271,7 @@ class Server:
             self._writer = Writer(plan.journal, append=setup.append)
         self._resumption = Resumption(Path(setup.restore)) if setup.restore is not None else None
         peer = is_peer(config.strategy)
-        # A run that went over to bsp goes on under that.
+        # The checkpoint's, because the run may have switched to bsp.
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
         self._engine = LocalEngine(channel, setup, self._flush_relay)
         self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
@@ -285,13 +285,13 @@ class Server:
         self._engine.carry(self._run)
 
     def serve(self) -> None:
-        """From the first process to the last word."""
+        """Run to the end, and send the launcher the result."""
         failure: m.Failure | None = None
         try:
             try:
                 self._begin()
                 self._engine.drive(self._run)
-            except Exception as error:  # noqa: BLE001 - whatever ended the run is the launcher's to show
+            except Exception as error:  # noqa: BLE001 - the launcher shows whatever ended the run
                 failure = as_failure(error)
                 self._run.fail(error)
             self._hand_over(failure)
@@ -304,18 +304,18 @@ class Server:
         if resumption is None:
             run.begin()
             return
-        lost = self._metrics.beyond(resumption.run.restored)  # what a server before this one did after the checkpoint
-        # What strikes between two phases is on record at a time that stood still: an event's own second counts, too.
+        lost = self._metrics.beyond(resumption.run.restored)  # what an earlier server did after the checkpoint
+        # Between two phases the journal's time stands still, so an event there counts by its own second.
         seen_until = max(self._metrics.seconds, self._struck_until) if setup.append else resumption.run.at
         died_at = time.monotonic() - setup.began if setup.append and setup.began is not None else None
         run.begin(resumption, died_at, seen_until)
         if any(lost.values()):
             run.coordinator.observe(run.moment(), "rolled_back", lost)
         if setup.append:
-            run.words.checked = True  # living workers do not ask again for what they were told
+            run.words.checked = True  # workers that live on do not ask for their options again
 
     def _hand_over(self, failure: m.Failure | None) -> None:
-        """Save what the run leaves, and give the launcher its report and its model."""
+        """Save the result in the run's folder, and send report and model to the launcher."""
         run, plan = self._run, self._setup.plan
         left = run.result()
         state = trained_state(left)
@@ -339,7 +339,7 @@ class Server:
             self._channel.finish(LAST_WORDS_S)
 
     def _warn(self, complaint: str) -> None:
-        """In the report and the log; the journal has had its last line."""
+        """Warn in the report and the log; the journal already has its last line."""
         Tee(self._metrics, self._relay).write(Observation(self._run.moment(), "warning", {"text": complaint}))
 
     def _flush_relay(self) -> None:

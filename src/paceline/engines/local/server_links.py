@@ -1,4 +1,4 @@
-"""The server's links to the processes that run the script, and to the launcher, behind one wait."""
+"""The server's links to workers, evaluator and launcher, behind one selector."""
 
 import contextlib
 import os
@@ -20,13 +20,13 @@ from paceline.transport.messages import Hello, ToServer
 from paceline.transport.shm import ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub
 
-WRITE_S = 0.001  # between two attempts to write to a link that was full
+WRITE_S = 0.001  # between attempts to write to a full link
 
 Place = tuple[int, int, bool]  # worker, incarnation, whether it is the evaluator
 
 
 class Link(ServerEnd, Protocol):
-    """The server's end of one process's link, which never waits for a full socket."""
+    """The server's end of the link to one process. Sending never blocks on a full socket."""
 
     @property
     def region(self) -> Region | None: ...
@@ -53,15 +53,15 @@ class Member:
 
 
 class ServerLinks:
-    """Who is linked, and what has come from whom."""
+    """All linked processes; hands their messages to the run."""
 
-    run: ServerRun  # that messages are for
+    run: ServerRun  # receives the messages
 
     def __init__(
         self, channel: Channel, clock: Clock, on_control: Callable[[], None], on_hello: Callable[[Hello], None], *,
         exact: bool,
     ) -> None:  # fmt: skip
-        """`exact`: waits end in time; others may take a millisecond longer, and are for any number of workers."""
+        """`exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit."""
         self._channel = channel
         self._clock = clock
         self._on_hello = on_hello
@@ -72,13 +72,13 @@ class ServerLinks:
         self._hub: ZeromqHub | None = None
 
     def listen(self) -> str:
-        """Be there for workers that come over TCP; the address."""
+        """Accept workers over TCP; return the address."""
         hub = self._hub = ZeromqHub()
         self._selector.register(hub, selectors.EVENT_READ, self._pump)
         return hub.address
 
     def link(self, message: Linked, descriptors: list[int]) -> Member:
-        """A process has a link from here on."""
+        """Register the link of a process that the launcher announced."""
         if self._hub is not None:
             link: Any = self._hub.expect(message.token)
         else:
@@ -91,13 +91,13 @@ class ServerLinks:
         return member
 
     def unlink(self, message: Exited) -> Member | None:
-        """A process is no more: hear what it had said, and forget it. None if it was never linked."""
+        """Read the last messages of a process that has exited and remove it; return None if it was never linked."""
         place = (message.worker, message.incarnation, message.evaluator)
         member = self._processes.get(place)
         if member is None:
             return None
         if self._hub is not None and not member.hung_up:
-            for link in self._hub.drain(member.link):  # type: ignore[arg-type]  # over TCP all links are its own
+            for link in self._hub.drain(member.link):  # type: ignore[arg-type]  # with a hub, all links are of its type
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
@@ -106,27 +106,27 @@ class ServerLinks:
         return member
 
     def drain(self, member: Member) -> None:
-        """Take in what a process has said so far."""
+        """Handle all messages that a process has sent so far."""
         if self._hub is not None:
             self._pump()
         self._drain(member)
 
     def hang_up(self, member: Member) -> None:
-        """Tell a process that nothing more will come."""
+        """Close the link to a process."""
         if not member.hung_up:
-            self._unregister(member)  # before the descriptor's number belongs to another link
+            self._unregister(member)  # before another link can reuse the descriptor's number
             member.hung_up = True
             member.link.close()
 
     def wait(self, seconds: float) -> bool:
-        """Hear whatever comes within so long; whether anything did."""
+        """Handle what arrives within this time; return whether anything did."""
         events = self._selector.select(min(seconds, WRITE_S) if self._writes_wait() else seconds)
         for key, _ in events:
             key.data()
         return bool(events)
 
     def orphaned(self) -> None:
-        """The launcher is gone: nobody else ends these processes, stopped ones included."""
+        """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
         for member in self._processes.values():
             group = scratch.group_of(member.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -135,7 +135,7 @@ class ServerLinks:
         os._exit(1)
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all links."""
         for member in self._processes.values():
             self.hang_up(member)
         if self._hub is not None:
@@ -143,7 +143,7 @@ class ServerLinks:
         self._selector.close()
 
     def _writes_wait(self) -> bool:
-        """Send on what a link could not take at once: a grant that names very many samples."""
+        """Flush links that were full, as after a grant of very many samples; return whether any still had to wait."""
         waiting = [m.link for m in self._processes.values() if not m.hung_up and m.link.wants_write]
         for link in waiting:
             link.flush()
@@ -164,7 +164,7 @@ class ServerLinks:
         self.run.on_message(member.number, member.incarnation, message, self._clock.now())
 
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
-        """Hear what a wait has announced; if more has come meanwhile, the next wait tells."""
+        """Handle what one read of a ready link yields; if more has arrived since, the next wait reports it."""
         try:
             link.listen()
             while not member.hung_up and (message := link.buffered()) is not None:
@@ -173,14 +173,14 @@ class ServerLinks:
             self._unregister(member)
 
     def _drain(self, member: Member) -> None:
-        """Hear everything that has come over a link."""
+        """Handle all messages that have arrived over a link."""
         if member.hung_up:
             return
         try:
             while (message := member.link.collect()) is not None:
                 self._take(member, message)
         except Lost:
-            self._unregister(member)  # its process's end is the launcher's to report
+            self._unregister(member)  # the launcher will report the exit of the process
 
     def _unregister(self, member: Member) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -1,11 +1,12 @@
-"""The server's parameters in memory that workers on devices copy from themselves, instead of from copies of their own.
+"""The server's parameters in shared memory, from which workers copy each version straight to their device.
 
-A device's worker has no use for a copy of the model in main memory but to copy it on. So the store lies in memory that
-such workers map too, and a grant lends it: the worker says in its region when it has read, and the store is not written
-to before that. That wait is shorter than the copy it saves, since the worker was waiting for its grant.
+A worker on a device would need a main-memory copy of the model only to copy it on. So the store lies in memory that
+such workers map too, and a grant lends it to them: the worker clears a flag in its region when it has read the version,
+and the server does not write to the store before that. The wait is shorter than the copy it saves, since the worker was
+waiting for its grant.
 
-Who does not read in time, because it was stopped or killed just then, costs the store one move to memory of its own;
-versions are copied to the workers' regions from there on, as they are to workers on the CPU.
+If a worker does not read in time, because it was stopped or killed just then, the store moves once to private memory,
+and from there on the server copies versions to the workers' regions, as it does for workers on the CPU.
 """
 
 import mmap
@@ -22,13 +23,13 @@ from paceline.model.spec import Parameters
 from paceline.model.store import Store
 from paceline.transport.shm import ShmServerEnd, anonymous_file
 
-PATIENCE_S = 1.0  # with a worker that reads, beside what its bytes take
+PATIENCE_S = 1.0  # for a worker that reads, beyond the time that its bytes take
 SLOW_BYTES_PER_S = 1e9  # a tenth of what the older buses carry
-LOOK_S = 0.0001  # between two looks at who still reads
+LOOK_S = 0.0001  # between checks for workers that still read
 
 
 class SharedWeights:
-    """Who may read the store's memory, and who does."""
+    """The shared memory of the store, the workers that may read it, and those that are reading."""
 
     def __init__(self, remark: Callable[[str], None]) -> None:
         self._remark = remark
@@ -40,7 +41,7 @@ class SharedWeights:
         self._over = False
 
     def offer(self, member: Member, store: Store) -> None:
-        """The worker is about to be welcomed and would read versions itself."""
+        """Lend the store's memory to a worker that copies versions itself, if possible; called before its Welcome."""
         if self._over or store.has_masters or not isinstance(member.link, ShmServerEnd):
             return
         if self._descriptor is None and not self._begin(store):
@@ -50,7 +51,7 @@ class SharedWeights:
         self.borrowers.add(member)
 
     def version_for(self, member: Member) -> Parameters | None:
-        """The current version for a worker that waits for it; None if it is to have a copy."""
+        """Return the current version for a worker that waits for it; None if it needs a copy."""
         store = self._store
         region = member.link.region
         if store is None or region is None or self._over or member not in self.borrowers:
@@ -61,7 +62,7 @@ class SharedWeights:
         return Parameters(store.version, self._flat, region.buffers)
 
     def await_readers(self) -> None:
-        """The store is about to be written to."""
+        """Wait for all readers before a write to the store."""
         if not self._reading or self._store is None:
             return
         until = time.monotonic() + PATIENCE_S + self._store.nbytes / SLOW_BYTES_PER_S
@@ -73,13 +74,13 @@ class SharedWeights:
         self._reading.clear()
 
     def close(self) -> None:
-        """The memory lives as long as somebody maps it."""
+        """Close the descriptor; the memory lives as long as a process maps it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _begin(self, store: Store) -> bool:
-        """Move the store to memory that can be lent; False if there is none."""
+        """Move the store to shared memory; return False if there is not enough."""
         nbytes = RegionLayout(store.spec).parameter_bytes
         try:
             self._descriptor = anonymous_file(nbytes)

@@ -1,4 +1,4 @@
-"""The server's time: the run's clock, calls to be made at their moments on it, and what the server itself takes."""
+"""The server's time: the run's clock, calls scheduled on it, and the processor time of the server itself."""
 
 import heapq
 import itertools
@@ -13,17 +13,17 @@ from paceline.model.spec import ModelSpec
 from paceline.model.store import Store
 from paceline.server.engine import Call
 
-LONG_BYTES = 1 << 20  # of a model whose steps are worth a system call each
+LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
 
 
 class Clock:
-    """The run's seconds: they count from the moment its first phase begins."""
+    """The run's clock: seconds since its first phase began."""
 
     def __init__(self) -> None:
         self.zero: float | None = None  # on the machine's monotonic clock
 
     def start(self, at: float = 0.0) -> None:
-        """It is `at` seconds into the run."""
+        """Start the clock at `at` seconds into the run."""
         self.zero = time.monotonic() - at
 
     def now(self) -> float:
@@ -33,26 +33,26 @@ class Clock:
 class Effort:
     """Processor seconds that the server spent applying pushes and copying versions.
 
-    Asking for them is a system call. Of a small model it would take as long as what is measured; there the wall's
-    clock, which is read at once, counts.
+    Reading them is a system call, which for a small model takes as long as the step itself; there wall-clock time,
+    which needs none, is counted instead.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Count from here on: what it took to get ready is no part of the run."""
+        """Start counting at zero: setup is not part of the run."""
         self.apply_s = 0.0
         self.copy_s = 0.0
         self.since = time.process_time()
 
     def clock_for(self, nbytes: int) -> Callable[[], float]:
-        """What to measure one step or copy of so many bytes with."""
+        """Return the clock to time one step or copy of so many bytes with."""
         return time.process_time if nbytes >= LONG_BYTES else time.perf_counter
 
 
 class TimedStore(Store):
-    """A store that counts the time of its steps."""
+    """A store that measures the time of its steps and copies."""
 
     def __init__(
         self, spec: ModelSpec, values: Sequence[Tensor], buffers: Sequence[Tensor], statistics: bool, effort: Effort
@@ -75,27 +75,27 @@ class TimedStore(Store):
 
 
 class Alarms:
-    """A heap of calls; whoever made one that no longer matters lets it run into nothing."""
+    """A heap of scheduled calls. None can be removed; one that is outdated when it runs must do nothing."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Call, Any, bool]] = []
-        self.moving = 0  # calls that a run may be waiting for
+        self.moving = 0  # scheduled calls with `moves`
         self._count = itertools.count()
 
     def at(self, moment: float, call: Call, argument: Any = None, *, moves: bool = True) -> None:
-        """Make the call once that moment has come; calls of one moment keep their order.
+        """Schedule a call; calls at one moment keep their order.
 
-        `moves`: a run in which nothing else happens may go on because of it.
+        `moves`: a run in which nothing else happens may go on because of this call.
         """
         self.moving += moves
         heapq.heappush(self._heap, (moment, next(self._count), call, argument, moves))
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the next call; None if there is none."""
+        """Return the seconds until the next call; None if there is none."""
         return max(0.0, self._heap[0][0] - now) if self._heap else None
 
     def ring(self, now: float) -> None:
-        """Make all calls whose moment has come, those made meanwhile not included."""
+        """Make all calls that are due, except those scheduled meanwhile."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap))

@@ -1,7 +1,7 @@
-"""What workers run: a script by its path, or a function that is handed to them over their private socket.
+"""What workers run: a script by its path, or a function pickled and sent over their private socket.
 
-A function of a module that a fresh interpreter can import goes by its name; one of a notebook, of the program that
-calls `launch`, or of a module that was loaded in some other way goes by value, with all that it refers to.
+A function of a module that a fresh interpreter can import is pickled by name. One of a notebook, of the program that
+calls `launch`, or of a module loaded in some other way is pickled by value, with all that it refers to.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 def packed(train: Callable[[], None]) -> Workload:
-    """The workload of this callable."""
+    """Return the workload of this callable."""
     if isinstance(train, Script):
         return Workload(os.fspath(train.path), train.arguments)
     try:
@@ -44,7 +44,7 @@ def packed(train: Callable[[], None]) -> Workload:
 
 
 def unpacked(role: Role) -> Callable[[], None]:
-    """What this process is to run; its arguments and import folders are set as the workload has them."""
+    """Return the callable that this process runs; sets sys.path and the script's arguments."""
     sys.path[:] = role.sys_path
     if role.script is not None:
         return load_script(Path(role.script), role.arguments)
@@ -72,7 +72,7 @@ def _by_value_where_needed(train: Callable[[], None]) -> Iterator[None]:
 
 
 def _can_be_imported(module: ModuleType) -> bool:
-    """Whether a fresh interpreter with this one's path would find the same file under the same name."""
+    """Whether a fresh interpreter with this import path would find the same file under the same name."""
     top, _, rest = module.__name__.partition(".")
     found = PathFinder.find_spec(top)
     if found is None:

@@ -1,6 +1,6 @@
-"""Ctrl-C at a safe moment: the engine and its workers pass a baton, and an exception in mid-pass would lose it.
+"""Ctrl-C at a safe moment: engine and workers pass a baton, and an exception in mid-pass would lose it.
 
-The first interrupt is noted and ends the run between two events; a second one is Python's own again.
+The first interrupt ends the run between two events; a second one raises KeyboardInterrupt as usual.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """Whether somebody wants the run to end."""
+    """Whether an interrupt has arrived."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -19,7 +19,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def deferred(stop: Callable[[], None]) -> Iterator[Interrupts]:
-    """Note interrupts while this lasts and call `stop`; signals whose handling is not Python's own stay as they are."""
+    """Record interrupts and call `stop`; leave signals alone whose handler is not Python's default."""
     interrupts = Interrupts()
     before = {}
 

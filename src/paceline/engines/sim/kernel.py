@@ -1,10 +1,10 @@
-"""The kernel of virtual time: calls, each at its moment; calls of one moment run in the order they were made.
+"""The kernel of virtual time: scheduled calls, in the order of their moments and, at one moment, of their scheduling.
 
-Nothing is ever taken out: whoever made a call that no longer matters lets it run into nothing.
+A call cannot be removed; one that is outdated when it runs must do nothing.
 
-One heap of 100,000 calls would cost, for each of them, a walk through memory that no cache holds. So bare moments are
-kept in order, the calls beside them; moments beyond a horizon lie unsorted until it moves, and are then sorted, which
-is quick since most of them were before; only moments before the horizon go through a heap.
+A single heap of 100,000 calls would walk through uncached memory for each of them. So the kernel orders bare moments
+and keeps the calls in a dict beside them. Moments beyond a horizon stay unsorted until it moves, and are quick to sort
+then, since most of them were sorted before; only moments before the horizon go through a heap.
 """
 
 from collections import deque
@@ -15,25 +15,25 @@ from typing import Any
 
 Call = Callable[[Any], None]
 
-SHARE = 4  # the horizon moves over this share of the moments: more sorting against a larger heap; 2 to 8 are alike
+SHARE = 4  # the horizon moves over 1/SHARE of the far moments: more sorting against a larger heap; 2 to 8 are alike
 
 
 class Kernel:
-    """Virtual time and what is to happen in it."""
+    """Virtual time and the calls scheduled in it."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._calls: dict[float, tuple[Call, Any]] = {}  # the next call of each moment
+        self._calls: dict[float, tuple[Call, Any]] = {}  # the first call of each moment
         self._queues: dict[float, deque[tuple[Call, Any]]] = {}  # further calls of the same moment
-        # Each moment stands in one of these, once.
-        self._near: list[float] = []  # up to the horizon; the last is the next
+        # Each moment is in exactly one of these, once.
+        self._near: list[float] = []  # up to the horizon, descending: the last is the next
         self._soon: list[float] = []  # a heap: before the horizon, too
         self._far: list[float] = []  # from the horizon on, in any order
         self._horizon = 0.0
         self._stopped = False
 
     def at(self, moment: float, call: Call, argument: Any = None) -> None:
-        """Make the call at that moment; a moment in the past means: as soon as this call is done."""
+        """Schedule a call; a moment in the past means right after the call in progress."""
         if moment < self.now:
             moment = self.now
         entry = (call, argument)
@@ -49,19 +49,19 @@ class Kernel:
 
     @property
     def pending(self) -> bool:
-        """Whether any call is still to be made."""
+        """Whether any call is scheduled."""
         return bool(self._calls)
 
     def stop(self) -> None:
-        """Let `run` return after the call in progress."""
+        """Make `run` return after the call in progress."""
         self._stopped = True
 
     def run(self, until: float | None = None) -> bool:
-        """Make the calls in order; False if none was left, True if stopped or the next one lies beyond `until`."""
+        """Make the calls in order; return False if none is left, True if stopped or the next is later than `until`."""
         near, soon, calls, queues = self._near, self._soon, self._calls, self._queues
         last = inf if until is None else until
         self._stopped = False
-        while True:  # CPython 3.11 speeds a loop up by its unconditional jump only, and this one is entered once
+        while True:  # CPython 3.11 specializes a loop that is entered once only if its jump is unconditional
             if near:
                 moment = heappop(soon) if soon and soon[0] < near[-1] else near.pop()
             elif soon:
@@ -83,7 +83,7 @@ class Kernel:
                 return True
 
     def _advance_horizon(self) -> bool:
-        """Lay the next moments out; False if there are none."""
+        """Sort the next moments into `_near`; return False if there are none."""
         far = self._far
         if not far:
             return False
@@ -95,7 +95,7 @@ class Kernel:
         return True
 
     def _advance_queue(self, moment: float) -> None:
-        """The first of the moment's further calls becomes its next."""
+        """Make the next queued call of this moment its first one."""
         queue = self._queues[moment]
         self._calls[moment] = queue.popleft()
         heappush(self._soon, moment)

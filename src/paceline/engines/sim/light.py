@@ -1,4 +1,4 @@
-"""Light workers: cost only, no script. They make clusters of 100,000. `simulate` is public."""
+"""Light workers: simulated cost without a script, for clusters of 100,000. `simulate` is public."""
 
 import math
 
@@ -22,7 +22,7 @@ __all__ = ["simulate"]
 
 
 class Flight(msgspec.Struct, gc=False):
-    """One grant on its way: the model travels down, the worker computes, the gradient travels up."""
+    """One grant under way: the model travels down, the worker computes, the gradient travels up."""
 
     order: GrantOrder
     timing: Timing
@@ -30,7 +30,7 @@ class Flight(msgspec.Struct, gc=False):
 
 
 class LightCluster:
-    """Workers that compute nothing and take the scenario's time for it."""
+    """Workers that compute nothing, in the times that the scenario gives."""
 
     coordinator: Coordinator
 
@@ -61,7 +61,7 @@ class LightCluster:
         self.coordinator.join(worker, self._work, self.kernel.now)
 
     def _strike(self, event: ScenarioEvent) -> None:
-        """Carry a scenario's event out; slow-downs, pauses and cut links are in the times already."""
+        """Carry out a scenario event; slow-downs, pauses and cut links are already part of the times."""
         at = self.kernel.now
         for target in event.workers or (None,):
             self.coordinator.observe(at, "scenario", event.as_data(), target)
@@ -78,14 +78,14 @@ class LightCluster:
     # -- what the coordinator decides --------------------------------------------------------------------------------
 
     def grant(self, order: GrantOrder) -> None:
-        """Send the model down and let the worker compute."""
+        """Send the model down and schedule the end of the computation."""
         down = self._bytes if order.fresh else 0
         timing = self.emulation.grant(order.worker, order.allotment.samples, down, order.at)
         flight = self._flights[order.worker] = Flight(order, timing, down)
         self.kernel.at(timing.end, self._computed, flight)
 
     def _computed(self, flight: Flight) -> None:
-        """The worker's computing time is over: its push sets out."""
+        """Send the push of a worker whose computing time is over."""
         order, timing, now = flight.order, flight.timing, self.kernel.now
         if self._flights.get(order.worker) is not flight:
             return
@@ -99,10 +99,10 @@ class LightCluster:
             self.kernel.at(moment, self._arrived, arrival)
 
     def bring(self, arrival: PushRef) -> None:
-        """What a push brings: nothing, unless somebody makes noise of it."""
+        """Do nothing; a subclass attaches a payload to the push."""
 
     def _arrived(self, arrival: PushRef) -> None:
-        """The push is there; one whose worker went on the way is not."""
+        """Hand the push to the coordinator, unless its worker has gone since it was sent."""
         worker = arrival.worker
         if self.coordinator.records[worker].incarnation != arrival.incarnation or worker in self._gone:
             return
@@ -112,13 +112,13 @@ class LightCluster:
         self.coordinator.arrive(self.kernel.now, arrival)
 
     def cancel(self, worker: int, ticket: int) -> None:
-        """The grant is void; a push that already set out crosses the cancellation and is refused on arrival."""
+        """Drop the grant; a push already on its way crosses the cancellation and is refused on arrival."""
         flight = self._flights.get(worker)
         if flight is not None and flight.order.ticket == ticket:
             del self._flights[worker]
 
     def set_timer(self, name: str, at: float | None, generation: int) -> None:
-        """Wake the strategy at that time."""
+        """Schedule the strategy's timer."""
         if at is not None and at < math.inf:
             self.kernel.at(at, self._ring, (name, generation))
 
@@ -126,24 +126,24 @@ class LightCluster:
         self.coordinator.fire(*timer, self.kernel.now)
 
     def on_work_used_up(self) -> None:
-        """The run is over."""
+        """Stop the kernel: the run is over."""
         self.kernel.stop()
 
     def on_divergence(self, text: str) -> None:
-        """There is no loss."""
+        """Do nothing: light workers report no loss."""
 
     def on_nonfinite(self) -> None:
-        """There is no gradient."""
+        """Do nothing: light workers compute no gradient."""
 
 
 class DirectCluster(LightCluster):
-    """With nothing to cross and nobody to come or go, a grant leads to its push's arrival in one call."""
+    """Light workers without network costs or events: a grant schedules its push's arrival directly."""
 
     def __init__(self, kernel: Kernel, scenario: Scenario, work: int, model_bytes: int) -> None:
         super().__init__(kernel, scenario, work, model_bytes)
         self._tries = [0] * scenario.count
-        self._void: set[int] = set()  # tickets taken back before their time was over
-        self._arrived_call = self._arrived_directly  # one for all: each pending call would keep its own
+        self._void: set[int] = set()  # tickets cancelled before their push arrived
+        self._arrived_call = self._arrived_directly  # one bound method for all calls: each access would make another
         self._compute_s = self.emulation.times.compute_s
 
     def grant(self, order: GrantOrder) -> None:
@@ -167,7 +167,7 @@ class DirectCluster(LightCluster):
 
 
 def make_cluster(kernel: Kernel, scenario: Scenario, work: int, model_bytes: int) -> LightCluster:
-    """The cheapest cluster that does the scenario justice."""
+    """Return the cheapest cluster that models the whole scenario."""
     direct = not scenario.events and crossing_is_free(scenario, model_bytes)
     return (DirectCluster if direct else LightCluster)(kernel, scenario, work, model_bytes)
 
@@ -177,9 +177,9 @@ def simulate(
     max_seconds: float | None = None, samples: int | None = None, model_bytes: int = 0, sink: Sink | None = None,
     seed: int = 0,
 ) -> Coordinator:  # fmt: skip
-    """Run a strategy on light workers until one of the limits; what happened goes to `sink`.
+    """Run a strategy on light workers until one of the limits, and write the journal's lines to `sink`.
 
-    `seed` is the one the strategy was built with: a replay builds it again. A run whose workers have all left before
+    `seed` is the one that the strategy was built with; a replay builds it again. A run whose workers all leave before
     a limit ends as `stopped`.
     """
     if max_versions is None and max_seconds is None and samples is None:

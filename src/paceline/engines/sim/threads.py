@@ -1,7 +1,7 @@
 """Virtual workers as threads that run one at a time, each with random generators of its own.
 
 The engine and the workers pass one baton: a worker runs until it waits for a message or ends, and only then does the
-engine go on. So no two of them ever touch anything at once, and the order of everything is the engine's.
+engine go on. So no two of them ever run at once, and the engine determines the order of everything.
 """
 
 import random
@@ -21,13 +21,11 @@ from paceline.worker.context import WorkerContext
 
 
 class Streams:
-    """What a process has one of and every worker needs its own of, as their owner left them.
-
-    The random generators of torch, NumPy and Python, and the module that is called `__main__`.
-    """
+    """One worker's saved copy of what a process has once: the random generators of torch, NumPy and Python, and the
+    module called `__main__`."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self.state: tuple[Any, Any, Any, Any] | None = None  # None while in force
+        self.state: tuple[Any, Any, Any, Any] | None = None  # None while installed in the process
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
             legacy = np.random.RandomState(seed % 2**32).get_state(legacy=False)
@@ -36,13 +34,13 @@ class Streams:
 
 
 class Turns:
-    """Whose turn it is. The generators are exchanged only when somebody else's turn comes."""
+    """Whose streams are installed. They are swapped only when another worker's turn comes."""
 
     def __init__(self) -> None:
         self._callers = self._in_force = Streams()
 
     def take(self, streams: Streams) -> None:
-        """These are in force from here on; those of the one before are kept as they are."""
+        """Install these streams and save the previous ones."""
         if streams is self._in_force or streams.state is None:
             return
         generators = (torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
@@ -55,7 +53,7 @@ class Turns:
         self._in_force = streams
 
     def give_back(self) -> None:
-        """The caller finds its generators as it left them."""
+        """Restore the caller's streams."""
         self.take(self._callers)
 
 
@@ -71,22 +69,22 @@ class ScriptThread:
         self.link = MemoryLink(on_wait=self._engines_turn.release)
         self.error: BaseException | None = None
         self.ended = False
-        self.interrupted = False  # it was computing when somebody asked a second time
+        self.interrupted = False  # it was computing at the second interrupt
         self._thread: threading.Thread | None = None
 
     def start(self, given: WorkerContext) -> None:
-        """Run the script until it waits."""
+        """Start the script and run it until it waits."""
         self._thread = threading.Thread(
             target=self._run, args=(given,), name=f"paceline-worker-{given.worker}", daemon=True
         )
         self._with_baton(self._thread.start)
 
     def resume(self, message: Any) -> None:
-        """Hand a message over and let the script run until it waits again."""
+        """Deliver a message and let the script run until it waits again."""
         self._with_baton(lambda: self.link.deliver(message))
 
     def collect(self) -> ToServer | None:
-        """What the script said next."""
+        """Return the script's next message; None if there is none."""
         return self.link.collect()
 
     def abandon(self) -> None:
@@ -101,7 +99,7 @@ class ScriptThread:
         try:
             hand_over()
             self._engines_turn.acquire()
-        except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for the script
+        except KeyboardInterrupt:  # the second interrupt: do not wait for the script
             self.interrupted = True
             raise
 
@@ -114,7 +112,7 @@ class ScriptThread:
         except SystemExit as error:
             if error.code not in (None, 0):
                 self.error = error
-        except BaseException as error:  # noqa: BLE001 - whatever ended the script is the engine's to report
+        except BaseException as error:  # noqa: BLE001 - the engine reports whatever ended the script
             self.error = error
         finally:
             self.ended = True

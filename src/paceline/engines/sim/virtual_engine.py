@@ -1,7 +1,7 @@
-"""Script workers in virtual time: the user's code computes real gradients whenever its virtual time has come.
+"""Script workers in virtual time: the user's code computes real gradients, each at its virtual moment.
 
-A worker waits with the parameters it was granted until its computing time is over and only then computes, so cancelled
-work costs nothing. Evaluation happens between two events and takes no virtual time.
+A worker keeps the parameters of its grant until its virtual computing time is over and only then computes, so cancelled
+work costs nothing. Evaluation runs between two events and takes no virtual time.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ from paceline.transport.messages import Ended, Push, ToServer
 from paceline.worker import context
 from paceline.worker.context import Shared, WorkerContext
 
-NEXT_PROCESS = 1_000_003  # a worker that comes back draws other numbers
+NEXT_PROCESS = 1_000_003  # added to the seed per incarnation, so that each draws other random numbers
 
 
 class SimEngine(TensorsByReference):
-    """Carries a run in virtual time, its workers as threads of this process."""
+    """The engine of a run in virtual time, whose workers are threads of this process."""
 
     name = "sim"
     capabilities = engines.capabilities(name)
@@ -57,8 +57,8 @@ class SimEngine(TensorsByReference):
         self._threads: dict[int, ScriptThread] = {}
         self._turns = Turns()
         self._shared = Shared()
-        self._listening: dict[int, ScriptThread] = {}  # whose messages are being dealt with
-        self._dispatched: dict[int, tuple[int, Timing]] = {}  # what each worker is to compute: ticket and times
+        self._listening: dict[int, ScriptThread] = {}  # whose messages `_listen` is handling
+        self._dispatched: dict[int, tuple[int, Timing]] = {}  # each worker's grant: ticket and times
         self._evaluations = Streams(worker_key(plan.config.seed, -1) >> 1)
         self._woken = False
 
@@ -68,10 +68,10 @@ class SimEngine(TensorsByReference):
         return self._kernel.now
 
     def start_clock(self, at: float) -> None:
-        """Virtual time begins with the run."""
+        """Do nothing: virtual time begins with the run."""
 
     def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
-        if keeps_alive or self._kernel.pending:  # where nothing else is to come, nothing will change
+        if keeps_alive or self._kernel.pending:  # if nothing else is scheduled, such a call would change nothing
             self._kernel.at(at, call, argument)
 
     def wake(self) -> None:
@@ -79,30 +79,30 @@ class SimEngine(TensorsByReference):
         self._kernel.stop()
 
     def drive(self, run: ServerRun) -> None:
-        """Make what is to happen happen, until the run is finished."""
+        """Drive the run until it is finished."""
         self.run = run
         with deferred(self._kernel.stop) as interrupts:
             for worker in range(self._plan.workers):
                 run.start(worker)
             while not run.finished:
                 if interrupts.pending and run.active:
-                    self.abandon()  # what is to be said of scripts comes before the journal's last line
+                    self.abandon()  # first: its warnings must precede the journal's last line
                     run.interrupt(self.now())
                 self._woken = False
                 run.attend(self.now())
                 if run.stage == "finishing":
-                    self.abandon()  # whoever called `batches` again was told at once that the run is over
+                    self.abandon()  # a script that called `batches` again has already had its answer
                 elif not self._woken and not run.finished:
                     self._go_on()
 
     def _go_on(self) -> None:
-        """Let virtual time pass until something wants to be looked after."""
+        """Let virtual time pass until the run needs attention, is at its limit, or nothing is left to happen."""
         run, limit = self.run, self._plan.config.max_seconds
         if self._kernel.run(limit):
             if self.now() == limit and run.active:
                 run.end("limit")
             return
-        run.attend(self.now())  # nothing is left to happen
+        run.attend(self.now())
         if run.active and not self._woken:
             run.on_quiet(self.now())
             if run.phases.running:
@@ -110,7 +110,7 @@ class SimEngine(TensorsByReference):
             run.end("done")
 
     def close(self) -> None:
-        """Leave no script running, and the caller's random generators as they were."""
+        """End all scripts and restore the caller's random generators."""
         self.abandon()
         self._turns.give_back()
 
@@ -141,7 +141,7 @@ class SimEngine(TensorsByReference):
         self._listen(worker)
 
     def control(self, worker: int, what: Control) -> None:
-        """A pause is in the times already."""
+        """Kill the worker or hang up on it; pauses are already part of the times."""
         thread = self._threads.get(worker)
         if thread is None or what in ("pause", "resume"):
             return
@@ -151,10 +151,10 @@ class SimEngine(TensorsByReference):
         self._abandon(worker)
 
     def crash_server(self) -> None:
-        """Refused when the run was made."""
+        """Do nothing: the constructor refuses such scenarios."""
 
     def abandon(self) -> None:
-        """End every script where it waits."""
+        """End every script at the point where it waits."""
         while self._threads:
             worker = min(self._threads)
             self._abandon(worker)
@@ -175,7 +175,7 @@ class SimEngine(TensorsByReference):
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def send(self, worker: int, message: Any) -> None:
-        """Hand a message over and deal with what the script says to it."""
+        """Deliver a message and handle what the script sends in response."""
         thread = self._threads.get(worker)
         if thread is None:
             return
@@ -184,7 +184,7 @@ class SimEngine(TensorsByReference):
             self._listen(worker)
 
     def _listen(self, worker: int) -> None:
-        """Take in all that a script said before it came to wait."""
+        """Handle all messages that a script sent before it began to wait."""
         thread = self._threads[worker]
         incarnation = self.run.workers.records[worker].incarnation
         self._listening[worker] = thread
@@ -200,7 +200,7 @@ class SimEngine(TensorsByReference):
             self._script_ended(worker, thread)
 
     def _timed(self, worker: int, message: ToServer) -> ToServer:
-        """What a script measured on the wall's clock has no meaning here."""
+        """Replace the script's wall-clock times by virtual ones."""
         if isinstance(message, Push) and worker in self._dispatched:
             compute_s = self.now() - self._dispatched[worker][1].begin
             message = msgspec.structs.replace(message, compute_s=compute_s, overrun_s=0.0)
@@ -262,13 +262,13 @@ class SimEngine(TensorsByReference):
         return call()
 
     def effort(self) -> None:
-        """There is no server process."""
+        """Return None: there is no server process to measure."""
 
 
 def run(
     train: Callable[[], None], plan: Plan, sink: Sink, progress: Callable[[Progress], None] | None = None
 ) -> ServerRun:  # fmt: skip
-    """Train on the scenario's virtual cluster until the run is over."""
+    """Train on the scenario's virtual cluster until the run ends."""
     engine = SimEngine(plan, train)
     peer = is_peer(plan.config.strategy)
     exchanges: list[type[RunExchange]] = [VirtualPeerExchange if peer else GradientExchange, TableExchange]
@@ -279,7 +279,7 @@ def run(
     try:
         with context.running():
             engine.drive(going)
-    except KeyboardInterrupt:  # the second one: whoever asks twice does not want to wait for a script
+    except KeyboardInterrupt:  # the second interrupt: do not wait for scripts
         engine.abandon()
         going.break_off()
     except Exception as error:
@@ -295,7 +295,7 @@ def run(
 def launch(
     train: Callable[[], None], plan: Plan, sink: Sink | None, progress: Callable[[Progress], None] | None
 ) -> Launched:
-    """Simulate a run, with its journal and its report."""
+    """Simulate a run, and write its journal and its report."""
     writer = Writer(plan.journal) if plan.journal is not None else None
     metrics = Metrics()
     try:

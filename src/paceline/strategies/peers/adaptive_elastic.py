@@ -23,7 +23,7 @@ class AdaptiveElasticOptions(TriggerOptions, frozen=True, kw_only=True):
 
 
 class AdaptiveElasticState(ElasticState):
-    """As elastic, and the trigger."""
+    """Elastic's state, and the trigger."""
 
     trigger: Trigger = field(default_factory=Trigger)
 

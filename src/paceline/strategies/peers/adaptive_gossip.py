@@ -5,8 +5,8 @@ whole model every `period` steps. Published and reconstructed as trigger.py says
 traffic and 52 % less time than gossip at the same accuracy).
 
 All tensors that are due at a step go to one peer. A tensor that is mixed in counts as exchanged too; with
-`mixed=changed`, paceline's own, it does not: change is counted from the last Send alone, so that whoever took much over
-from a peer far away has much to pass on, and models that are apart come together even when nobody moves by himself.
+`mixed=changed`, paceline's own, it does not: change is counted from the last Send alone, so that a node that took over
+much from a distant peer has much to pass on, and distant models come together even when no node moves by itself.
 With threshold=0 the decisions are those of gossip with period=1. One weight stands for a whole model and an Ask for a
 whole model, so the weighted and the pull form go with `scope=model`. In the pull form the budget counts what this node
 asks for.
@@ -41,7 +41,7 @@ class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
 
 
 class AdaptiveGossipState(GossipState):
-    """As gossip, and the trigger."""
+    """Gossip's state, and the trigger."""
 
     trigger: Trigger = field(default_factory=Trigger)
 

@@ -1,4 +1,4 @@
-"""What every machine of a node is: a strategy of the kind `peer`, and what it tells the engine that drives it."""
+"""The base of a node's machine: a strategy of the kind `peer`, with what the engine that drives it needs to know."""
 
 from abc import abstractmethod
 from typing import ClassVar, Literal
@@ -23,4 +23,4 @@ class Peer(Machine):
 
     @abstractmethod
     def handle(self, event: PeerEvent) -> list[PeerAction]:
-        """Take note of what happened and say what to do."""
+        """Update the state with an event and return what to do."""

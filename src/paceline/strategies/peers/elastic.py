@@ -19,7 +19,7 @@ from paceline.strategies.peers import periods
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.partners import Partners
 
-BETA = 0.9  # of all nodes together, shared out among those present
+BETA = 0.9  # divided by the number of nodes present
 
 
 Alpha = (
@@ -31,7 +31,7 @@ Alpha = (
 
 
 class ElasticOptions(Options, frozen=True, kw_only=True):
-    """How strong the tie is, and how often it is felt."""
+    """How strong the tie to the centre is, and how often a node exchanges."""
 
     alpha: Alpha = None
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges with the centre")] = 10
@@ -43,12 +43,12 @@ class ElasticOptions(Options, frozen=True, kw_only=True):
 
 
 class ElasticState(State):
-    """Who is there."""
+    """The nodes present, and the periods of the tensors."""
 
     partners: Partners = field(default_factory=Partners)
     gone: bool = False
-    sizes: list[int] = []  # bytes of each tensor; only where each has its own period, and likewise
-    periods: list[float] = []  # its steps
+    sizes: list[int] = []  # bytes of each tensor; empty unless each has its own period
+    periods: list[float] = []  # of each tensor, in steps; likewise
 
 
 class Elastic(Peer):

@@ -1,22 +1,22 @@
 """Gossip: nodes average their models in pairs, without a server.
 
 Rule: every `period` steps a node picks a peer; `push` sends it the node's own model, `pull` asks for the peer's, and
-whoever receives a model averages it in, half and half, at its next step's border. `weighted` is push with weights.
+a node that receives a model averages it in, half and half, between two steps. `weighted` is push with weights.
 Published (Blot et al., "Gossip training for deep learning", 2016; the weighted form is the push-sum of Kempe et al.,
 FOCS 2003, as in Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, and so are the
 exponential peers).
 
-Weighted: every node starts with weight 1, keeps half of its weight when it sends and sends the other half along; who
-receives a model of weight v has `x <- (w x + v x_message) / (w + v)` and `w <- w + v`. So the sum of weights and the
-weighted mean of all models, those on their way included, change by no exchange, in whatever order messages arrive. A
-message that could not be delivered is taken back in the same way, and a node that leaves of its own accord sends its
-whole weight on: what still reaches it after that replaces a model that has no weight any more, and is sent on too. A
-node that crashes takes its weight along. A weight below MIN_WEIGHT is kept: such a message would change nothing, and
+Weighted: every node starts with weight 1, keeps half of its weight when it sends and sends the other half along; a node
+that receives a model of weight v sets `x <- (w x + v x_message) / (w + v)` and `w <- w + v`. So no exchange changes the
+sum of weights and the weighted mean of all models, those in transit included, in whatever order messages arrive. A node
+takes back a message that could not be delivered in the same way, and sends its whole weight on when it leaves of its
+own accord: what still reaches it after that replaces a model that has no weight any more, and is sent on too. A node
+that crashes takes its weight along. A node keeps a weight below MIN_WEIGHT: sending it would change nothing, and
 halving it for ever would end at zero.
-In the other forms a message that comes back is dropped: it holds only what the node knows.
+In the other forms a node drops a message that comes back: it holds only what the node knows.
 
-`scope=tensor` sends each tensor at a period of its own (periods.py), all that are due at a step to one peer; as a
-weight and a question stand for whole models, it goes with the push form alone.
+`scope=tensor` sends each tensor at a period of its own (periods.py), all that are due at a step to one peer. It needs
+the push form, since a weight or an Ask stands for a whole model.
 """
 
 from typing import Annotated, Literal, assert_never
@@ -66,20 +66,20 @@ class GossipOptions(Options, frozen=True, kw_only=True):
 
 
 def require_push(form: str) -> None:
-    """Tensors that travel one by one can be pushed, and nothing else."""
+    """Refuse other forms than push: only push can send single tensors."""
     if form != "push":
         because = "has one weight per model" if form == "weighted" else "asks for whole models"
         raise OptionError(f"form={form} {because}, so scope must be model, not tensor; add scope=model")
 
 
 class GossipState(State):
-    """Who is there, and what this node's model weighs."""
+    """The nodes present, the weight of this node's model, and the periods of the tensors."""
 
     partners: Partners = field(default_factory=Partners)
-    weight: float = 1.0  # always 1 but in the weighted form
+    weight: float = 1.0  # always 1 except in the weighted form
     gone: bool = False
-    sizes: list[int] = []  # bytes of each tensor; only where each has its own period, and likewise
-    periods: list[float] = []  # its steps
+    sizes: list[int] = []  # bytes of each tensor; empty unless each has its own period
+    periods: list[float] = []  # of each tensor, in steps; likewise
 
 
 class Gossip(Peer):
@@ -133,7 +133,7 @@ class Gossip(Peer):
 
     @property
     def _can_exchange(self) -> bool:
-        """Somebody is there, and this node's model weighs enough to be worth sending."""
+        """Whether a peer is present, and this node's model weighs enough to be worth sending."""
         return bool(self.state.partners.others) and self.state.weight >= MIN_WEIGHT
 
     def _exchange(self, tensors: tuple[int, ...] | None, why: str) -> PeerAction:
@@ -149,10 +149,10 @@ class Gossip(Peer):
         return Send(peer, state.weight, tensors, f"to n{peer} with half of weight {2 * state.weight:.4g}: {why}")
 
     def _exchanged(self, tensors: tuple[int, ...] | None) -> None:
-        """These tensors are sent or asked for in this decision: of interest to those who adapt."""
+        """Note tensors that this decision sends or asks for; a hook for the adaptive form."""
 
     def _mixed(self, tensors: tuple[int, ...] | None) -> None:
-        """These tensors are mixed in this decision: likewise."""
+        """Note tensors that this decision mixes in; likewise a hook."""
 
     def _asked(self, event: Asked) -> list[PeerAction]:
         state, peer = self.state, event.peer
@@ -191,7 +191,7 @@ class Gossip(Peer):
         return self._hand_on(f"this node leaves ({event.cause})")
 
     def _hand_on(self, why: str) -> list[PeerAction]:
-        """Send the whole weight, where there is one, to somebody who stays, if there is anybody."""
+        """Send the whole weight, if there is any, to a peer that stays, if there is one."""
         state = self.state
         if self.options.form != "weighted" or not state.weight or not state.partners.others:
             return []

@@ -1,7 +1,7 @@
-"""Who is there and who gets which samples, in a run without a server: nobody chooses this, every such run has it.
+"""The coordinator's strategy in every run without a server: which nodes are present, and which samples each gets.
 
-Rule: a step that a node reports counts at once, and the node gets its next samples at once. What the nodes exchange is
-for their own machines to decide.
+Rule: a step that a node reports counts at once, and the node gets its next samples at once. The nodes' own machines
+decide what they exchange.
 """
 
 from typing import assert_never
@@ -13,7 +13,7 @@ from paceline.strategies.roster import Roster
 
 
 class MembersState(State):
-    """The nodes present, with the samples of a step, and the steps that each has made."""
+    """The nodes with their samples per step, and the steps that each has made."""
 
     roster: Roster
     steps: dict[int, int] = {}
@@ -47,13 +47,13 @@ class Members(Strategy):
                 steps = state.steps
                 start = steps.get(event.worker)
                 if start is None:
-                    start = steps[event.worker] = min(steps.values(), default=0)  # of all who stay, idle or not
+                    start = steps[event.worker] = min(steps.values(), default=0)  # of all nodes present or idle
                 return [Grant(event.worker, event.work, start + 1, f"n{event.worker} joins after {start} steps")]
             case Left():
                 state.roster.leave(event)
                 if event.cause != "idle":
                     state.steps.pop(event.worker, None)
-                elif state.steps and not state.roster.present:  # the loop is over: in the next one all begin together
+                elif state.steps and not state.roster.present:  # the phase is over: in the next one all begin together
                     state.steps = dict.fromkeys(state.steps, max(state.steps.values()))
                 return []
             case TimerFired() | Applied():

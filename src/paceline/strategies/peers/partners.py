@@ -1,7 +1,7 @@
-"""The shared bookkeeping of peers: who is present, and whose turn it is.
+"""Shared bookkeeping of peers: which are present, and which is next.
 
-Present peers are kept in node order, so that a choice depends on who is there and not on the order in which they came.
-A choice costs O(1) by chance and O(log n) by place; only a peer that comes or goes moves the others in the list.
+Present peers are kept in node order, so that a choice does not depend on the order in which they joined. A random
+choice costs O(1), one by place O(log n); only a peer that joins or leaves moves the others in the list.
 """
 
 import random
@@ -21,12 +21,12 @@ class Partners(msgspec.Struct):
     draws: int = 0
 
     def join(self, peer: int) -> None:
-        """From here on the peer may be chosen."""
+        """Add a peer that may be chosen."""
         if peer != self.node and peer not in self:
             self.others.insert(bisect_left(self.others, peer), peer)
 
     def leave(self, peer: int) -> None:
-        """From here on the peer is not chosen."""
+        """Remove a peer."""
         if peer in self:
             del self.others[bisect_left(self.others, peer)]
 
@@ -35,9 +35,9 @@ class Partners(msgspec.Struct):
         return place < len(self.others) and self.others[place] == peer
 
     def draw(self, choice: Choice, rng: random.Random) -> int:
-        """One of the peers present; there must be one.
+        """Return one of the present peers; there must be one.
 
-        `ring` is the next in node order, and `exponential` in turn the one 1, 2, 4, ... places further, going round.
+        `ring`: the next in node order; `exponential`: in turn the one 1, 2, 4, ... places further; both wrap around.
         """
         others = self.others
         turn, self.draws = self.draws, self.draws + 1
@@ -45,5 +45,5 @@ class Partners(msgspec.Struct):
             return others[rng.randrange(len(others))]
         further = 1 if choice == "ring" else 1 << turn % len(others).bit_length()
         here = bisect_left(others, self.node)
-        place = (here + further) % (len(others) + 1)  # in the circle of all, where this node stands `here`
+        place = (here + further) % (len(others) + 1)  # in the ring of all nodes, in which this one is at `here`
         return others[place if place < here else place - 1]

@@ -2,7 +2,7 @@
 
 Rule: tensors have periods in proportion to `bytes ^ (share_power / 2)`, none below one step, such that all together
 send what the whole model sent every `period` steps would. paceline's own; ALGORITHMS calls it the fixed per-tensor
-period, and it is the control that tells what adapting gains from what small tensors being cheap gains.
+period. It is the control that separates the gain of adapting from the gain of small tensors being cheap.
 
 Why the root, which share_power=1 is: of all periods that cost the same bytes, these have the smallest sum, so that
 tensors are old for the shortest time on average; and where every tensor moves at random and at the same relative pace,
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from paceline.core.errors import OptionError
 
-ROUNDING = 1e-9  # periods by which an exchange may be early, so that a multiple is met whatever a division leaves
+ROUNDING = 1e-9  # periods by which an exchange may be early, so that rounding does not miss a multiple
 
 Scope = Annotated[
     Literal["model", "tensor"],
@@ -40,16 +40,16 @@ SharePower = Annotated[
 
 
 def require_tensors(scope: str, share_power: float) -> None:
-    """Where the whole model has one period there is nothing that could be longer than another."""
+    """Refuse a share_power with scope=model, where all tensors have one period."""
     if scope == "model" and share_power != 1.0:
         raise OptionError(f"share_power={share_power:g} is of use with scope=tensor, not with scope=model; change one")
 
 
 def of_each(sizes: Sequence[int], period: int, share_power: float = 1.0) -> list[float]:
-    """The period of each tensor, in steps; one without a byte has the shortest, and is never sent."""
+    """Return the period of each tensor, in steps; an empty one has the shortest, and is never sent."""
     total = sum(sizes)
     longer = [(size / total) ** (share_power / 2) if size else 0.0 for size in sizes]
-    often = {place for place, size in enumerate(sizes) if not size}  # those at every step
+    often = {place for place, size in enumerate(sizes) if not size}  # those sent at every step, or empty
     scale = 0.0
     while len(often) < len(sizes):
         left = 1 / period - sum(sizes[place] for place in often) / total
@@ -57,19 +57,19 @@ def of_each(sizes: Sequence[int], period: int, share_power: float = 1.0) -> list
         short = {place for place in range(len(sizes)) if scale * longer[place] <= 1 + ROUNDING}
         if short <= often:
             break
-        often |= short  # they cost less than their part of the sum, so everybody else's period can only shrink
+        often |= short  # they cost less than their part of the sum, so all other periods can only shrink
     return [1.0 if place in often else scale * longer[place] for place in range(len(sizes))]
 
 
 def due(step: int, sizes: Sequence[int], periods: Sequence[float]) -> tuple[int, ...] | None:
-    """What is to be exchanged after that step: some tensors, none (an empty tuple), or all (None)."""
+    """Return what to exchange after a step: some tensors, none (an empty tuple), or all (None)."""
     nonempty = [place for place, size in enumerate(sizes) if size]
     chosen = [place for place in nonempty if _count(step, periods[place]) > _count(step - 1, periods[place])]
     return None if chosen and len(chosen) == len(nonempty) else tuple(chosen)
 
 
 def reason(step: int, period: int, chosen: tuple[int, ...] | None, sizes: Sequence[int]) -> str:
-    """The reason for an exchange of these tensors; without `sizes` the model has one period."""
+    """Return the reason for an exchange of these tensors; without `sizes` the model has one period."""
     if not sizes:
         return f"step {step}, every {period}"
     nonempty = sum(1 for size in sizes if size)
@@ -77,5 +77,5 @@ def reason(step: int, period: int, chosen: tuple[int, ...] | None, sizes: Sequen
 
 
 def _count(step: int, period: float) -> int:
-    """Exchanges that are due by then."""
+    """Return the number of exchanges due up to this step."""
     return int(step / period + ROUNDING)

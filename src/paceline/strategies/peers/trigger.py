@@ -33,13 +33,13 @@ from paceline.strategies.base import Options
 from paceline.strategies.peers.base import Wire
 from paceline.strategies.peers.periods import SharePower, require_tensors
 
-MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold: slow enough to be smooth
-TRACKED = 0.99  # of the threshold: a change by less is not told
-LIMIT = 100.0  # models; while nothing changes at all, the account stops here and not at infinity
+MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold; large, so that it moves smoothly
+TRACKED = 0.99  # a smaller change of the threshold, relative to the last tracked one, is not tracked
+LIMIT = 100.0  # models; keeps the account finite while nothing changes at all
 
 
 class TriggerOptions(Options, frozen=True, kw_only=True):
-    """What is due, and what may be spent."""
+    """When a tensor is due, and the budget."""
 
     threshold: Annotated[
         float, Meta(ge=0, description="relative change; 0 exchanges at every step, with a budget it is the first value")
@@ -72,7 +72,7 @@ class TriggerOptions(Options, frozen=True, kw_only=True):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """What is to be exchanged at this step."""
+    """What to exchange at this step, and why."""
 
     tensors: tuple[int, ...] | None  # None: all
     share: float  # of the model's bytes
@@ -90,11 +90,11 @@ class Trigger(msgspec.Struct):
     steps: int = 0  # of this node, from its start
     last: list[int] = []  # the step of each part's last exchange
     account: float = 0.0  # models sent beyond the budget
-    tracked: float = 1.0  # threshold that was last told
+    tracked: float = 1.0  # the last threshold that was tracked
 
     @staticmethod
     def start(sizes: Sequence[int], options: TriggerOptions) -> "Trigger":
-        """At a node's first step."""
+        """Make the trigger of a node that starts."""
         total = sum(sizes)
         parts = list(sizes) if options.scope == "tensor" else [total]
         limits = [(size / total) ** options.share_power if size else 0.0 for size in parts]
@@ -102,7 +102,7 @@ class Trigger(msgspec.Struct):
         return Trigger(threshold, sizes=parts, limits=limits, total=total, last=[0] * len(parts), tracked=threshold)
 
     def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
-        """Count the step; what is due after it. Parts without a byte never are."""
+        """Count the step and return what is due after it. Empty parts never are."""
         self.steps += 1
         steps, last, longest = self.steps, self.last, options.max_interval
         if steps <= options.warmup:
@@ -110,7 +110,7 @@ class Trigger(msgspec.Struct):
             return self._due(parts, options, f"warm-up step {steps} of {options.warmup}")
         changes = _changes(event, options)
         enough = self.threshold * self.threshold
-        # What cannot be compared, a change that is not a number, is due as well.
+        # Written so that a change of NaN is due as well.
         parts = [
             part
             for part, (limit, change, at) in enumerate(zip(self.limits, changes, last, strict=True))
@@ -135,7 +135,7 @@ class Trigger(msgspec.Struct):
         return Due(None if len(parts) == nonempty else tuple(parts), size / self.total, interval, why)
 
     def exchanged(self, tensors: tuple[int, ...] | None) -> None:
-        """These were exchanged right after the last step."""
+        """Note that these tensors were exchanged after the last step."""
         if tensors is None or len(self.sizes) == 1:  # the one part is the model, or its only tensor
             self.last = [self.steps] * len(self.sizes)
         else:
@@ -143,7 +143,7 @@ class Trigger(msgspec.Struct):
                 self.last[tensor] = self.steps
 
     def settle(self, due: Due | None, options: TriggerOptions) -> list[Track]:
-        """Account for what a step that could exchange has sent, and say where the trigger stands."""
+        """Account for what was sent at a step that could exchange, and track interval and threshold."""
         spent = due.share if due is not None else 0.0
         budget = options.budget
         if budget is not None and self.steps > options.warmup:
@@ -160,7 +160,7 @@ class Trigger(msgspec.Struct):
         return tracks
 
     def track(self) -> Track:
-        """The threshold at the start."""
+        """Track the threshold at the start."""
         return Track("threshold", self.threshold, f"{len(self.sizes)} parts of {self.total} bytes in all")
 
 
