@@ -48,6 +48,20 @@ def test_a_machine_of_a_node_is_built_and_described_like_the_others(name):
     assert machine.rng.random() == random.Random("5:peer:2").random()
 
 
+@pytest.mark.parametrize("name", [*MINE, "adaptive_sync", "dasp", "balanced", *PEERS])
+def test_a_class_takes_its_options_by_name(name):
+    given = {"k": 2} if name in REQUIRED else {}
+    made = strategies.machine_class(name)(**given)
+    spec = name + REQUIRED.get(name, "")
+    built = strategies.build(spec, 0) if made.kind == "central" else strategies.build_peer(spec, 0, 0)
+    assert made.options == built.options
+    assert vars(made).keys() == vars(built).keys()
+
+
+def test_what_options_say_is_derived_from_them_however_they_are_given():
+    assert strategies.strategy_class("ssp")(staleness=7).max_lead == 7
+
+
 def test_the_canonical_form_of_a_machine_builds_an_equal_one():
     spec = "adaptive_gossip:scope=model,budget=0.08,form=weighted,peers=ring"
     machine = strategies.build_peer(spec, 0, 0)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import types
@@ -358,3 +359,27 @@ def test_a_link_that_broke_is_replaced_and_one_that_will_not_be_is_closed(alone)
     crew.children.unlink()
     crew.links[1]._channel.close()
     assert crew.exits() == [0]
+
+
+STEP_EVERY_OPTIMIZER = """
+import torch
+from paceline.engines.local.child import leave_compiler_out
+
+leave_compiler_out()
+for kind in vars(torch.optim).values():
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+        parameter = torch.nn.Parameter(torch.ones(4, 2))
+        optimizer = kind([parameter], lr=0.5)
+        gradient = torch.ones(4, 2)
+        parameter.grad = gradient.to_sparse() if kind is torch.optim.SparseAdam else gradient
+        optimizer.step(lambda: parameter.sum()) if kind is torch.optim.LBFGS else optimizer.step()
+        assert not torch.equal(parameter.detach(), torch.ones(4, 2)), kind
+        print(kind.__name__)
+"""
+
+
+@pytest.mark.slow
+def test_every_optimizer_of_torch_steps_without_the_compiler():
+    done = subprocess.run([sys.executable, "-c", STEP_EVERY_OPTIMIZER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"SGD", "Adam", "Adafactor", "Muon", "SparseAdam", "LBFGS"} <= set(done.stdout.split())

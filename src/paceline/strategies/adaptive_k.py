@@ -101,8 +101,8 @@ class AdaptiveK(Strategy):
     options: AdaptiveKOptions
     state: AdaptiveKState
 
-    def __init__(self, options: AdaptiveKOptions, rng: Any) -> None:
-        super().__init__(options, rng)
+    def set_up(self) -> None:
+        options = self.options
         grows = options.start != options.stop
         self.needs_applied = grows and options.test != "bound"
         self.needs_losses = grows and options.test == "trend"

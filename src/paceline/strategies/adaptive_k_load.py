@@ -12,7 +12,7 @@ worker, and mu comes from them by Monte Carlo with the injected chance. `loads` 
 the smallest nominal work present.
 """
 
-from typing import Annotated, Any, Literal, assert_never
+from typing import Annotated, Literal, assert_never
 
 import msgspec
 from msgspec import Meta
@@ -69,10 +69,9 @@ class AdaptiveKLoad(Strategy):
     options: AdaptiveKLoadOptions
     state: AdaptiveKLoadState
 
-    def __init__(self, options: AdaptiveKLoadOptions, rng: Any) -> None:
-        super().__init__(options, rng)
+    def set_up(self) -> None:
         self.needs_applied = True
-        self.needs_losses = options.test == "trend"
+        self.needs_losses = self.options.test == "trend"
 
     def handle(self, event: Event) -> list[Action]:
         state = self.state

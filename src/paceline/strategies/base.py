@@ -51,6 +51,10 @@ class Machine(ABC):
         self.options: Any = self.Options(**given) if options is None else options
         self.rng = rng or random.Random(0)
         self.state: Any = self.State()
+        self.set_up()
+
+    def set_up(self) -> None:  # noqa: B027 - most have nothing to derive
+        """Derive from `self.options` what does not change during a run; called once, by the constructor."""
 
     def snapshot(self) -> dict[str, Any]:
         """Return all that `restore` needs, as plain data."""

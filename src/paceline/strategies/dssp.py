@@ -10,9 +10,8 @@ Slowest: smallest clock, ties to the lowest id, kept in one heap per clock with 
 """
 
 import heapq
-import random
 from math import floor
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 from msgspec import Meta
 
@@ -89,9 +88,8 @@ class Dssp(Strategy):
     state: DsspState
     serves_tables = True
 
-    def __init__(self, options: Any, rng: random.Random) -> None:
-        super().__init__(options, rng)
-        self.free_lead, self.max_lead = options.lower, options.upper
+    def set_up(self) -> None:
+        self.free_lead, self.max_lead = self.options.lower, self.options.upper
 
     def handle(self, event: Event) -> list[Action]:
         state = self.state

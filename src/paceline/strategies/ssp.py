@@ -8,7 +8,6 @@ therefore sees every update stamped c - staleness - 1 or older.
 Parked workers are kept by the value of `min` that lets them go, so a push costs no scan over the workers.
 """
 
-import random
 from math import inf
 from typing import Annotated, Any, assert_never
 
@@ -93,9 +92,8 @@ class Ssp(Strategy):
     state: SspState
     serves_tables = True
 
-    def __init__(self, options: Any, rng: random.Random) -> None:
-        super().__init__(options, rng)
-        self.bound: float = self.bound_of(options)  # clocks a computing worker may lead the slowest by
+    def set_up(self) -> None:
+        self.bound: float = self.bound_of(self.options)  # clocks a computing worker may lead the slowest by
         self.free_lead = self.max_lead = self.bound
         self._cause = f"staleness {self.bound:g}"
         # Parts of reasons that many pushes share, with the values they state; rebuilt only when those change.

@@ -248,7 +248,7 @@ def leave_compiler_out() -> None:
 def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def plain(self: torch.optim.Optimizer, *given: Any, **named: Any) -> Any:
-        with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
+        with torch.set_grad_enabled(bool(self.defaults.get("differentiable"))):
             return step(self, *given, **named)
 
     return plain

@@ -5,9 +5,6 @@ whole model every `period` steps. Published and reconstructed as trigger.py says
 threshold=0 the decisions are those of elastic with period=1.
 """
 
-import random
-from typing import Any
-
 from msgspec import field
 
 from paceline.core.peer_actions import Exchange, PeerAction
@@ -38,8 +35,8 @@ class AdaptiveElastic(Elastic):
     State = AdaptiveElasticState
     state: AdaptiveElasticState
 
-    def __init__(self, options: Any, rng: random.Random) -> None:
-        super().__init__(options, rng)
+    def set_up(self) -> None:
+        options = self.options
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
         self.wire = options.wire

@@ -12,8 +12,7 @@ whole model, so the weighted and the pull form go with `scope=model`. In the pul
 asks for.
 """
 
-import random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -56,8 +55,8 @@ class AdaptiveGossip(Gossip):
     State = AdaptiveGossipState
     state: AdaptiveGossipState
 
-    def __init__(self, options: Any, rng: random.Random) -> None:
-        super().__init__(options, rng)
+    def set_up(self) -> None:
+        options = self.options
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
         self.resets_on_mix = options.mixed == "exchanged"

@@ -27,8 +27,7 @@ class Members(Strategy):
     citation = "paceline's own"
     state: MembersState
 
-    def __init__(self, options: object, rng: object) -> None:
-        super().__init__(options, rng)  # type: ignore[arg-type]
+    def set_up(self) -> None:
         self.state = MembersState(Roster())
 
     def handle(self, event: Event) -> list[Action]:
