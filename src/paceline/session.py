@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling
@@ -31,7 +32,7 @@ from paceline.worker import context
 from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, stage_on
-from paceline.worker.fetching import Fetcher
+from paceline.worker.fetching import Fetcher, parts_of
 from paceline.worker.handshake import Handshake, serve_versions
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_scheduler import RunScheduler
@@ -189,13 +190,16 @@ class Session:
         self._state.keep(name, obj)
 
     def batches(
-        self, dataset: Any, batch_size: int = 1, epochs: float = 1, sampling: Sampling = "epoch", **loader_options: Any
-    ) -> "Batches":
+        self, dataset: Any, batch_size: int | None = None, epochs: float = 1, sampling: Sampling = "epoch",
+        **loader_options: Any,
+    ) -> "Batches":  # fmt: skip
         """Return this worker's share of the data, sized by the strategy, as batches of at most `batch_size` samples.
 
         Iterating over it is one phase, which begins when every worker has come to it. Its `len()` is the number of
         rounds, the unit of schedulers. The settings `--batch-size` and `--epochs` override the arguments.
 
+        `dataset` has `len()` and is indexed by number, or is a `DataLoader`, whose data set, batch size, collate_fn and
+        loader processes are used; what the call says itself comes first, and without either a batch is one sample.
         `epochs` counts passes of all workers together. `sampling` says which samples a worker gets: "epoch", a share of
         one global shuffle per epoch; "shard", rows of its own; "replacement", uniform draws from the whole data set.
         `loader_options` are those of `torch.utils.data.DataLoader` (collate_fn, num_workers, ...), without shuffle,
@@ -203,7 +207,14 @@ class Session:
         """
         if self._replica is None:
             raise UserError("batches() was called before prepare(model, optimizer)")
-        given = self._context
+        given, remark = self._context, None
+        if isinstance(dataset, DataLoader):
+            loader = parts_of(dataset)
+            dataset, remark, loader_options = loader.dataset, loader.remark, {**loader.options, **loader_options}
+            if batch_size is None and given.batch_size is None and loader.batch_size is None:
+                raise OptionError("the DataLoader has no batch size: give one, batches(loader, batch_size=...)")
+            batch_size = loader.batch_size if batch_size is None else batch_size
+        batch_size = 1 if batch_size is None else batch_size
         batch_size = given.batch_size if given.batch_size is not None else batch_size
         if isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool):
             batch_size = int(batch_size)
@@ -220,6 +231,9 @@ class Session:
         fetcher = Fetcher(dataset, loader_options)
         if not fetcher.size:
             raise OptionError("the data set is empty: batches() needs at least 1 sample")
+        if remark is not None:
+            with contextlib.suppress(Closed):  # after the run is over there is nothing to share out
+                self._endpoint.send(Remark(remark))
         ready = Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
         return Batches(self, fetcher, ready)
 
@@ -395,6 +409,16 @@ class Batches:
         self._session = session
         self._fetcher = fetcher
         self._ready = ready
+
+    @property
+    def dataset(self) -> Any:
+        """Return the data set that is shared out."""
+        return self._fetcher.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Return how many samples a batch has at most, and a round for each worker."""
+        return self._ready.batch_size
 
     def __len__(self) -> int:
         total = max(1, round(self._ready.epochs * self._ready.size))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from clusters import EVEN, UNEVEN, Rows, cluster, mean_square, network
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
 import paceline
 from paceline.core.errors import OptionError, ScriptError, UserError
@@ -322,6 +322,60 @@ def test_data_loader_settings(workers):
 
     run, _ = launch(train, cluster(1.0, 1.0))
     assert run.summary.samples_used == 50
+
+
+def doubled(samples):
+    x, y, number = default_collate(samples)
+    return 2 * x, y, number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_stands_for_its_data_set_batch_size_and_collate_function(workers):
+    def script(given, **options):
+        def train():
+            session = paceline.init()
+            model, optimizer = start(session)
+            batches = session.batches(given, epochs=2, **options)
+            assert (batches.dataset, batches.batch_size, len(batches)) == (ROWS, 5, 5)
+            for x, y, _ in batches:
+                optimizer.zero_grad()
+                mean_square(model, x, y).backward()
+                optimizer.step()
+
+        return train
+
+    settings = {"scenario": cluster(*UNEVEN), "strategy": "asp"}
+    expected, _ = launch(script(ROWS, batch_size=5, collate_fn=doubled), **settings)
+    loader = DataLoader(ROWS, 5, shuffle=True, drop_last=True, collate_fn=doubled, num_workers=workers)
+    run, lines = launch(script(loader), **settings)
+    assert all(torch.equal(value, expected.model_state[name]) for name, value in run.model_state.items())
+    said = [line.data["text"] for line in observations(lines, "warning") if "DataLoader" in line.data["text"]]
+    assert said == [
+        "the run shares samples out, shuffled from --seed; the DataLoader's RandomSampler is not used, "
+        "nor is drop_last: every sample is used"
+    ]
+
+
+class Pairs(Sampler):
+    """Batches of the script's own."""
+
+    def __iter__(self):
+        return iter([[0, 1]])
+
+
+def test_what_the_call_says_comes_before_what_the_loader_says():
+    def train():
+        session = paceline.init()
+        start(session)
+        assert session.batches(DataLoader(ROWS, 5), batch_size=2).batch_size == 2
+        assert session.batches(DataLoader(ROWS, batch_sampler=Pairs()), batch_size=2).batch_size == 2
+        for loader in (DataLoader(ROWS, batch_size=None), DataLoader(ROWS, batch_sampler=Pairs())):
+            with pytest.raises(OptionError, match=r"no batch size: give one, batches\(loader, batch_size=...\)"):
+                session.batches(loader)
+        with pytest.raises(OptionError, match="not Stream"):
+            session.batches(DataLoader(Stream(), 5))
+
+    launch(train)
 
 
 def test_a_tensor_data_set_gives_what_default_collate_would():

@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate, default_convert
 
 from paceline.core.errors import OptionError
 from paceline.core.ledger import Indices
@@ -19,7 +19,31 @@ OWNED = {
 }
 
 
-KNOWN = sorted(set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size", *OWNED})
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(DataLoader).parameters.items()}
+KNOWN = sorted(DEFAULTS.keys() - {"dataset", "batch_size", *OWNED})
+
+
+class LoaderParts(NamedTuple):
+    """What a script's own `DataLoader` says about its data."""
+
+    dataset: Any
+    batch_size: int | None  # None: it makes no batches itself
+    options: dict[str, Any]  # for a loader of the run's own
+    remark: str  # what of it the run does otherwise
+
+
+def parts_of(loader: "DataLoader[Any]") -> LoaderParts:
+    """Take a loader apart; which samples come when is up to the run."""
+    options = {name: getattr(loader, name) for name in KNOWN if getattr(loader, name, None) != DEFAULTS[name]}
+    if options.get("collate_fn") in (default_collate, default_convert):
+        del options["collate_fn"]
+    batch_size, replaced = loader.batch_size, loader.sampler
+    if batch_size is None and loader.batch_sampler is not None:
+        batch_size, replaced = getattr(loader.batch_sampler, "batch_size", None), loader.batch_sampler
+    remark = f"the run shares samples out, shuffled from --seed; the DataLoader's {type(replaced).__name__} is not used"
+    if loader.drop_last:
+        remark += ", nor is drop_last: every sample is used"
+    return LoaderParts(loader.dataset, batch_size, options, remark)
 
 
 class _Pieces:
@@ -45,7 +69,7 @@ class Fetcher:
                 raise OptionError(f"batches() takes no {name}: {OWNED[name]}")
             if name not in KNOWN:
                 raise OptionError(f"batches() takes no {name}, nor does torch's DataLoader; {nearest(name, KNOWN)}")
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = loader_options.get("collate_fn") or default_collate
         self._whole = type(dataset) is TensorDataset and self._collate is default_collate
         self._sampler = _Pieces()
@@ -67,10 +91,10 @@ class Fetcher:
         if self._whole:
             # `torch.from_numpy` needs writable memory; arrays from a wire may be read-only.
             rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())
-            return [tensor[rows] for tensor in self._dataset.tensors]
-        if hasattr(self._dataset, "__getitems__"):
-            return self._collate(self._dataset.__getitems__(indices.tolist()))
-        return self._collate([self._dataset[index] for index in indices.tolist()])
+            return [tensor[rows] for tensor in self.dataset.tensors]
+        if hasattr(self.dataset, "__getitems__"):
+            return self._collate(self.dataset.__getitems__(indices.tolist()))
+        return self._collate([self.dataset[index] for index in indices.tolist()])
 
 
 def _lazily(loader: DataLoader[Any]) -> Iterator[Any]:
