@@ -1,9 +1,9 @@
-"""The average of a group's models, taken by its members among themselves.
+"""The average of a group's models, computed by its members among themselves.
 
-Each member is responsible for one part of the model: the others send it theirs, and it sends them the part's mean. So
-everybody sends twice (n - 1) / n of a model, as in a ring, in two rounds of messages. One may come before the word that
-the group has formed. If a member goes away in the middle of it, the coordinator calls those who are not yet done
-together again, as the next attempt.
+Each member is responsible for one part of the model: the others send it their values of that part, and it sends them
+the mean. So each member sends 2 (n - 1) / n models, as in a ring, in two rounds of messages. A member's message may
+arrive before the coordinator's Group. If a member leaves during the average, the coordinator starts the next attempt
+with the members that are not done.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Key = tuple[int, int, str]  # round, attempt, kind
 
 
 class GroupAverage:
-    """One node's part in averages, one after the other."""
+    """One node's part in averages, one at a time."""
 
     def __init__(self, node: int, incarnation: int, mail: Mail) -> None:
         self._node = node
@@ -33,13 +33,13 @@ class GroupAverage:
         self.sent_bytes = 0
 
     def take(self, delivered: Delivered) -> None:
-        """A member's message, of this average or of one to come."""
+        """Keep a member's message, for this average or a later one."""
         header = delivered.header
         if (header.round, header.attempt) >= (self._group.round, self._group.attempt):
             self._arrived.setdefault((header.round, header.attempt, header.kind), {})[header.sender] = delivered.values
 
     def begin(self, group: Group, tensors: Sequence[torch.Tensor]) -> None:
-        """The group has formed, and this is what this node brings."""
+        """Start averaging this node's tensors with the group's."""
         if group.round != self._group.round:
             self.sent_bytes = 0
         self._group = group
@@ -54,7 +54,7 @@ class GroupAverage:
                 self._post(member, "part", part)
 
     def advance(self) -> bool:
-        """Do what can be done; whether the average is there."""
+        """Send and average what is possible by now; return whether the average is complete."""
         group, others = self._group, len(self._group.members) - 1
         self._unsent = [waiting for waiting in self._unsent if not self._mail.post(*waiting)]
         parts = self._found("part")
@@ -78,7 +78,7 @@ class GroupAverage:
         return self.done
 
     def result(self) -> list[torch.Tensor]:
-        """The average."""
+        """Return the average, in the shapes of the tensors given to `begin`."""
         taken, found = dict.fromkeys(self._flat, 0), []
         for dtype, shape in self._shapes:
             begin = taken[dtype]
@@ -91,7 +91,7 @@ class GroupAverage:
         return {member: values for member, values in found.items() if member in self._group.members}
 
     def _cut(self, part: int) -> list[torch.Tensor]:
-        """That part of each flat buffer."""
+        """Return a view of that part of each flat buffer."""
         count = len(self._group.members)
         return [f[len(f) * part // count : len(f) * (part + 1) // count] for f in self._flat.values()]
 

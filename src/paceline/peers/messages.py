@@ -1,6 +1,6 @@
-"""What a node of a run without a server and its engine say to each other, beside what every worker says.
+"""Messages between a node of a run without a server and its engine, beside those of every worker.
 
-Values are tensors where they go by reference, in virtual time; between processes they are their bytes, as arrays.
+In virtual time values are tensors, passed by reference; between processes they are byte arrays.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from paceline.transport.messages import RawBytes, ToServer, ToWorker, Work, regi
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The tensors that this node trains, where they lie: whoever averages all nodes' models reads them there."""
+    """References to a virtual node's model; the exchange reads the tensors there to average all models."""
 
-    tensors: Any  # a function that gives them, since a module may put other buffers in their place
-    counters: Any  # likewise, of buffers that are not averaged
+    tensors: Any  # a function that returns them, since a module may replace its buffers
+    counters: Any  # likewise, for the buffers that are not averaged
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """Tensors for a peer, as they were when this was decided."""
+    """Tensors for a peer, as they were when the machine decided to send them."""
 
     peer: int
     weight: float
@@ -36,32 +36,32 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A peer is asked for its model."""
+    """A request for a peer's model."""
 
     peer: int
 
 
 @registered(23)
 class CentreExchange(ToServer, frozen=True):
-    """An exchange with the centre; the answer is Pulled, with the same ticket. Virtual nodes need none."""
+    """An exchange with the centre; the answer is Pulled, with the same ticket. Virtual nodes send no ticket."""
 
     alpha: float
     tensors: tuple[int, ...] | None
     values: list[RawBytes]
-    ticket: int = 0  # of the grant whose step it follows
+    ticket: int = 0  # of the grant whose step this follows
 
 
 @registered(24)
 class Averaging(ToServer, frozen=True):
-    """This node's model for that round's average; the answer is Averages. Between processes the values stay where they
-    are: the answer is Group, and the members average among themselves."""
+    """A node is ready for that round's average. A virtual node sends its model and gets Averages; a process sends no
+    values and gets Group, since the members average among themselves."""
 
     round: int
     values: list[RawBytes]
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What the node's machine made of an event, for the journal."""
+    """An event and the actions that the node's machine answered with, for the journal."""
 
     event: PeerEvent
     actions: list[PeerAction]
@@ -69,14 +69,14 @@ class Decided(msgspec.Struct, frozen=True):
 
 @registered(22)
 class Decisions(ToServer, frozen=True):
-    """Several of them, in their order."""
+    """Several decisions, in order."""
 
     decided: list[Decided]
 
 
 @registered(21)
 class Mailbox(ToServer, frozen=True):
-    """Where this node's peers reach it; whoever has the key may."""
+    """The address of this node's mailbox, and the key that senders need."""
 
     address: str
     key: str
@@ -84,7 +84,7 @@ class Mailbox(ToServer, frozen=True):
 
 @registered(25)
 class Exchanged(ToServer, frozen=True):
-    """The average of that round was taken, for which this node has sent so many bytes."""
+    """This node has finished that round's average, for which it sent so many bytes."""
 
     round: int
     attempt: int
@@ -93,14 +93,14 @@ class Exchanged(ToServer, frozen=True):
 
 @registered(26)
 class Leaving(ToServer, frozen=True):
-    """This node hands its weight on and is sent nothing more from here on; it goes when that is taken."""
+    """This node passes its weight on and leaves once a peer has it; peers send it nothing more."""
 
     cause: PeerCause
 
 
 @registered(27)
 class Snapshot(ToServer, frozen=True):
-    """This node's model between two steps, for whoever measures or keeps it; `number` is that of Collect, 0 unasked."""
+    """This node's model between two steps, to be evaluated or saved; `number` is that of Collect, 0 if unasked."""
 
     number: int
     values: list[RawBytes]
@@ -118,21 +118,21 @@ NodeToServer = Mailbox | Decisions | CentreExchange | Averaging | Exchanged | Le
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Something for the node's machine, with the values that belong to it, if any."""
+    """An event for the node's machine, with the tensors that came with it, if any."""
 
     event: PeerEvent
     values: list[Any] | None = None
 
 
 class Border(msgspec.Struct, frozen=True):
-    """What a node has to know at the end of the step that it is about to make."""
+    """What a node needs at the end of its step: the time, what the step cost, and what has arrived."""
 
     at: float
     step: int
     compute_s: float
     wait_s: float
     arrived: list[Arrived]
-    others: tuple[int, ...] | None = None  # who is there, where the node's machine is to start
+    others: tuple[int, ...] | None = None  # the peers present, if the node's machine starts here
 
 
 class Step(Work, frozen=True, kw_only=True):
@@ -143,14 +143,14 @@ class Step(Work, frozen=True, kw_only=True):
 
 @registered(82)
 class Pulled(ToWorker, frozen=True):
-    """By how much the exchange with the centre pulls each tensor towards it."""
+    """How far the centre pulls each tensor towards itself."""
 
     values: list[RawBytes]
     ticket: int = 0
 
 
 class Averages(msgspec.Struct, frozen=True):
-    """The average of a round, and whose it is."""
+    """The average of a round, and the members whose models are in it."""
 
     values: list[Any]
     members: tuple[int, ...]
@@ -158,33 +158,32 @@ class Averages(msgspec.Struct, frozen=True):
 
 @registered(81)
 class Peering(ToWorker, frozen=True):
-    """Who came and who went, since the last time that this was said."""
+    """The peers that joined and left since the last such message."""
 
     joined: list[Box] = []
     left: list[tuple[int, PeerCause]] = []
-    fresh: bool = False  # the machine starts: those who joined are all that are there
-    source: int | None = None  # a newcomer takes this peer's model
-    elapsed_s: float = 0.0  # of the run, when this was sent
+    fresh: bool = False  # the machine starts, and `joined` holds all peers present
+    source: int | None = None  # the peer whose model a newcomer starts from
+    elapsed_s: float = 0.0  # seconds of the run when this was sent
     latency_s: float = 0.0  # emulation: of this node's own link
     seconds_per_byte: float = 0.0  # likewise
-    phase: int = 0  # which it is that the machine starts in
-    leaving: bool = False  # those who left still read what is in their mailboxes, and hand on what they have
+    phase: int = 0  # the phase that the machine starts in
+    leaving: bool = False  # the nodes in `left` still read their mailboxes, and pass on what they have
 
 
 @registered(83)
 class Group(ToWorker, frozen=True):
-    """Who averages in that round; a later attempt is one without a member that went away in the middle of it."""
+    """The members of that round's average; a later attempt leaves out a member that left during it."""
 
     round: int
     attempt: int
     members: list[int]
-    seconds: float = 0.0  # emulation: the average takes so long
+    seconds: float = 0.0  # emulation: the time that the average takes
 
 
 @registered(84)
 class Collect(ToWorker, frozen=True):
-    """Send your model. `last`: the phase is over, take in first what has arrived. Number 0: leave, you are not needed
-    any more."""
+    """Send your model. `last`: the phase is over, so mix in first what has arrived. Number 0: leave the run."""
 
     number: int
     last: bool

@@ -1,4 +1,4 @@
-"""What is done with several nodes' models together: their average, how far apart they are, and the centre."""
+"""Operations on several nodes' models: their average, their distance from each other, and the centre."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def mean_of(models: Sequence[Tensors], weights: Sequence[float]) -> list[torch.Tensor]:
-    """The weighted mean of each tensor; the weights' sum is 1."""
+    """Return the weighted mean of each tensor; the weights must add up to 1."""
     means = []
     with torch.no_grad():
         for tensors in zip(*models, strict=True):
@@ -22,7 +22,7 @@ def mean_of(models: Sequence[Tensors], weights: Sequence[float]) -> list[torch.T
 
 
 def mix_in(tensors: Tensors, named: tuple[int, ...] | None, values: Tensors, weight: float) -> None:
-    """`x <- (1 - weight) x + weight value` for the tensors named; None: all."""
+    """Set `x <- (1 - weight) x + weight value` for the tensors at these places; None: all."""
     places = range(len(tensors)) if named is None else named
     with torch.no_grad():
         for place, value in zip(places, values, strict=True):
@@ -31,13 +31,13 @@ def mix_in(tensors: Tensors, named: tuple[int, ...] | None, values: Tensors, wei
 
 
 def shares(used: Sequence[int]) -> list[float]:
-    """Weights in proportion to samples; equal ones where nobody has used any."""
+    """Return weights in proportion to samples; equal weights if no node has used any."""
     total = sum(used)
     return [count / total if total else 1 / len(used) for count in used]
 
 
 def distance(models: Sequence[Tensors]) -> float:
-    """Root mean square distance of the models to their plain mean."""
+    """Return the root mean square distance of the models to their unweighted mean."""
     squares = 0.0
     with torch.no_grad():
         for tensors in zip(*models, strict=True):
@@ -47,14 +47,14 @@ def distance(models: Sequence[Tensors]) -> float:
 
 
 def is_averaged(dtype: str) -> bool:
-    """Whether buffers of that dtype are exchanged; counters are not."""
+    """Whether buffers of that dtype are exchanged; integer counters are not."""
     return dtype.startswith(("torch.float", "torch.bfloat"))
 
 
 def as_stored(
     spec: ModelSpec, tensors: Tensors, counters: Sequence[Tensors]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Parameters and buffers in the order of a store, from what is averaged and from each node's counters."""
+    """Return parameters and buffers in the store's order, from averaged tensors and the maximum of nodes' counters."""
     counts = [torch.stack(list(of_nodes)).amax(dim=0) for of_nodes in zip(*counters, strict=True)]
     floats, whole = iter(tensors[len(spec.parameters) :]), iter(counts)
     buffers = [next(floats) if is_averaged(dtype) else next(whole) for _, _, dtype in spec.buffers]
@@ -62,27 +62,27 @@ def as_stored(
 
 
 class Centre:
-    """What the nodes of elastic averaging are tied to."""
+    """The centre that elastic averaging pulls nodes towards."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = [tensor.detach().clone() for tensor in tensors]
 
     @staticmethod
     def of(store: Store) -> "Centre":
-        """As the model is in the store: everybody's first one, and later what the last loop ended with."""
+        """Start at the store's model: the first model, or the average that the last phase ended with."""
         start = store.read()
         kinds = [dtype for _, _, dtype in store.spec.buffers]
         buffers = [b for b, kind in zip(start.buffers, kinds, strict=True) if is_averaged(kind)]
         return Centre([*store.layout.views(start.flat), *buffers])
 
     def pull(self, alpha: float, named: tuple[int, ...] | None, values: Tensors) -> list[torch.Tensor]:
-        """`e = alpha (x - centre)`; the centre moves by e, and the node by as much the other way."""
+        """Move the centre by `e = alpha (x - centre)` and return e, by which the node moves the other way."""
         places = range(len(self.tensors)) if named is None else named
         pulls = []
         with torch.no_grad():
             for place, value in zip(places, values, strict=True):
                 centre = self.tensors[place]
-                # Rounded to what it travels as, so that both sides move by the same.
+                # Round to the wire's dtype, so that both sides move by the same amount.
                 pull = ((value.to(centre.dtype) - centre) * alpha).to(value.dtype)
                 centre.add_(pull)
                 pulls.append(pull)

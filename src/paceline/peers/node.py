@@ -1,7 +1,7 @@
-"""One node: it feeds its machine what happens and carries out what the machine says, at the borders of its steps.
+"""One node: feeds events to its machine and carries out the actions, at the borders of its steps.
 
-Tensors are the model's parameters and its floating-point buffers. What is sent are copies made at the moment of the
-decision, between two steps; what is received is mixed in there, too.
+Tensors are the model's parameters and its floating-point buffers. Between two steps the node sends copies, made at the
+moment of the decision, and mixes in what it received.
 """
 
 import math
@@ -23,13 +23,13 @@ WIRES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class Node:
-    """A machine and the tensors it decides about. `send` says something to the engine, `ask` waits for an answer."""
+    """A machine and the tensors it decides about. `send` sends a message to the engine, `ask` waits for the answer."""
 
     def __init__(
         self, machine: Peer, number: int, tensors: Callable[[], Tensors], send: Callable[[Any], None],
         ask: Callable[[Any], Any], *, copies: bool = True,
     ) -> None:  # fmt: skip
-        """`copies`: what is sent is copied here; otherwise whoever sends it does so at once."""
+        """`copies`: copy tensors before sending; not needed where `send` copies them at once."""
         self.machine = machine
         self.number = number
         self._tensors = tensors
@@ -41,7 +41,7 @@ class Node:
         self._at = 0.0
 
     def border(self, border: messages.Border, samples: int, loss: float | None) -> None:
-        """A step was made, or the script skipped it (`samples` 0): decide, and deal with what has arrived."""
+        """Let the machine decide after a step, or one that the script skipped (`samples` 0), and handle arrivals."""
         self._at = border.at
         if border.others is not None:
             self._start(border.others)
@@ -57,7 +57,7 @@ class Node:
                 self._take_in(arrived)
 
     def leave(self, at: float, cause: events.PeerCause) -> None:
-        """This node takes no more part, of its own accord: let it hand on what the others must not lose."""
+        """Tell the machine that this node leaves, so that it can pass on what the others must not lose."""
         self._at = at
         self._decide(events.PeerLeft(at, self.number, cause))
 
@@ -116,7 +116,7 @@ class Node:
                     self._remember(None)
                     self._decide(events.Averaged(self._at, action.round, answer.members))
             case _:
-                pass  # tracks are for the journal alone
+                pass  # Track is for the journal alone
 
     def _mix(self, action: Mix, tensors: Tensors) -> None:
         arrived = self._received.get(action.message)
@@ -130,11 +130,11 @@ class Node:
         return range(len(self._tensors())) if named is None else named
 
     def on_wire(self, tensors: Tensors, *, copy: bool) -> list[torch.Tensor]:
-        """In the precision in which they travel."""
+        """Convert tensors to the dtype that they are sent in."""
         return [t.detach().to(self.wire_dtype(t), copy=copy) for t in tensors]
 
     def wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
-        """What this tensor is sent as."""
+        """Return the dtype that this tensor is sent in."""
         return WIRES[self.machine.wire] or tensor.dtype
 
     # -- how far the model has moved ---------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Node:
                 torch._foreach_copy_([self._last[p] for p in places], [tensors[p] for p in places])
 
     def changes(self) -> tuple[float | None, tuple[float, ...] | None]:
-        """Relative to each tensor right after its last exchange: of the whole model, and of each tensor."""
+        """Return the relative change since each tensor's last exchange: of the whole model, and of each tensor."""
         if self._last is None:
             return None, None
         with torch.no_grad():
@@ -160,7 +160,7 @@ class Node:
 
 
 def _is_mail(arrived: messages.Arrived) -> bool:
-    """Models and questions wait for the step; who is there, and what was sent, is known before it."""
+    """Whether the machine gets this after `Stepped`: models and questions; membership and departures come before."""
     return isinstance(arrived.event, events.Asked | events.Received)
 
 

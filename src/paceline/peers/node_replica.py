@@ -1,4 +1,4 @@
-"""A worker's model in a run without a server: it is the node's own, and a push is a step that was made here."""
+"""A worker's model in a run without a server: the node owns it, and a push reports a step that the node made."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class NodeReplica(Replica):
         spec: ModelSpec,
         machine: Peer,
         number: int,
-        endpoint: Any,  # it carries nodes' messages, too
+        endpoint: Any,  # carries nodes' messages, too
     ) -> None:
         super().__init__(model, optimizer, spec)
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -42,27 +42,27 @@ class NodeReplica(Replica):
         return Node(machine, number, self.tensors, self._endpoint.send, self._ask)
 
     def tensors(self) -> Sequence[torch.Tensor]:
-        """What is exchanged: parameters, and buffers that can be averaged."""
+        """Return what is exchanged: parameters, and buffers that can be averaged."""
         return [*self._values, *(b for b in self.buffers if b.is_floating_point())]
 
     def counters(self) -> Sequence[torch.Tensor]:
-        """Buffers that are not."""
+        """Return the buffers that are not exchanged."""
         return [b for b in self.buffers if not b.is_floating_point()]
 
     def introduce(self) -> None:
-        """Say where the model lies."""
+        """Send references to the model."""
         self._endpoint.send(Model(self.tensors, self.counters))
 
     def load(self, version: Parameters) -> None:
         super().load(version)
-        self._read = None  # the script's parameters are its own: nothing overwrites its edits
+        self._read = None  # nothing overwrites the script's edits of its parameters, so none are looked for
 
     def on_grant(self, work: object) -> float:
         self._border = work.border if isinstance(work, Step) else None
         return 0.0
 
     def add(self, samples: int, *, last: bool) -> None:
-        """Where the gradients are: those of a step's only piece are used as they lie there."""
+        """Add a piece's gradients to the mean; those of a step's only piece are used without a copy."""
         pieces = [None if p.grad is None else self._dense(place) for place, p in enumerate(self.parameters)]
         known, before = self._gradients, self._samples
         self._samples = before + samples
@@ -83,14 +83,14 @@ class NodeReplica(Replica):
         self._gradients = None
 
     def take(self, loss: float | None) -> Gradient | None:
-        """Make the step; what is pushed is that it was made."""
+        """Make the step; the push reports it, without a gradient."""
         gradients, samples = self._gradients, self._samples
         self.forget()
         self._samples_stepped = 0
         if gradients is None:
             return None
         norm = _norm([gradient for gradient in gradients if gradient is not None])
-        if math.isfinite(norm):  # another is refused, as every engine refuses it: the model stays as it is
+        if math.isfinite(norm):  # else the coordinator refuses the push, and the model must stay as it is
             self._make_step(gradients)
             self._samples_stepped = samples
         return Gradient([], frozenset(), (), [], loss, norm=norm)
@@ -101,7 +101,7 @@ class NodeReplica(Replica):
             self.node.border(border, self._samples_stepped, loss)
 
     def leave(self) -> None:
-        """What had arrived for a step that is not made is dealt with all the same."""
+        """Handle what had arrived for a step that is not made."""
         self._samples_stepped = 0
         self.on_computed(0.0, None)
 

@@ -1,4 +1,4 @@
-"""A node's correspondence: who is there, what has arrived from them, and what belongs to the next border."""
+"""A node's messages: its peers, what has arrived from them, and what waits for the next border."""
 
 import logging
 import math
@@ -27,8 +27,8 @@ TICK_S = 0.0005
 class Outbox:
     """One node's outgoing link: when each message has left, and when the next step may begin.
 
-    Where a scenario is emulated the link is serial and takes the scenario's time; a message says when it is there.
-    Otherwise the mailbox knows.
+    Under an emulated scenario the link is serial and takes the scenario's time, and each message carries its arrival
+    time. Otherwise the mailbox reports departures.
     """
 
     def __init__(self, mail: Mail) -> None:
@@ -37,14 +37,14 @@ class Outbox:
         self._latency_s = 0.0
         self._seconds_per_byte = 0.0
         self._free_at = 0.0
-        self._leaving: list[tuple[float, Departed]] = []  # when each is out
+        self._leaving: list[tuple[float, Departed]] = []  # messages on their way out, with the time they have left
 
     def over(self, latency_s: float, seconds_per_byte: float) -> None:
-        """The link is of that kind from here on; all zero: it is as it is."""
+        """Emulate a link of that latency and speed from here on; zeros: do not emulate."""
         self._latency_s, self._seconds_per_byte = latency_s, seconds_per_byte
 
     def send(self, peer: int, header: PeerHeader, values: Sequence[torch.Tensor]) -> bool:
-        """Post a message; False if it cannot be taken at the moment."""
+        """Post a message; False if the peer cannot take it."""
         now, nbytes = time.perf_counter(), sum(value.nbytes for value in values)
         out_at = max(now, self._free_at) + nbytes * self._seconds_per_byte
         latency_s = (self._latency_s + self.latencies.get(peer, 0.0)) / 2
@@ -61,7 +61,7 @@ class Outbox:
         return True
 
     def departed(self) -> list[Departed]:
-        """Those that have left since this was last asked."""
+        """Return the messages that have left since the last call."""
         now = time.perf_counter()
         known = self._mail.departed()
         if not self._seconds_per_byte and self._mail.tracks:
@@ -77,11 +77,11 @@ class Outbox:
         return self._mail.on_their_way
 
     def wait_for_room(self, *, overlaps: bool) -> None:
-        """Until at most one message is on its way out, or none where sending does not overlap computing."""
+        """Wait until at most one message is on its way out, or none if sending must not overlap computing."""
         self._wait(1 if overlaps else 0, math.inf)
 
     def wait_for_all(self, seconds: float) -> None:
-        """Until everything has left, at most so long."""
+        """Wait until everything has left, at most so many seconds."""
         self._wait(0, seconds)
 
     def _wait(self, most: int, seconds: float) -> None:
@@ -97,23 +97,23 @@ class PeerMailbox(NodeReplica):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec,
         make_machine: Callable[[], Peer], place: tuple[int, int], endpoint: Any, mail: Mail,
     ) -> None:  # fmt: skip
-        """`place` is the node's number and its incarnation."""
+        """`place` is the node's number and incarnation."""
         self._make_machine = make_machine
         self._incarnation = place[1]
         self._mail = mail
         self._outbox = Outbox(mail)
         self._known: set[int] = set()
         self._decided: list[Decided] = []
-        self._news: list[Arrived] = []  # for the next border
-        self._waiting: list[Delivered] = []  # messages that came while something else was waited for, or come later
-        self._lends: list[int] = []  # newcomers that want a model
+        self._news: list[Arrived] = []  # events for the next border
+        self._waiting: list[Delivered] = []  # messages for the next border, or with an emulated arrival still to come
+        self._lends: list[int] = []  # newcomers that asked for a model
         self._lent: Delivered | None = None
         self._averages: GroupAverage | None = None
         self._others: tuple[int, ...] | None = None
         self._source: int | None = None
         self._zero = 0.0
         self._phase = 0
-        self._grant = (0, 0)  # step and ticket of the one under way
+        self._grant = (0, 0)  # step and ticket of the current grant
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
@@ -125,7 +125,7 @@ class PeerMailbox(NodeReplica):
         return Node(machine, number, self.tensors, self._carry, self._ask, copies=False)
 
     def _carry(self, message: object) -> None:
-        """What the machine wants to be sent or written down."""
+        """Send or record what the machine decided."""
         match message:
             case Decided():
                 self._decided.append(message)
@@ -162,7 +162,7 @@ class PeerMailbox(NodeReplica):
             else:
                 self._remove_peer(node)
         if peering.fresh:
-            self._news.clear()  # what came of a phase before this one
+            self._news.clear()  # left over from the previous phase
             self._waiting = [one for one in self._waiting if one.header.phase >= peering.phase]
             self._averages = None
 
@@ -172,7 +172,7 @@ class PeerMailbox(NodeReplica):
             if back.header.kind == "model":
                 self._comes_back(back.header, back.values)
 
-    # -- messages -----------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def _open(self, messages: list[Delivered]) -> list[Arrived]:
         now, arrived = time.perf_counter(), []
@@ -193,7 +193,7 @@ class PeerMailbox(NodeReplica):
         return arrived
 
     def _set_aside(self, delivered: Delivered) -> None:
-        """What is no machine's business."""
+        """Keep a message that is not for the machine: a request for a model, a lent model, or part of an average."""
         header = delivered.header
         if header.kind == "lend":
             self._lends.append(header.sender)
@@ -208,7 +208,7 @@ class PeerMailbox(NodeReplica):
         return Received(0.0, sender, self._messages, header.weight, header.tensors)
 
     def _typed(self, header: PeerHeader, values: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Bytes as what they are; None, and a word about it, where they do not fit this node's model."""
+        """Turn bytes into tensors; log a warning and return None if they do not fit this node's model."""
         tensors = self.tensors()
         places = range(len(tensors)) if header.tensors is None else header.tensors
         try:
@@ -223,13 +223,13 @@ class PeerMailbox(NodeReplica):
         return PeerHeader("", self.node.number, self._incarnation, kind, weight, tensors, self._phase)
 
     def _comes_back(self, header: PeerHeader, values: list[torch.Tensor]) -> None:
-        """What cannot be delivered is received again, from oneself."""
+        """Let the node receive from itself what could not be delivered."""
         typed = self._typed(header, values)
         if typed is not None:
             self._news.append(Arrived(self._received(self.node.number, header), typed))
 
     def _sorted(self, messages: list[Delivered]) -> list[Delivered]:
-        """Those that are for the next border; the others are dealt with."""
+        """Return the messages for the next border; keep the others where they belong."""
         later = [delivered for delivered in messages if delivered.header.kind in ("model", "asked")]
         for delivered in messages:
             if delivered.header.kind not in ("model", "asked"):
@@ -238,5 +238,5 @@ class PeerMailbox(NodeReplica):
 
 
 def kept(delivered: Delivered) -> Delivered:
-    """With values of its own."""
+    """Copy a message, since `Mail.release` frees the memory that its values are in."""
     return Delivered(delivered.header, [value.clone() for value in delivered.values])

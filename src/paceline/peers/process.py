@@ -1,8 +1,8 @@
-"""A node in a process of its own: it steps, decides, and exchanges messages with its peers at the borders of its steps.
+"""A node in its own process: it steps, decides, and exchanges messages with its peers at the borders of its steps.
 
-The coordinator grants samples, says who is there and keeps the journal; models go from node to node. Nothing here waits
-for a peer, with three exceptions: a newcomer waits for the model that it starts from, an average for its group, and a
-step does not begin while two messages are still on their way out.
+The coordinator grants samples, announces peers and keeps the journal; models go from node to node. A node waits for a
+peer in four cases only: a newcomer for the model that it starts from, an average for its group, a step while two
+messages are still on their way out, and in the weighted form a leaver for somebody to take its weight.
 """
 
 import time
@@ -23,21 +23,21 @@ from paceline.transport.base import Lost
 from paceline.transport.mail import as_bytes, from_bytes
 from paceline.transport.messages import Cancelled, Over, Work
 
-IDLE_S = 0.05  # between two looks at the mailbox, while there is nothing to compute
-PATIENCE_S = 1.0  # of a newcomer; then it asks another node for its model, too
-LOOK_S = 0.002  # between two looks at the coordinator's link, while a message is waited for
-LEAVING_S = 10.0  # for a leaver's weight to be taken by somebody, who may be in the middle of a step
-LEAVING_LOOK_S = 0.05  # between two tries to hand it on
-LAST_MESSAGES_S = 5.0  # for messages to leave, at a node's end
+IDLE_S = 0.05  # between two looks at the mailbox while there is nothing to compute
+PATIENCE_S = 1.0  # before a newcomer asks the next node for its model, too
+LOOK_S = 0.002  # between two looks at the coordinator's link while the node waits for a peer's message
+LEAVING_S = 10.0  # for a peer to take a leaver's weight; the peer may be in the middle of a step
+LEAVING_LOOK_S = 0.05  # between two attempts to pass it on
+LAST_MESSAGES_S = 5.0  # for a node's last messages to leave
 
 
 class ProcessReplica(PeerMailbox):
     """One node's model, its machine and its mailbox."""
 
-    # -- what the coordinator says -----------------------------------------------------------------------------------
+    # -- messages of the coordinator ---------------------------------------------------------------------------------
 
     def introduce(self) -> None:
-        """To this coordinator: another one knows nothing of what this node's machine knew."""
+        """Register at the coordinator with a fresh machine: a restarted one knows nothing of the old machine."""
         self.node = self._make_node(self._make_machine(), self.node.number)
         self._news, self._waiting, self._lends = [], [], []
         self._averages, self._has_started = None, False
@@ -50,7 +50,7 @@ class ProcessReplica(PeerMailbox):
             case m.Collect():
                 self._give(message)
             case m.Group() | m.Pulled():
-                pass  # of an average that a server before this one had called; of a grant that was voided meanwhile
+                pass  # late: a Group of a finished average or an earlier server, a Pulled of a cancelled grant
             case _:
                 return False
         return True
@@ -69,14 +69,14 @@ class ProcessReplica(PeerMailbox):
         return self._wait_s
 
     def take(self, loss: float | None) -> Gradient | None:
-        """Once the last model was given away, a step would be lost: its samples belong to somebody else."""
+        """Make the step, unless the phase's last model was sent: the step would be in no model."""
         if self.closed:
             self.forget()
             return None
         return super().take(loss)
 
     def on_computed(self, compute_s: float, loss: float | None) -> None:
-        """Decide about the step, and deal with what has arrived by now."""
+        """Let the machine decide about the step, and handle what has arrived."""
         if self.closed:
             return
         self._reach_border(self._samples_stepped, compute_s, loss)
@@ -102,7 +102,7 @@ class ProcessReplica(PeerMailbox):
         waiting, self._waiting = self._waiting, []
         return [*news, *sent, *self._open([*waiting, *self._mail.collect()])]
 
-    # -- what the machine asks for -----------------------------------------------------------------------------------
+    # -- exchanges that the machine waits for ------------------------------------------------------------------------
 
     def _ask(self, message: object) -> object:
         match message:
@@ -136,13 +136,14 @@ class ProcessReplica(PeerMailbox):
                 self._endpoint.send(m.Exchanged(message.round, group.attempt, averages.sent_bytes))
                 time.sleep(max(0.0, began + group.seconds - time.perf_counter()))
                 return m.Averages(averages.result(), tuple(group.members))
-            group = again  # one of them has gone: without it, then
+            group = again  # a member has left: try again without it
         return None
 
     def _await(self, wanted: Callable[[object], Any], until: Callable[[], bool] | None = None) -> Any:
-        """Listen to the coordinator until it says what is wanted, or `until` holds, which messages may bring about.
+        """Handle the coordinator's messages until `wanted` accepts one, and return what it made of it.
 
-        None in that case, and if the grant is void: then `interrupted` says why.
+        Return None once `until` holds, for which peers' messages are collected, and if the grant is void: then
+        `interrupted` says why.
         """
         while self.interrupted is None:
             if until is not None:
@@ -166,17 +167,17 @@ class ProcessReplica(PeerMailbox):
                 self.handle(message)
         return None
 
-    # -- newcomers, and the end --------------------------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def idle(self) -> None:
-        """Until the coordinator says something: newcomers are given a model, and messages wait for the next border."""
+        """Lend newcomers a model and keep messages for the next border, until the coordinator sends something."""
         while not self._endpoint.poll(IDLE_S):
             self._waiting += [kept(delivered) for delivered in self._sorted(self._mail.collect())]
             self._mail.release()
             self._lend()
 
     def _start_from(self, source: int) -> None:
-        """Take over a peer's model; one that goes before it has answered, or takes too long, is not the only one."""
+        """Load a peer's model; ask the next peer if one leaves or takes longer than `PATIENCE_S`."""
         self._lent, asked = None, set[int]()
         while self._lent is None and self._known and self.interrupted is None:
             untried = sorted(self._known - asked, key=lambda peer: (peer != source, peer))
@@ -195,7 +196,7 @@ class ProcessReplica(PeerMailbox):
         return self._lent is not None or not self._known or time.perf_counter() > until
 
     def _lend(self) -> bool:
-        """Give newcomers this node's model, as soon as it is known where they are. Nothing that is waited for."""
+        """Send this node's model to newcomers that are known. Return False, so that as `until` it never ends a wait."""
         for peer in [peer for peer in self._lends if peer in self._known]:
             header = self._make_header("lent")
             if self._mail.post(peer, header, [*self.tensors(), *self.counters()]):
@@ -212,7 +213,7 @@ class ProcessReplica(PeerMailbox):
         self._send_snapshot(collect.number)
 
     def _take_in_the_last(self) -> None:
-        """What has arrived is mixed in, and what was sent is seen to leave."""
+        """Wait for sent messages to leave, and mix in what has arrived."""
         self._outbox.wait_for_all(LAST_MESSAGES_S)
         self._reach_border(0, 0.0, None)
 
@@ -222,13 +223,13 @@ class ProcessReplica(PeerMailbox):
         self._endpoint.send(m.Snapshot(number, values, counters))
 
     def leave(self, cause: PeerCause = "done") -> None:
-        """Of its own accord, before the phase is over: its weight, and what has just arrived, stay with the others."""
+        """Leave before the phase is over; the node's weight, and what has just arrived, go to the others."""
         if self.closed:
-            return  # it was sent away before
+            return  # it has left, or the phase's last model was sent
         if self._has_started:
             weighted = getattr(self.node.machine.options, "form", None) == "weighted"
             if weighted:
-                self._endpoint.send(m.Leaving(cause))  # or the others would go on sending it theirs
+                self._endpoint.send(m.Leaving(cause))  # so that peers stop sending it their weight
             self._take_in_the_last()
             self.node.leave(time.perf_counter() - self._zero, cause)
             self._take_in_the_last()
@@ -238,7 +239,7 @@ class ProcessReplica(PeerMailbox):
         self._send_snapshot(0)
 
     def _see_it_taken(self, until: float) -> None:
-        """Who else leaves is noted here, and what that one did not read goes to another."""
+        """Wait until peers have read this node's messages; send what comes back from a leaving peer to another."""
         while self._has_something_to_leave() and time.perf_counter() < until and self.interrupted is None:
             look_again = time.perf_counter() + LEAVING_LOOK_S
             self._await(lambda _: None, until=partial(_is_past, look_again))
@@ -250,7 +251,7 @@ class ProcessReplica(PeerMailbox):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This node's own model and optimizer; its machine starts afresh."""
+        """Return this node's model and optimizer; the machine is not saved and starts afresh."""
         return {
             "tensors": [t.detach().cpu().clone() for t in self.tensors()],
             "counters": [t.detach().cpu().clone() for t in self.counters()],
@@ -258,12 +259,12 @@ class ProcessReplica(PeerMailbox):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore this node's model and optimizer."""
         with torch.no_grad():
             values = [*state["tensors"], *state["counters"]]
             for home, value in zip([*self.tensors(), *self.counters()], values, strict=True):
                 home.copy_(value)
-        # Rates and the like are the script's to set, as with a server.
+        # The script sets learning rates and other options, as with a server.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
 

@@ -1,7 +1,7 @@
-"""What a run without a parameter server does for its nodes: who is there, who averages with whom, the centre.
+"""The server's part in a run of nodes: which nodes are present, which average together, and the centre.
 
-The coordinator grants samples as ever, without a model, and nodes step where their models are; models go from node to
-node. Here all of them come together only to be measured or saved, and at the end of a phase.
+The coordinator grants samples as in every run, but no model: nodes step on their own models and send them to each
+other. The server collects all models only to evaluate or save them, and at the end of a phase.
 """
 
 import math
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 
 class NodeModel(NamedTuple):
-    """One node's model: what is averaged, and counters."""
+    """One node's model: the tensors that are averaged, and the counters."""
 
     tensors: Sequence[torch.Tensor]
     counters: Sequence[torch.Tensor]
 
 
 class StepsElsewhere:
-    """Steps are made where the models are: the server has nothing to merge."""
+    """Updates of a run whose nodes make the steps: the server has nothing to merge."""
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
-        """The steps were made."""
+        """Do nothing: the nodes have made the steps."""
         del pushes, weights, stock
         return UNMEASURED
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
-        """A step comes whole."""
+        """Raise: a step arrives in one piece."""
         raise InternalError(f"the step {held} was extended by {piece}")
 
     def discard(self, push: PushRef) -> None:
-        """There is nothing to forget."""
+        """Do nothing: the server holds no push."""
 
     def contents(self) -> Contents:
-        """There is nothing to save."""
+        """Return nothing to save."""
         return Contents({}, {})
 
 
 class PeerExchangeBase(ModelExchange):
-    """What nodes need of a run, whoever carries their messages."""
+    """The part of the exchange that virtual nodes and processes share."""
 
     def __init__(self, run: "ServerRun") -> None:
         super().__init__(run)
@@ -67,15 +67,15 @@ class PeerExchangeBase(ModelExchange):
         self.used: dict[int, int] = {}  # samples of each node, in this phase
         self._kept: dict[
             int, tuple[list[torch.Tensor], list[torch.Tensor]]
-        ] = {}  # nodes' own models, of the last phase
-        self._passed: dict[int, int] = {}  # the last round of averages that each node has called for
+        ] = {}  # nodes' own models at the end of the last phase
+        self._passed: dict[int, int] = {}  # the last round of averages that each node asked for
 
     def make_way(self) -> None:
         raise OptionError(f"{self.spec} has no server that could keep tables: choose ssp, bsp or asp")
 
     def adopt(self, store: Store, at: float) -> None:
         del at
-        self.store_or_none = store  # for measuring and saving; grants send no model
+        self.store_or_none = store  # for evaluations and checkpoints; grants send no model
         self.run.coordinator.use(StepsElsewhere(), 0, self)
 
     def grant(self, order: GrantOrder) -> None:
@@ -83,11 +83,11 @@ class PeerExchangeBase(ModelExchange):
         raise NotImplementedError
 
     def cancel(self, worker: int, ticket: int) -> None:
-        """The grant is void."""
+        """Void a grant."""
         raise NotImplementedError
 
     def count(self, node: int, push: Push) -> None:
-        """A node has made a step on so many samples; one whose gradient is not finite was none."""
+        """Count the samples of a node's step; a gradient that is not finite made no step."""
         if push.gradient is not None and math.isfinite(gradient_norm(push.gradient)):
             self.used[node] = self.used.get(node, 0) + push.samples
 
@@ -102,9 +102,9 @@ class PeerExchangeBase(ModelExchange):
         self.run.coordinator.arrive(at, arrival)
 
     def put_average(self, models: Mapping[int, NodeModel], nbytes: int, at: float) -> None:
-        """Put the average, weighted by samples, where it is measured and kept."""
+        """Write the average of the models, weighted by samples, into the store."""
         if self.store_or_none is None or not models:
-            return  # between phases everybody has that average already
+            return  # between phases the store has the average already
         tensors = [model.tensors for model in models.values()]
         mean = mean_of(tensors, shares([self.used.get(node, 0) for node in models]))
         counters = [model.counters for model in models.values()]
@@ -113,13 +113,13 @@ class PeerExchangeBase(ModelExchange):
         self.run.coordinator.observe(at, "consensus", data)
 
     def keep(self, models: Mapping[int, NodeModel]) -> None:
-        """As they are before everybody is given the average; of a phase without a node nothing is kept."""
+        """Keep the nodes' own models, before they get the average; without nodes keep those of the phase before."""
         if models:
             spec = self.store.spec
             self._kept = {node: as_stored(spec, m.tensors, [m.counters]) for node, m in sorted(models.items())}
 
     def is_complete(self, number: int, present: Sequence[int]) -> bool:
-        """Whether everybody has come for that round's average who is still to come."""
+        """Whether every node that is computing has asked for that round's average, or a later one."""
         records = self.run.coordinator.records
         computing = [node for node in present if records[node].present and records[node].ticket]
         return all(self._passed.get(node, 0) >= number for node in computing)
@@ -132,18 +132,18 @@ class PeerExchangeBase(ModelExchange):
 
 
 class _Round:
-    """One collection of all models, and what waits for it."""
+    """One collection of all models, and the calls that wait for it."""
 
     def __init__(self, last: bool, then: Callable[[], None]) -> None:
-        self.last = last  # of the phase: nobody steps after it
+        self.last = last  # the phase's last: nobody steps after it
         self.then = [then]
 
 
 class Gathering:
-    """Collects models from processes, one round at a time.
+    """Collects models from processes, one collection at a time.
 
-    Every node sends its model between two steps; one that goes away meanwhile is not waited for. Models of nodes that
-    left the loop of their own accord are kept until the phase's end, and count.
+    Every node sends its model between two steps; one that leaves meanwhile is not waited for. Models of nodes whose
+    scripts left the loop count in the average until the phase ends.
     """
 
     def __init__(self, exchange: "PeerExchange") -> None:
@@ -151,21 +151,21 @@ class Gathering:
         self._number = 0
         self._waiting: set[int] = set()
         self._found: dict[int, NodeModel] = {}
-        self._left_loop: dict[int, NodeModel] = {}  # of nodes that left the loop
-        self._queue: list[_Round] = []  # the one under way, and at most one that follows it
-        self._dismissed: dict[int, Callable[[], None]] = {}  # what follows when they have taken their leave
+        self._left_loop: dict[int, NodeModel] = {}  # models of nodes that left the loop
+        self._queue: list[_Round] = []  # the current one, and at most one that follows it
+        self._dismissed: dict[int, Callable[[], None]] = {}  # calls to make when a node asked to leave has left
         self._bytes = 0
-        self.averaged = False  # whether the store has what the nodes have made of their first model
+        self.averaged = False  # whether the store has an average, and not only the first model
 
     @property
     def busy(self) -> bool:
         return bool(self._queue)
 
     def begin(self, then: Callable[[], None], *, last: bool) -> None:
-        """Put the average into the store, and then go on with that.
+        """Put the average into the store, then call `then`.
 
-        Who asks while another one waits shares it, and nothing follows the last one of a phase: nodes are asked as fast
-        as they answer, however often somebody wants to know.
+        Requests made during a collection share the next one, and nothing follows the last collection of a phase: so
+        frequent requests cannot outrun the nodes' answers.
         """
         if self._queue and (len(self._queue) > 1 or self._queue[0].last):
             waiting = self._queue[-1]
@@ -186,7 +186,7 @@ class Gathering:
         self._look()
 
     def take(self, node: int, snapshot: p.Snapshot) -> None:
-        """A node's model."""
+        """Accept a node's model."""
         model = self._typed(snapshot)
         if snapshot.number == 0:
             self._left_loop[node] = model
@@ -198,12 +198,12 @@ class Gathering:
             self._look()
 
     def dismiss(self, node: int, then: Callable[[], None]) -> None:
-        """Let a node take its leave, and then go on."""
+        """Tell a node to leave, and call `then` when it has."""
         self._dismissed[node] = then
         self._exchange.run.engine.send(node, p.Collect(0, last=True))
 
     def gone(self, node: int, *, crashed: bool) -> None:
-        """It will not send any more."""
+        """Stop waiting for a node; drop a crashed node's model."""
         self._dismissed.pop(node, None)
         if crashed:
             self._left_loop.pop(node, None)
@@ -213,7 +213,7 @@ class Gathering:
             self._look()
 
     def phase_over(self) -> None:
-        """What anybody had in that phase is in the average."""
+        """Drop the models and sample counts of the phase, which are in the average."""
         self._left_loop.clear()
         self._exchange.used.clear()
 
@@ -248,7 +248,7 @@ class Gathering:
 
 
 class PeerExchange(PeerExchangeBase):
-    """Nodes in processes of their own, which reach each other without the server."""
+    """The exchange of nodes in processes, which send models to each other without the server."""
 
     messages = p.NodeToServer
 
@@ -258,13 +258,13 @@ class PeerExchange(PeerExchangeBase):
         self._boxes: dict[int, p.Box] = {}
         self._present: set[int] = set()
         self._started: set[int] = set()
-        self._leaving: set[int] = set()  # who hands its weight on, and is sent nothing more
-        self._beginners: set[int] = set()  # of this phase: they have a common model
+        self._leaving: set[int] = set()  # nodes that pass their weight on; peers send them nothing more
+        self._beginners: set[int] = set()  # nodes that begin the phase with the common model
         self._centre: Centre | None = None
-        self._rounds: dict[int, set[int]] = {}  # who waits for an average
+        self._rounds: dict[int, set[int]] = {}  # nodes that wait for an average, by round
         self._groups: dict[int, p.Group] = {}
-        self._averaging: dict[int, set[int]] = {}  # members of a group that are not yet done
-        self._coming = self._together = False  # the models, at the end of a phase
+        self._averaging: dict[int, set[int]] = {}  # members of a group that are not done, by round
+        self._coming = self._together = False  # whether the phase's last models were asked for, and are averaged
         machine = build_peer(self.spec, 0, 0)
         self._wire = WIRES[machine.wire]
         self._has_centre = machine.has_centre
@@ -300,7 +300,7 @@ class PeerExchange(PeerExchangeBase):
         self._leaving.discard(worker)
         for number, waiting in list(self._averaging.items()):
             waiting.discard(worker)
-            if worker in self._groups[number].members:  # even if it was done: its last messages may not have come
+            if worker in self._groups[number].members:  # even if it was done: its last messages may not have arrived
                 self._call_again(number)
         for nodes in self._rounds.values():
             nodes.discard(worker)
@@ -325,14 +325,14 @@ class PeerExchange(PeerExchangeBase):
     # -- all models together -----------------------------------------------------------------------------------------
 
     def refresh(self, then: Callable[[], None]) -> None:
-        """Between two phases the average of all models is in the store."""
+        """Update the store's average, then call `then`; between two phases the store has it already."""
         if self._present and not self._together:
             self.gathering.begin(then, last=False)
         else:
             then()
 
     def can_end_phase(self, at: float) -> bool:
-        """Once its nodes' models are averaged; they are asked for here."""
+        """Whether the nodes' last models are averaged; the first call asks for them."""
         del at
         if not self.run.phases.running:
             return True
@@ -348,7 +348,7 @@ class PeerExchange(PeerExchangeBase):
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def grant(self, order: GrantOrder) -> None:
-        """Have a node make a step, and tell it what has happened around it."""
+        """Have a node make a step; before its first one tell it who its peers are."""
         run, node = self.run, order.worker
         record = run.workers.records[node]
         self._comes(node)
@@ -370,12 +370,12 @@ class PeerExchange(PeerExchangeBase):
         self.run.engine.recall(worker, ticket)
 
     def _first_news(self, node: int) -> p.Peering:
-        """Who is there, and where a newcomer takes its model from."""
+        """Return a node's first message: its peers, and the one whose model a newcomer starts from."""
         others = sorted(self._present - self._leaving - {node})
         source = None if node in self._beginners or not others else others[0]
         latency_s, seconds_per_byte = self._link(node)
         joined = [self._boxes[other] for other in others]
-        self._beginners.discard(node)  # whoever comes in its place is a newcomer
+        self._beginners.discard(node)  # its next incarnation is a newcomer
         elapsed_s, phase = self.run.engine.now(), self.run.phases.number
         return p.Peering(joined, [], True, source, elapsed_s, latency_s, seconds_per_byte, phase)
 
@@ -387,7 +387,7 @@ class PeerExchange(PeerExchangeBase):
         return emulation.times.latency_s(node, 0, True), 0.0 if bandwidth == math.inf else 1 / bandwidth
 
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
-        """A node has made a step."""
+        """Pass a node's step to the coordinator, unless its grant is void."""
         run, script = self.run, record.script
         script.pushed, script.computing = True, False
         order, script.order = script.order, None
@@ -399,7 +399,7 @@ class PeerExchange(PeerExchangeBase):
         self.arrive(record, message, message.compute_s, max(0.0, at - order.at - message.compute_s), at)
         self._settle_rounds()
 
-    # -- what nodes say ----------------------------------------------------------------------------------------------
+    # -- messages of nodes -------------------------------------------------------------------------------------------
 
     def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
         if record is None:
@@ -450,7 +450,7 @@ class PeerExchange(PeerExchangeBase):
         self.run.engine.call_at(at + way_s, at_centre)
 
     def _is_void(self, record: WorkerRecord, message: p.CentreExchange | p.Pulled) -> bool:
-        """Whether the grant is over in which the node asked: its loop is, or it was taken back."""
+        """Whether the grant in which the node asked has ended or was cancelled."""
         return record.script.gone or not record.ticket or record.ticket != message.ticket
 
     def _answer(self, going: tuple[WorkerRecord, p.Pulled]) -> None:
@@ -475,7 +475,7 @@ class PeerExchange(PeerExchangeBase):
     # -- averages of all ---------------------------------------------------------------------------------------------
 
     def _settle_rounds(self) -> None:
-        """Let those rounds be averaged for which everybody has come who is still to come."""
+        """Start the averages that no computing node is still missing from."""
         for number in sorted(self._rounds):
             if not self._rounds[number] or not self.is_complete(number, sorted(self._present)):
                 continue
@@ -502,7 +502,7 @@ class PeerExchange(PeerExchangeBase):
         if not waiting:
             self._averaging.pop(message.round, None)
             self._groups.pop(message.round, None)
-        elif group is not None and message.attempt < group.attempt:  # it was done when the others were called again
+        elif group is not None and message.attempt < group.attempt:  # it was done before the new attempt named it
             self._call_again(message.round)
 
     def _call_again(self, number: int) -> None:
@@ -524,9 +524,9 @@ class PeerExchange(PeerExchangeBase):
         self.gathering.averaged = True
 
     def result(self) -> Result:
-        """Of nodes that were never asked for their models there is nothing but the first one."""
+        """Return no model if the run failed before any average: the store has only the first model then."""
         return super().result() if self.gathering.averaged or self.run.cause != "error" else Result()
 
 
 def _nothing() -> None:
-    """It left by itself."""
+    """Stand in for the call of a node that left unasked."""

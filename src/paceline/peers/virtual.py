@@ -1,9 +1,9 @@
-"""Nodes in virtual time: their messages take their links' time, and nothing goes through the middle.
+"""The exchange of nodes in virtual time: messages go from node to node and take their links' time.
 
 A node's outgoing link is serial: latency, and bytes over the smaller of the scenario's bandwidth and the node's own.
 Sending overlaps computing, but a step does not begin while two messages are still on their way out; a machine whose
-options say `overlap=false` waits for all of them. What has arrived by the end of a step's computing is dealt with
-there. Who gets which samples is told without delay: in a run without a server that is no traffic of the training.
+options say `overlap=false` waits for all of them. A node handles what has arrived when it has computed a step. Grants
+take no time: in a run without a server they are not part of the training's traffic.
 """
 
 import math
@@ -50,47 +50,47 @@ if TYPE_CHECKING:
 
 
 class NodeLinks:
-    """When what leaves, and when a node may go on."""
+    """Nodes' outgoing links: when messages leave, and when a node may begin its next step."""
 
     def __init__(self, times: Times) -> None:
         self._times = times
         self._free_at: dict[int, float] = {}
-        self._out_at: dict[int, list[float]] = {}  # when each message of a node is out
+        self._out_at: dict[int, list[float]] = {}  # when each message of a node has left
 
     def latency_s(self, one: int, other: int) -> float:
-        """Between two nodes: the mean of the one-way latencies that the scenario gives them."""
+        """Return the latency between two nodes: the mean of their one-way latencies in the scenario."""
         return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
 
     def seconds(self, node: int, nbytes: int) -> float:
-        """On its own link."""
+        """Return the seconds that so many bytes take on a node's link, without latency."""
         bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)
         return 0.0 if bandwidth == math.inf else nbytes / bandwidth
 
     def send(self, node: int, nbytes: int, now: float) -> float:
-        """When the last byte is out."""
+        """Put a message on a node's link, and return when its last byte has left."""
         out = self._free_at[node] = max(now, self._free_at.get(node, 0.0)) + self.seconds(node, nbytes)
         self._out_at.setdefault(node, []).append(out)
         return out
 
     def can_compute_at(self, node: int, now: float, *, overlaps: bool) -> float:
-        """When the node may begin its next step, as far as its messages are concerned."""
+        """Return when a node's outgoing messages let it begin its next step."""
         pending = self._out_at[node] = sorted(at for at in self._out_at.get(node, ()) if at > now)
         if not overlaps:
             return pending[-1] if pending else now
         return pending[-2] if len(pending) > 1 else now
 
     def forget(self, node: int) -> None:
-        """It is gone."""
+        """Drop the link of a node that left."""
         self._free_at.pop(node, None)
         self._out_at.pop(node, None)
 
 
-# A message under way: whose it is, with its incarnation, its number, what is sent, and the seconds until it is out.
+# A message on its way: sender, sender's incarnation, number, message, and the seconds until it has left.
 Sending = tuple[int, int | None, int, Outgoing, float]
 
 
 class NodeFlight(msgspec.Struct):
-    """One grant's way through a node: when it was made, when computing begins and when it is over."""
+    """One grant at a node: when it was given, and when computing begins and ends."""
 
     order: GrantOrder
     timing: Timing
@@ -98,7 +98,7 @@ class NodeFlight(msgspec.Struct):
 
 
 class VirtualPeerExchange(PeerExchangeBase):
-    """Carries what nodes say to each other, keeps the centre, and averages their models for whoever measures them."""
+    """The exchange of virtual nodes: delivers their messages, keeps the centre, and averages their models."""
 
     messages = PeerToServer
 
@@ -110,21 +110,21 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._machines: dict[int, Peer] = {}
         self._models: dict[int, Model] = {}
         self._flights: dict[int, NodeFlight] = {}
-        self._left_loop: set[int] = set()  # who left this phase's loop, and still counts in its average
-        self._present: dict[int, int] = {}  # with its incarnation
+        self._left_loop: set[int] = set()  # nodes that left this phase's loop and still count in its average
+        self._present: dict[int, int] = {}  # incarnation of each node present
         self._started: set[int] = set()
         self._crashed: set[int] = set()
         self._inboxes: dict[int, list[Arrived]] = {}
         self._sent_count = 0
-        self._leaving: dict[int, Sending] = {}  # by number: on their way out,
-        self._under_way: dict[int, Sending] = {}  # and not yet there
+        self._leaving: dict[int, Sending] = {}  # messages still on the sender's link, by number
+        self._under_way: dict[int, Sending] = {}  # messages not yet delivered, by number
         self._links = NodeLinks(self._times)
         self._centre: Centre | None = None
-        self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # averages that wait for somebody
-        self._waits_since: dict[int, float] = {}  # for an average
+        self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # pending averages: each waiting node's values
+        self._waits_since: dict[int, float] = {}  # since when each node waits for an average
 
     def machine(self, node: int) -> Peer:
-        """A fresh one for that node."""
+        """Make a fresh machine for a node."""
         machine = self._machines[node] = build_peer(self.spec, self.run.plan.config.seed, node)
         return machine
 
@@ -137,7 +137,7 @@ class VirtualPeerExchange(PeerExchangeBase):
     # -- nodes come and go -------------------------------------------------------------------------------------------
 
     def first_model(self, record: WorkerRecord, hello: Hello) -> Parameters:
-        """The first model is everybody's; a newcomer takes that of a node that is there."""
+        """Return the run's first model, or for a newcomer the model of a node that is present."""
         first = super().first_model(record, hello)
         model = self._models.get(min(self._present, default=-1))
         if model is None:
@@ -146,7 +146,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         return Parameters(first.version, self.store.layout.pack(values), buffers)
 
     def _comes(self, worker: int) -> None:
-        """A node that gets samples is there."""
+        """Add a node that gets its first grant."""
         incarnation = self.run.workers.records[worker].incarnation
         if self._present.get(worker) == incarnation:
             return
@@ -159,7 +159,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._notify_others(worker, e.PeerJoined(0.0, worker))
 
     def left(self, worker: int, cause: Cause, at: float) -> None:
-        """A node can no longer be reached. One that leaves of its own accord hands on what others must not lose."""
+        """Remove a node; one that did not crash passes on first what the others must not lose."""
         self._flights.pop(worker, None)
         if cause != "done":
             self._left_loop.discard(worker)
@@ -193,12 +193,12 @@ class VirtualPeerExchange(PeerExchangeBase):
         self.used.pop(worker, None)
 
     def _taking_part(self) -> dict[int, NodeModel]:
-        """Whose models count: all that are inside the loop, and those that left it of their own accord."""
+        """Return the models that count in the average: of nodes in the loop, and of those that left it normally."""
         nodes = (self._present.keys() | self._left_loop | self.run.workers.in_phase) & self._models.keys()
         return {node: NodeModel(self._models[node].tensors(), self._models[node].counters()) for node in sorted(nodes)}
 
     def _decide(self, node: int, event: e.PeerEvent) -> list[Any]:
-        """What the node's machine makes of an event that its script does not see."""
+        """Feed a node's machine an event outside its script's steps, and record the decision."""
         actions = self._machines[node].handle(event)
         self.run.sink.write(PeerDecision(node, self._present[node], event, actions))
         return actions
@@ -214,7 +214,7 @@ class VirtualPeerExchange(PeerExchangeBase):
                 self._post(worker, Outgoing(action.peer, action.weight, action.tensors, values))
 
     def _return(self, unread: list[Arrived]) -> None:
-        """What a leaver has not taken in is received again by whoever sent it; a weight must not get lost."""
+        """Return a leaver's unread messages to their senders, since weights must not get lost."""
         for arrived in unread:
             event = arrived.event
             if isinstance(event, e.Received) and event.peer in self._present:
@@ -223,7 +223,7 @@ class VirtualPeerExchange(PeerExchangeBase):
                 self._inboxes[min(self._present)].append(arrived)
 
     def phase_over(self, at: float) -> None:
-        """Everybody leaves the loop, with the average of all models; the next loop begins anew."""
+        """End the phase: average all models, keep the nodes' own, and clear the state for the next phase."""
         self._take_in_the_last(at)
         models = self._taking_part()
         self._average_all(models, at)
@@ -236,7 +236,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._centre = None
 
     def _take_in_the_last(self, at: float) -> None:
-        """What is on its way arrives, and what has arrived is mixed in; nobody sends anything more."""
+        """Deliver all messages on their way and mix in what has arrived; nodes send nothing more."""
         for sending in list(self._leaving.values()):
             self._sent(sending)
         for sending in list(self._under_way.values()):
@@ -260,7 +260,7 @@ class VirtualPeerExchange(PeerExchangeBase):
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def grant(self, order: GrantOrder) -> None:
-        """A node computes on its own model, as soon as its messages let it."""
+        """Have a node compute on its own model, as soon as its outgoing messages let it."""
         run, worker, at = self.run, order.worker, order.at
         if run.emulation is None:
             return
@@ -286,7 +286,7 @@ class VirtualPeerExchange(PeerExchangeBase):
             self.run.engine.send(order.worker, step)
 
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
-        """A step was made; whatever its exchanges took beside the computing counts as transfer."""
+        """Accept a step; the time of its exchanges, beyond the computing, counts as transfer."""
         flight = self._flights[record.worker]
         self.count(record.worker, message)
         compute_s = flight.timing.end - flight.timing.begin
@@ -314,7 +314,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         begin = flight.timing.begin
         return Border(at, step, at - begin, begin - flight.granted_at, arrived, others)
 
-    # -- what nodes say ----------------------------------------------------------------------------------------------
+    # -- messages of nodes -------------------------------------------------------------------------------------------
 
     def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
         if record is None:
@@ -356,15 +356,15 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _delivered(self, sending: Sending) -> None:
         worker, incarnation, number, message, _ = sending
         if self._under_way.pop(number, None) is None:
-            return  # it arrived when its phase ended
+            return  # it was delivered when its phase ended
         to = message.peer
-        if to not in self._present:  # what cannot be delivered comes back
+        if to not in self._present:  # return it to its sender
             if self._present.get(worker) == incarnation:
                 to = worker
             elif worker in self._crashed or not self._present or not self._is_weighted():
                 return
             else:
-                to = min(self._present)  # its sender has handed on all that it had: somebody must take it
+                to = min(self._present)  # the sender has left: another node must take the weight
         received = e.Received(0.0, worker, number, message.weight, message.tensors)
         self._inboxes[to].append(Arrived(received, message.values))
 
@@ -384,7 +384,7 @@ class VirtualPeerExchange(PeerExchangeBase):
             self._later(seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
 
     def _ticket(self, worker: int) -> int | None:
-        """Of the grant that the node is busy with; what is decided for another one is void."""
+        """Return the ticket of the node's current grant; answers for another ticket are void."""
         return self.run.workers.records[worker].ticket if worker in self._present else None
 
     def _at_centre(self, going: tuple[int, int | None, CentreExchange, float]) -> None:
@@ -405,7 +405,7 @@ class VirtualPeerExchange(PeerExchangeBase):
             self.run.engine.send(worker, message)
 
     def _settle_rounds(self) -> None:
-        """Let those rounds be averaged for which everybody has come who is still to come."""
+        """Average the rounds that no computing node is still missing from."""
         for number in sorted(self._rounds):
             if self._rounds[number] and self.is_complete(number, list(self._present)):
                 self._average(self._rounds.pop(number))
@@ -417,7 +417,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         nbytes = sum(mean.nbytes for mean in means)
         share = 2 * (len(members) - 1) / len(members)  # of a ring all-reduce: what each sends, in models
         for worker in members:
-            # That was no time to compute in, nor one in which anything was sent.
+            # The wait counts neither as computing nor as transfer.
             waited = at - self._waits_since.pop(worker)
             self.run.workers.records[worker].granted_at += waited
             self._flights[worker].granted_at += waited

@@ -1,7 +1,7 @@
-"""A worker's end of the conversation about tables: its clock, what it shipped, and what it waits for.
+"""The worker's side of the table protocol: its clock, the increments it sent, and the answers it waits for.
 
-Reads within the bound are answered from the caches, without a word to the server. Whatever the server says unasked
-(rows of eager tables, rosters) is taken in when the worker waits for something, and at each clock.
+Reads within the bound come from the caches, without a message. Messages that the server sends unasked (rows of eager
+tables, rosters) are handled whenever the worker waits, and at each clock.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,21 +21,21 @@ from paceline.worker.state import WorkerState
 
 Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
 CLOCK = "clock()"
-MOST_AHEAD = 256  # own clocks that a worker may have sent before it hears that the first of them was taken in
+MOST_AHEAD = 256  # clocks that a worker may send before the server confirms the first of them
 
 
 class Answers:
-    """What the server has said and the worker has not yet acted on."""
+    """Answers of the server that the worker has not acted on yet."""
 
     def __init__(self) -> None:
         self.clocked: t.Clocked | None = None
         self.opened: t.Opened | None = None
-        self.save: int | None = None  # the number under which the worker's state is wanted
+        self.save: int | None = None  # the number to send this worker's state under, if wanted
         self.over: Over | None = None
 
 
 class Stopwatch:
-    """The time of the current clock, less what was spent waiting for the server."""
+    """Time spent in the current clock, less the time spent waiting for the server."""
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -47,10 +47,10 @@ class Stopwatch:
 
 
 class Client:
-    """One worker's tables."""
+    """One worker's tables and its clock."""
 
     def __init__(self, endpoint: Endpoint, worker: int, ready: Ready | None, state: WorkerState) -> None:
-        """`ready` says how to take part; a process that only measures the tables takes none."""
+        """`ready` is the message that joins the run; None in a process that only evaluates the tables."""
         self._endpoint = endpoint
         self._worker = worker
         self._ready = ready
@@ -58,24 +58,24 @@ class Client:
         self._answers = Answers()
         self._losses_of_server = 0
         self._takes_part = False
-        self._included = 0  # own clocks that the server has taken in, as far as it has said so
+        self._included = 0  # own clocks that the server has confirmed as applied
         self._era = 0  # barriers passed
         self._tables: dict[str, WorkerTable] = {}
         self._by_number: dict[int, WorkerTable] = {}
         self.clock = 0  # clocks completed
         self._entered: t.Entered | None = None
         self._rosters: list[t.ClockRoster] = []
-        self._shipped: list[t.Tick] = []  # whose increments may not yet be in what the server sends
-        self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of fetches under way, by table and clock
+        self._shipped: list[t.Tick] = []  # sent, with increments that rows from the server may still lack
+        self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of pending fetches, by table and clock
         self._barriers = 0
         self._passed = 0
         self._losses: list[float] = []  # of this clock
         self._watch = Stopwatch()
 
-    # -- what the session calls --------------------------------------------------------------------------------------
+    # -- called by the session ---------------------------------------------------------------------------------------
 
     def open(self, spec: TableSpec, first_values: Callable[[], Array], cache_rows: int | None) -> WorkerTable:
-        """The table of that spec, as everybody has it."""
+        """Open the table on the server and return this worker's view of it; reopening returns the same view."""
         known = self._tables.get(spec.name)
         if known is not None:
             known.spec.require_same(spec, f"worker {self._worker}")
@@ -95,7 +95,7 @@ class Client:
         return table
 
     def _number_of(self, spec: TableSpec, values: Callable[[], Array], wait: Callable[..., None]) -> int | None:
-        """Of a table that is opened hereby, once everybody has done so; None if the server was lost meanwhile."""
+        """Open a table and return its number, once every worker has opened it; None if the server was lost."""
         server, self._answers.opened = self._losses_of_server, None
         self._endpoint.send(t.OpenTable(spec))
         while True:
@@ -108,7 +108,7 @@ class Client:
             self._endpoint.send(t.TableInit(opened.table, values()))
 
     def complete_clock(self, work: int) -> bool:
-        """Ship what was written in this clock and go on to the next; False once the run is over."""
+        """Send this clock's increments and go on to the next clock; False once the run is over."""
         self.require_going(CLOCK)
         if isinstance(work, bool) or not isinstance(work, int | np.integer) or work < 1:
             raise OptionError(f"clock(work=...) must be a whole number >= 1, not {work!r}")
@@ -125,10 +125,10 @@ class Client:
             answers.clocked = None
             self._wait(lambda: bool(answers.clocked or answers.over) or self._losses_of_server != server)
             if answers.clocked is not None and answers.clocked.seconds > 0:
-                sleep(answers.clocked.seconds)  # a clock takes as long as the scenario that is emulated says
+                sleep(answers.clocked.seconds)  # emulation: stretch the clock to the scenario's time
         while self._answers.over is None and self._endpoint.poll():
             self._wait_once()
-        # Whoever only writes must not run away from a server that takes it in slowly.
+        # A worker that only writes must not run ahead of a slow server without limit.
         self._wait(lambda: self.clock - self._included <= MOST_AHEAD or self._answers.over is not None)
         if self._answers.save is not None:
             self._endpoint.send(SavedState(self._answers.save, self._state.capture(self._phase, over=False)))
@@ -141,7 +141,7 @@ class Client:
         return 0 if self._ready is None else self._ready.phase
 
     def barrier(self) -> None:
-        """Wait until everybody is here; what any completed clock wrote is then seen by all."""
+        """Wait for all workers; afterwards everybody sees what any completed clock wrote."""
         self.require_going("barrier()")
         self._barriers += 1
         while self._passed < self._barriers:
@@ -152,7 +152,7 @@ class Client:
             table.expire()
 
     def share(self, count: int) -> Rows:
-        """This worker's part of `count` rows at this clock."""
+        """Return this worker's part of `count` rows at this clock."""
         self.require_going("share()")
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise OptionError(f"share(n) needs a whole number >= 0, not {count!r}")
@@ -164,17 +164,17 @@ class Client:
         return np.arange(count * place // of, count * (place + 1) // of, dtype=np.int64)
 
     def report_loss(self, loss: float) -> None:
-        """The objective on this clock's data, as far as this worker knows it."""
+        """Record a loss for this clock; the clock reports the mean of its losses."""
         self._losses.append(loss)
 
     def require_going(self, what: str) -> None:
-        """Nothing can be done with tables once the run is over; before that, take part."""
+        """Join the run at the first call; raise once the run is over."""
         if self._answers.over is not None:
             if what != CLOCK:
                 raise Closed
             raise UserError(f"{what} after the run ended: leave the loop when session.clock() returns False")
         if self._ready is None:
-            raise Closed  # there is nothing to measure, and nobody works here
+            raise Closed  # an evaluator does not work on tables, and this script registered nothing to evaluate
         if not self._tables:
             raise UserError(f"{what} was called before session.table(...): open the tables first")
         if self._entered is None:
@@ -183,33 +183,33 @@ class Client:
             self._wait(lambda: self._entered is not None)
             self._watch = Stopwatch()
 
-    # -- what tables call --------------------------------------------------------------------------------------------
+    # -- called by tables --------------------------------------------------------------------------------------------
 
     def fetch(self, table: WorkerTable, rows: Rows, clock: int) -> None:
-        """Ask for rows as they may be read at that clock."""
+        """Request rows that are fresh enough to be read at that clock."""
         named = None if len(rows) == table.spec.rows else rows
         self._awaited.setdefault((table.number, clock), []).append(named)
         self._endpoint.send(t.Fetch(table.number, clock, named))
 
     def await_rows(self, table: WorkerTable) -> bool:
-        """Wait until all that was asked for of this table for this clock is here; False: nothing had been."""
+        """Wait for all pending fetches of this table at this clock; False if there were none."""
         if (table.number, self.clock) not in self._awaited:
             return False
         self._wait(lambda: (table.number, self.clock) not in self._awaited)
         return True
 
-    # -- what the server says ----------------------------------------------------------------------------------------
+    # -- messages of the server --------------------------------------------------------------------------------------
 
     def _wait(self, done: Callable[[], bool]) -> None:
         began = perf_counter()
         while not done():
             if self._answers.over is not None:
-                raise Closed  # what is waited for will not come, and there is nothing to go on with
+                raise Closed  # the answer will never come
             self._wait_once()
         self._watch.blocked_s += perf_counter() - began
 
     def _wait_once(self) -> None:
-        """Take one message in; a server that is gone is waited for, and met anew."""
+        """Handle one message; if the server is lost, wait for its successor and register there."""
         try:
             self._take_in()
         except Lost:
@@ -248,9 +248,9 @@ class Client:
                 raise InternalError(f"{type(message).__name__} has no meaning to a worker on tables")
 
     def _meet_another_server(self) -> None:
-        """The server is gone: wait for the next, which has the tables of its last checkpoint, and go on with those.
+        """Wait for the next server and go on with the tables of its last checkpoint.
 
-        What was shipped since then is lost, and whatever is cached is of another time.
+        Increments sent since that checkpoint are lost, and cached rows are invalid.
         """
         while True:
             self._endpoint.reconnect()
@@ -268,7 +268,7 @@ class Client:
         for table in self._tables.values():
             table.expire()
             number = self._number_of(table.spec, table.first_values, self._wait_for_this_server)
-            if number is None:  # the run is over
+            if number is None:  # for the type checker: here a lost server raises Lost and the run's end Closed
                 return
             table.number = number
             self._by_number[number] = table
@@ -285,7 +285,7 @@ class Client:
     def _on_rows(self, message: t.Rows) -> None:
         self._are_included(message.included)
         table = self._by_number[message.table]
-        if message.clock is not None:  # fetches of one table for one clock are answered in their order
+        if message.clock is not None:  # the server answers fetches of one table at one clock in order
             fetch = (message.table, message.clock)
             fetches = self._awaited.get(fetch, [])
             del fetches[:1]
@@ -296,7 +296,7 @@ class Client:
             self._forget(table.number, rows)
 
     def _forget(self, table: int, rows: Rows) -> None:
-        """Rows of an eager table were pushed out of the cache. Those on their way here again are to be kept sent."""
+        """Tell the server which rows of an eager table the cache evicted, except those that are being fetched again."""
         for (number, _), fetches in self._awaited.items():
             for wanted in fetches:
                 if number == table:
@@ -314,7 +314,7 @@ class Client:
 
 
 def serve_evaluations(endpoint: Endpoint, evaluate: Evaluate) -> NoReturn:
-    """The evaluator's side: measure the tables whenever the server asks, until the link closes."""
+    """Run the evaluator: evaluate the tables whenever the server asks, until the link closes."""
     endpoint.send(t.Measures())
     while True:
         try:

@@ -1,11 +1,11 @@
-"""The server's end of the conversation about tables: who may read what when.
+"""The server's side of the table protocol: which read is answered when.
 
-Engine-neutral, as the coordinator is: messages come in through its methods, answers leave through `deliver`, and no
-clock is read here. A completed clock is a push to the strategy; its increments are applied when the strategy says
-Apply, and only then does the clock count. A read waits until the strategy has granted the clock it is made in, and, of
-a table with a staleness of its own, until the slowest worker has come far enough.
+Independent of the engine, like the coordinator: messages come in through methods, answers go out through `deliver`, and
+nothing here reads the time. A completed clock is a push to the strategy; its increments are applied when the strategy
+says Apply, and only then does the clock count. A read waits until the strategy has granted its clock and, if the table
+has its own staleness, until the slowest worker is within it.
 
-`settle` is to be called after whatever may have let somebody go: it sends the answers that are due.
+Callers run `settle` after every change that may release a read: it sends all answers that are due.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from paceline.strategies.clocks import may_read, park, released
 from paceline.tables import messages as t
 from paceline.tables.table_store import UNTOLD, LazyRows, Reader, TableStore
 
-Deliver = Callable[[int, t.TableToWorker], None]  # something is said to that worker
+Deliver = Callable[[int, t.TableToWorker], None]  # sends a message to a worker
 
 
 class Host:
-    """What workers want of their tables, and wait for."""
+    """Answers workers' requests about tables, as the strategy and the clocks allow."""
 
     def __init__(self, coordinator: Coordinator, store: TableStore, deliver: Deliver, *, paced: bool) -> None:
         self._coordinator = coordinator
@@ -33,17 +33,17 @@ class Host:
         self._due = store.due
         self._deliver = deliver
         self._paced = paced
-        self._openers: dict[int, set[int]] = {}  # who waits for a table that has no values yet
-        self._asked: dict[int, int] = {}  # who was asked for them
-        self._waiting: dict[int, set[int]] = {}  # readers by the clock of the slowest that lets them go
-        self._slowest = 0  # when it was looked at last
+        self._openers: dict[int, set[int]] = {}  # workers that wait for a table without values, by table
+        self._asked: dict[int, int] = {}  # the worker that was asked for the values, by table
+        self._waiting: dict[int, set[int]] = {}  # parked readers, by the slowest worker's clock that releases them
+        self._slowest = 0  # the slowest worker's clock at the last `settle`
         self._rosters: list[t.ClockRoster] = []
-        self.states: dict[int, bytes] = {}  # of workers whose run goes on from a checkpoint
+        self.states: dict[int, bytes] = {}  # workers' states of the checkpoint that the run resumes from
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
     def open(self, worker: int, message: t.OpenTable, alive: set[int], ready: set[int]) -> None:
-        """A script opens a table: it can be used once everybody who is to come has opened it."""
+        """Open a table for a worker; it can be used once it has values, for which every expected worker is awaited."""
         number = self._store.number_of(message.spec)
         table = self._tables[number]
         table.spec.require_same(message.spec, f"worker {worker}")
@@ -54,9 +54,9 @@ class Host:
         self.look_at_openers(alive, ready)
 
     def look_at_openers(self, alive: set[int], ready: set[int]) -> None:
-        """Ask the first worker for a table's values as soon as all are there.
+        """Ask the lowest-numbered opener of a table for its values as soon as all workers alive have opened it.
 
-        Those who wait for another table, or for the work to begin (`ready`), do not come: whoever is here is asked.
+        Workers that wait for another table, or for the work to begin (`ready`), are not waited for.
         """
         waiting = set(self._readers).union(ready, *self._openers.values())
         for number, openers in self._openers.items():
@@ -66,7 +66,7 @@ class Host:
                 self._deliver(min(openers), t.Opened(number, wanted=True))
 
     def fill(self, worker: int, message: t.TableInit) -> None:
-        """The values that a table starts with."""
+        """Set a table's first values and let its openers go on."""
         if self._asked.get(message.table) != worker or message.table not in self._openers:
             raise InternalError(f"worker {worker} sent values of table {message.table}, and was not asked for them")
         self._tables[message.table].fill(message.values)
@@ -76,7 +76,7 @@ class Host:
     # -- clocks ------------------------------------------------------------------------------------------------------
 
     def tick(self, worker: int, message: t.Tick, arrival: PushRef, at: float) -> None:
-        """A clock is completed; `arrival` lacks what the grant and the message say."""
+        """Accept a completed clock, in order; `arrival` still lacks the fields that the grant and the message give."""
         reader = self._readers.get(worker)
         known = reader is not None and reader.incarnation == arrival.incarnation and reader.era == message.era
         if reader is None or not known or message.through <= reader.received:
@@ -95,7 +95,7 @@ class Host:
             self._due.add(worker)
 
     def _pass_on(self, worker: int, reader: Reader, at: float) -> None:
-        """Hand a completed clock to the strategy, as soon as it has granted it."""
+        """Pass a completed clock to the strategy once that clock is granted."""
         order = reader.order
         if order is None or not reader.early:
             return
@@ -103,53 +103,53 @@ class Host:
         reader.order = None
         arrival.ticket, arrival.samples = order.ticket, message.work
         self._store.ticks[order.ticket] = message
-        arrival.norm, arrival.loss = 0.0, message.loss  # increments were found finite when they were made
+        arrival.norm, arrival.loss = 0.0, message.loss  # the worker checked that its increments are finite
         record = self._coordinator.records[worker]
         if record.work != message.work and message.through == reader.first:
             arrival.nominal = message.work
-        # A worker that runs ahead computes while its last push is still on the way: only the rest is this clock's.
+        # A worker that runs ahead computes before its clock is granted: only the time since the grant counts here.
         present = at - record.granted_at
         arrival.compute_s = min(arrival.compute_s, present)
         arrival.transfer_s = present - arrival.compute_s
         self._coordinator.arrive(at, arrival)
 
     def has_taken(self, worker: int) -> bool:
-        """Whether the strategy has been told of every clock that the worker delivered."""
+        """Whether every clock that the worker delivered has reached the strategy."""
         reader = self._readers.get(worker)
         return reader is None or not (reader.early or reader.overtaking)
 
     def left(self, worker: int, at: float) -> None:
-        """The worker takes no more part: nobody waits for its clock. What it had delivered stays."""
+        """Remove a worker, so that nobody waits for its clock. Clocks that it delivered stay."""
         reader = self._readers.pop(worker, None)
         if reader is not None and worker in self._clocks.of:
             self._clocks.leave(worker)
         if reader is not None and reader.early:
-            for message, _ in reader.early:  # delivered clocks stay, although the strategy had not yet let them count
+            for message, _ in reader.early:  # delivered, although the strategy had not granted them yet
                 self._store.write(message.logs)
             self._coordinator.observe(at, "kept", {"clocks": len(reader.early)}, worker)
         record = self._coordinator.records.get(worker)
         if reader is not None and record is not None:
-            self._coordinator.totals.round_samples -= max(0, record.work - 1)  # as it was before its first clock
+            self._coordinator.totals.round_samples -= max(0, record.work - 1)  # back to its work before its first clock
         for openers in self._openers.values():
             openers.discard(worker)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
     def fetch(self, worker: int, message: t.Fetch) -> None:
-        """Somebody wants rows."""
+        """Queue a read."""
         reader = self._readers.get(worker)
-        if reader is not None:  # else it has left meanwhile
+        if reader is not None:  # else the worker has left
             reader.parked.append(message)
             self._due.add(worker)
 
     def forget(self, worker: int, message: t.Forget) -> None:
-        """Somebody no longer keeps rows of an eager table."""
+        """Stop sending rows of an eager table that the worker no longer caches."""
         reader = self._readers.get(worker)
         if reader is not None and message.table in reader.kept:
             reader.kept[message.table][0][message.rows] = False
 
     def barrier(self, worker: int, message: t.AtBarrier) -> None:
-        """Somebody waits for all."""
+        """Note that a worker waits at the barrier."""
         reader = self._readers.get(worker)
         if reader is not None:
             reader.barrier = message
@@ -176,14 +176,14 @@ class Host:
         self._deal_anew()
 
     def _answer(self, worker: int, reader: Reader, at: float) -> None:
-        """Let those reads go that the strategy and the clocks of their tables allow."""
+        """Answer the parked reads that the strategy and their tables' bounds allow."""
         if reader.aside and not self._comes_back(worker, reader, at):
             return
         remaining = []
         for read in reader.parked:
             granted = reader.granted > read.clock
             own, free = self._tables[read.table].spec.staleness, self._coordinator.strategy.free_lead
-            # Within the free lead nobody is made to wait: the grant is certain, although it may not be made yet.
+            # Within the free lead the strategy never makes a worker wait, so the grant is certain to come.
             bound = min(inf if own is None else own, inf if granted else free)
             if may_read(self._clocks.min, read.clock, bound):
                 self._send(worker, reader, read)
@@ -197,17 +197,17 @@ class Host:
             self._step_aside(worker, reader, at)
         if reader.parked_since is not None and not any(reader.waits_for(read) for read in remaining):
             record = self._coordinator.records[worker]
-            record.granted_at += at - max(reader.parked_since, record.granted_at)  # that was no time to compute in
+            record.granted_at += at - max(reader.parked_since, record.granted_at)  # parked time is not computing time
             reader.parked_since = None
 
     def _step_aside(self, worker: int, reader: Reader, at: float) -> None:
-        """Where the slowest may be made to wait for a push of this worker, neither could ever go on: it is away until
-        its table lets it read."""
+        """Remove the worker from the strategy until its table lets it read: the strategy may make the slowest worker
+        wait for a push of this one, which waits for the slowest's clock, and both would wait forever."""
         reader.aside, reader.order, reader.parked_since = True, None, None
         self._coordinator.leave(worker, "done", at)
 
     def _comes_back(self, worker: int, reader: Reader, at: float) -> bool:
-        """Whether its tables let it read; if so it takes part again, at the clock at which it is."""
+        """Let the worker join again, at its own clock, if its tables let it read; return whether they do."""
         for read in reader.parked:
             if not reader.waits_for(read):
                 continue
@@ -225,7 +225,7 @@ class Host:
             kept = reader.kept.get(read.table)
             mask = np.zeros(table.spec.rows, dtype=np.bool_) if kept is None else kept[0]
             mask[slice(None) if read.rows is None else read.rows] = True
-            # What was sent before and has changed since is still to be sent: the older mark stands.
+            # Keep the older mark: rows sent before that have changed since must still be sent.
             reader.kept[read.table] = (mask, table.changes if kept is None else kept[1])
         reader.told = reader.applied
         self._deliver(
@@ -234,13 +234,13 @@ class Host:
         )
 
     def _tell_what_is_in(self, worker: int, reader: Reader) -> None:
-        """A worker that reads nothing must hear from time to time that its increments arrived."""
+        """Confirm applied clocks from time to time to a worker that reads nothing, or `MOST_AHEAD` would stop it."""
         if reader.applied - reader.told >= UNTOLD:
             reader.told = reader.applied
             self._deliver(worker, t.Included(reader.applied))
 
     def _send_eagerly(self) -> None:
-        """The slowest worker moved on: whoever keeps rows of an eager table gets what has changed in them."""
+        """Send every reader the rows of eager tables that it caches and that have changed."""
         for worker, reader in sorted(self._readers.items()):
             for number, (mask, since) in reader.kept.items():
                 table = self._tables[number]
@@ -252,7 +252,7 @@ class Host:
                 values = LazyRows(table, rows)
                 self._deliver(worker, t.Rows(number, rows, values, self._clocks.min, reader.applied, None))
 
-    # -- everybody together ------------------------------------------------------------------------------------------
+    # -- rosters and barriers ----------------------------------------------------------------------------------------
 
     def _enter(self, worker: int, reader: Reader) -> None:
         if reader.passing is not None:
@@ -271,14 +271,14 @@ class Host:
             )  # fmt: skip
 
     def _deal_anew(self) -> None:
-        """Whoever takes part shares the work, from the first clock on that nobody can have begun: who leads by one more
-        than is allowed may have asked for its share already."""
+        """Share the work among the workers present, from the first clock that none of them can have begun: a worker at
+        the largest allowed lead may have asked for its share of the next clock already."""
         present = sorted(self._readers)
         if self._rosters and self._rosters[-1].workers == present:
             return
         lead = self._coordinator.strategy.max_lead
         ahead = max((reader.received for reader in self._readers.values()), default=0)
-        if lead != inf:  # who only writes is not held back, and may be ahead of that
+        if lead != inf:  # a worker that only writes may exceed the lead, since only reads are held back
             ahead = max(ahead - 1, self._clocks.min + int(lead))
         roster = t.ClockRoster(0 if not self._rosters else ahead + 2, present)
         self._rosters = [*[r for r in self._rosters if r.from_clock < roster.from_clock][-8:], roster]
@@ -287,7 +287,8 @@ class Host:
                 self._deliver(worker, roster)
 
     def _let_rest(self, at: float) -> bool:
-        """Whoever has come to the barrier with all its clocks delivered holds nobody up; whether anybody has."""
+        """Take workers at the barrier whose clocks are all delivered out of the strategy, so that nobody waits for
+        them; return whether there were any."""
         arrived = [
             (worker, reader)
             for worker, reader in sorted(self._readers.items())
@@ -301,7 +302,7 @@ class Host:
         return bool(arrived)
 
     def _open_barrier(self, at: float) -> bool:
-        """Once all are there everybody goes on, from the same clock; whether that is so."""
+        """Open the barrier once all workers are there; they go on from the same clock. Return whether it opened."""
         resting = [(worker, reader) for worker, reader in sorted(self._readers.items()) if reader.barrier is not None]
         if not resting or len(resting) < len(self._readers) or self._clocks.of:
             return False

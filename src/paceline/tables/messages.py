@@ -1,4 +1,4 @@
-"""What a worker and its server say to each other about tables. Rows are distinct; None stands for all of them."""
+"""Messages between a worker and the server about tables. Rows are distinct; None means all rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from paceline.transport.messages import Array, ToServer, ToWorker, registered
 
 @registered(14)
 class OpenTable(ToServer, frozen=True):
-    """The script opens this table; the answer is Opened."""
+    """Open this table; the answer is Opened."""
 
     spec: TableSpec
 
 
 @registered(15)
 class TableInit(ToServer, frozen=True):
-    """The values that the table starts with, as Opened asked for them; all rows, or one that stands for all."""
+    """The table's first values, sent when Opened asks for them: all rows, or one row that is used for all."""
 
     table: int
     values: Array
@@ -29,14 +29,14 @@ class TableInit(ToServer, frozen=True):
 
 @registered(16, local=("evaluate",))
 class Measures(ToServer, frozen=True):
-    """The script can measure the tables: a function of this process. Of another process, `evaluate` is None."""
+    """The script can evaluate the tables. `evaluate` is the function if it is in this process, else None."""
 
     evaluate: Callable[[dict[str, Any]], Mapping[str, float]] | None = None
 
 
 @registered(17)
 class Fetch(ToServer, frozen=True):
-    """Rows as they may be read at that clock; the answer is Rows."""
+    """Request rows that are fresh enough to be read at that clock; the answer is Rows."""
 
     table: int
     clock: int
@@ -45,14 +45,14 @@ class Fetch(ToServer, frozen=True):
 
 @registered(18)
 class Forget(ToServer, frozen=True):
-    """These rows of an eager table are no longer kept: they need not be sent."""
+    """These rows of an eager table are no longer cached: stop sending them."""
 
     table: int
     rows: Indices
 
 
 class TableLog(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one clock adds to one table; rows are distinct."""
+    """The increments of one clock to one table; rows are distinct."""
 
     table: int
     rows: Indices | None
@@ -61,20 +61,21 @@ class TableLog(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 @registered(19)
 class Tick(ToServer, frozen=True):
-    """A clock is completed: its increments, what it cost, and how old the rows were that it read."""
+    """A completed clock: its increments, its cost, and the age of the rows it read."""
 
     through: int  # clocks completed with this one
     work: int
     logs: list[TableLog]
     loss: float | None = None
     compute_s: float = 0.0  # by the worker's own clock
-    reads: list[tuple[int, int, list[int]]] = []  # by table: an age in clocks, and how many rows were so old, or older
+    # Per table: its number, the least age in clocks, and how many rows were read at that age, one older, and so on.
+    reads: list[tuple[int, int, list[int]]] = []
     era: int = 0  # barriers that the worker has passed
 
 
 @registered(20)
 class AtBarrier(ToServer, frozen=True):
-    """The script waits for everybody, with so many clocks completed; the answer is Passed."""
+    """The script waits at a barrier, with so many clocks completed; the answer is Passed."""
 
     number: int
     clock: int
@@ -87,7 +88,7 @@ TableToServer = OpenTable | TableInit | Measures | Fetch | Forget | Tick | AtBar
 
 @registered(72)
 class Opened(ToWorker, frozen=True):
-    """The table has this number. `wanted`: say what it starts with; otherwise it can be used."""
+    """The number of the opened table. `wanted`: send its first values; otherwise it can be used."""
 
     table: int
     wanted: bool
@@ -106,42 +107,42 @@ class Entered(ToWorker, frozen=True):
     """The worker takes part from this clock on."""
 
     clock: int
-    free_lead: float  # clocks by which it may lead the slowest without asking
-    max_lead: float  # clocks by which nothing it reads can be older
+    free_lead: float  # clocks by which it may lead the slowest worker without asking
+    max_lead: float  # the largest age in clocks of anything it reads
     rosters: list[ClockRoster]
     paced: bool  # each Tick is answered by a Clocked
-    state: bytes | None = None  # of this worker, where the run goes on from a checkpoint
+    state: bytes | None = None  # this worker's state, if the run resumes from a checkpoint
 
 
 @registered(75, in_place=True)
 class Rows(ToWorker, frozen=True):
-    """Rows of a table as of some clock of the slowest worker."""
+    """Rows of a table, with the slowest worker's clock at that time."""
 
     table: int
     rows: Indices | None
     values: Array
     slowest: int
-    included: int  # so many of the reader's own clocks are in the values
-    clock: int | None  # of the Fetch that this answers; None: sent unasked, and all other rows kept are unchanged
+    included: int  # the reader's own clocks that are in the values
+    clock: int | None  # of the Fetch that this answers; None: sent unasked, and all other cached rows are unchanged
 
 
 @registered(76)
 class Clocked(ToWorker, frozen=True):
-    """The clock's time is over, or will be in so many seconds."""
+    """The emulated clock ends in so many seconds; 0: it has ended."""
 
     seconds: float = 0.0
 
 
 @registered(77)
 class Included(ToWorker, frozen=True):
-    """So many of the worker's own clocks are in the tables."""
+    """The number of the worker's own clocks that are in the tables."""
 
     clocks: int
 
 
 @registered(78)
 class Passed(ToWorker, frozen=True):
-    """Everybody was at the barrier; all that was written before it is in the tables, and all go on from one clock."""
+    """All workers reached the barrier: everything written before it is in the tables, and all go on from `clock`."""
 
     number: int
     clock: int
@@ -149,14 +150,14 @@ class Passed(ToWorker, frozen=True):
 
 @registered(80)
 class Save(ToWorker, frozen=True):
-    """Send your State under this number when you have completed the clock you are in."""
+    """Send your SavedState under this number when you have completed the current clock."""
 
     number: int
 
 
 @registered(79)
 class EvaluateTables(ToWorker, frozen=True):
-    """To the evaluator: measure these."""
+    """Ask the evaluator to evaluate these tables."""
 
     number: int
     names: list[str]

@@ -1,8 +1,8 @@
-"""A worker's copies of a table's rows, each with the clock of the slowest worker when it was fetched.
+"""A worker's cached rows of a table, each with the slowest worker's clock when it was fetched.
 
 A row fetched when the slowest had completed r clocks may be used at clock c while r >= c - reuse, and in the clock it
-was fetched in: whoever answered the fetch had made sure of that one. Everything is done for all rows at once. A cache
-that may not hold the whole table forgets the rows used longest ago.
+was fetched for, which the server checked when it answered. All methods work on many rows at once. A cache smaller than
+its table evicts the least recently used rows.
 """
 
 import numpy as np
@@ -24,10 +24,10 @@ class Cache:
         places = spec.rows if self.limit is None else self.limit
         self._name = spec.name
         self._width = spec.width
-        self.values = np.zeros((places, spec.columns), dtype=spec.dtype)  # and what the rule remembers, by place
-        self._clock = np.full(places, NEVER, dtype=np.int32)  # of the slowest worker, when the row was fetched
-        self._fetched = np.full(places, NEVER, dtype=np.int32)  # the own clock, then
-        self._newest = self._last = NEVER  # the highest of each
+        self.values = np.zeros((places, spec.columns), dtype=spec.dtype)  # by place, with the rule's state
+        self._clock = np.full(places, NEVER, dtype=np.int32)  # the slowest worker's clock when the row was fetched
+        self._fetched = np.full(places, NEVER, dtype=np.int32)  # the own clock that it was fetched for
+        self._newest = self._last = NEVER  # the maxima of `_clock` and `_fetched`
         self._place: np.ndarray | None = None
         if self.limit is not None:
             self._place = np.full(spec.rows, -1, dtype=np.int32)
@@ -35,10 +35,10 @@ class Cache:
             self._used = np.zeros(places, dtype=np.int64)
             self._reads = 0
             self._filled = 0
-        self.evicted: list[Rows] = []  # that somebody may have to be told of
+        self.evicted: list[Rows] = []  # since last read by `WorkerTable`, which reports them for eager tables
 
     def lacking(self, rows: Rows, clock: int, reuse: int, marks: RowDedup) -> Rows | None:
-        """Which of these rows, each once, must be fetched before they are read at this clock; None: none of them."""
+        """Return the rows, each once, that must be fetched before they are read at this clock; None if none must."""
         places = rows
         if self._place is not None:
             places = self._touch(rows, marks)
@@ -53,7 +53,7 @@ class Cache:
         return marks.distinct(rows[old]) if old.any() else None
 
     def read(self, rows: Rows) -> tuple[Array, Array]:
-        """Values of rows that are here, and the slowest worker's clock when each was fetched."""
+        """Return the values of cached rows, and the slowest worker's clock when each was fetched."""
         places = rows if self._place is None else self._place[rows]
         values = self.values.take(places, axis=0)
         if values.shape[1] != self._width:
@@ -61,7 +61,7 @@ class Cache:
         return values, self._clock[places]
 
     def install(self, rows: Rows, values: Array, slowest: int, clock: int | None) -> None:
-        """Rows as they came from the server; distinct. `clock` is the one they were asked for in, None if in none."""
+        """Store distinct rows from the server. `clock` is the one that they were fetched for; None: sent unasked."""
         places = rows if self._place is None else self._place_for(rows)
         put_rows(self.values, places, values)
         self._clock[places] = slowest
@@ -71,19 +71,19 @@ class Cache:
             self._last = max(self._last, clock)
 
     def refresh(self, slowest: int) -> None:
-        """All rows here are as the server had them at that clock of the slowest worker."""
+        """Mark all cached rows as current at that clock of the slowest worker."""
         known = self._clock > NEVER
         self._clock[known] = np.maximum(self._clock[known], slowest)
         self._newest = max(self._newest, slowest)
 
     def change(self, rows: Rows) -> tuple[Array, Array]:
-        """Which of these distinct rows are here (a mask), and their places, for `values`."""
+        """Return which of these distinct rows are cached (a mask), and their places in `values`."""
         places = rows if self._place is None else self._place[rows]
         known = (places >= 0) & (self._clock[places] > NEVER)
         return known, places[known]
 
     def expire(self) -> None:
-        """Nothing here may be read before it is fetched again."""
+        """Invalidate all rows: each must be fetched again before it is read."""
         self._clock.fill(NEVER)
         self._fetched.fill(NEVER)
         self._newest = self._last = NEVER
@@ -127,7 +127,7 @@ class Cache:
         return places
 
     def _evict(self, count: int, *kept: Array) -> Array:
-        """The places of the rows used longest ago, apart from these."""
+        """Evict the least recently used rows, except those at `kept`, and return their places."""
         assert self._place is not None
         used = self._used.copy()
         for places in kept:

@@ -1,11 +1,10 @@
-"""Rows of arrays, many at a time and without a loop over them: sums where rows are named more than once, writes, and
-the rules by which increments change them.
+"""Vectorized operations on rows: writes, sums over repeated rows, and the update rules of tables.
 
-Of the rules, applied at the server and in the view of the worker that made the increment, `add` is the publication's.
+A rule is applied at the server, and in the cache of the worker that made the increment. `add` is the publication's.
 `adagrad:rate=R` treats an increment as a direction of ascent and steps along it by R / sqrt(sum of squares so far),
 element by element; the sums travel with the rows. `clip:limit=L` cuts each element of what one worker adds in one clock
-to [-L, L]. Until a row is fetched again the worker sees its own increments as these rules would have applied them one
-by one.
+to [-L, L]. The server applies a rule to a clock's summed increments; until a row is fetched again, its writer sees the
+rule applied to each increment by itself.
 """
 
 import math
@@ -19,11 +18,11 @@ from paceline.core.errors import OptionError
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-TINY = 1e-10  # below any square that matters; an element never touched is not divided by zero
+TINY = 1e-10  # below any square that matters; avoids a division by zero for elements that never changed
 
 
 def put_rows(target: Array, places: Array | slice, rows: Array) -> None:
-    """`target[places] = rows` for distinct places: each row is moved as one thing, which NumPy's own does not."""
+    """`target[places] = rows` for distinct places, row by row; NumPy's own indexing copies element by element."""
     if isinstance(places, slice):
         target[places] = rows
         return
@@ -43,24 +42,24 @@ def add_rows(target: Array, places: Array | slice, deltas: Array) -> None:
 
 
 class RowDedup:
-    """A scrap of paper as long as a table: tells in two strokes whether rows are distinct."""
+    """Finds repeated rows with a scratch array as long as the table: one write and one read, no sorting."""
 
     def __init__(self, rows: int) -> None:
         self._last = np.zeros(rows, dtype=np.int32)
 
     def last_of_each(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of these mentions is the last of its row."""
+        """Return a mask that is True at the last occurrence of each row."""
         order = np.arange(len(rows), dtype=np.int32)
         self._last[rows] = order
         return np.asarray(self._last[rows] == order)
 
     def distinct(self, rows: Rows) -> Rows:
-        """Each of the rows once."""
+        """Return each row once."""
         last = self.last_of_each(rows)
         return rows if last.all() else rows[last]
 
     def summed(self, rows: Rows, deltas: Array) -> tuple[Rows, Array]:
-        """Each of the rows once, and the sum of what is said of it."""
+        """Return each row once, and the sum of its deltas."""
         last = self.last_of_each(rows)
         if last.all():
             return rows, deltas
@@ -68,7 +67,7 @@ class RowDedup:
         self._last[distinct] = np.arange(len(distinct), dtype=np.int32)
         places = self._last[rows]
         shape = (len(distinct), deltas.shape[1])
-        if deltas.dtype.kind == "i":  # exact, which doubles are not
+        if deltas.dtype.kind == "i":  # `bincount` sums in doubles, which are not exact for large integers
             sums = np.zeros(shape, dtype=deltas.dtype)
             np.add.at(sums, places, deltas)
             return distinct, sums
@@ -78,18 +77,18 @@ class RowDedup:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Increments are added."""
+    """The rule `add`, and the base of the others."""
 
-    remembers = False  # whether each element has a second number that travels with it
+    remembers = False  # whether each element has a second number, which travels with the row
     fits_integers = True
 
     def apply(self, values: Array, places: Array | slice, deltas: Array) -> None:
-        """Let these increments act on the rows at distinct places."""
+        """Apply these increments to the rows at distinct places."""
         add_rows(values, places, deltas)
 
 
 class Clip(Rule, frozen=True):
-    """Increments are cut to a range."""
+    """The rule `clip`: increments cut to [-limit, limit]."""
 
     limit: float
 
@@ -99,7 +98,7 @@ class Clip(Rule, frozen=True):
 
 
 class Adagrad(Rule, frozen=True):
-    """Increments are directions, with steps that shrink by the squares seen so far."""
+    """The rule `adagrad`: increments as directions, with steps that shrink with the squares seen so far."""
 
     rate: float
 
@@ -120,7 +119,7 @@ FORMS = "add, clip:limit=NUMBER or adagrad:rate=NUMBER"
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule of that name."""
+    """Return the rule that `text` describes."""
     if text == "add":
         return ADD
     name, _, option = str(text).partition(":")

@@ -1,7 +1,7 @@
-"""Tables at the server: what workers say reaches the tables' host when it arrives, and what that lets go is sent.
+"""The exchange of a run on tables: passes workers' messages to the host when they arrive, and sends its answers.
 
-A clock takes as long as its work does by the scenario: a process is told how long to sleep, a virtual worker is let go
-when that time has passed.
+Under a scenario a clock takes the scenario's time for its work: a process is told how long to sleep, a virtual worker
+resumes when that time has passed.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Call = Callable[[], None]
 
 
 class TableExchange(RunExchange):
-    """Carries what workers and tables say to each other."""
+    """The exchange of a run whose workers share tables."""
 
     messages = t.TableToServer
     counts_rounds = True
@@ -43,8 +43,8 @@ class TableExchange(RunExchange):
         self._host = Host(run.coordinator, self.store, self._traffic.deliver, paced=run.emulation is not None)
         run.coordinator.use(self.store, 0, self.store)
         run.coordinator.watch.expect_no_losses()
-        self._under_way: dict[int, int] = {}  # completed clocks of each worker that have not arrived
-        self._parting: dict[int, list[Call]] = {}  # whose script is at its end, and what waits for its clocks
+        self._under_way: dict[int, int] = {}  # completed clocks that have not arrived, by worker
+        self._parting: dict[int, list[Call]] = {}  # workers whose script has ended: calls that wait for their clocks
 
     @property
     def in_use(self) -> bool:
@@ -57,7 +57,7 @@ class TableExchange(RunExchange):
     # -- from workers ------------------------------------------------------------------------------------------------
 
     def on_hello(self, worker: int, hello: Hello, at: float) -> None:
-        """Nobody would ever answer: say so instead."""
+        """Refuse a worker that prepares a model, since nobody would ever answer it."""
         del hello, at
         if self.run.resumption is not None:
             path = self.run.resumption.found.path
@@ -95,7 +95,7 @@ class TableExchange(RunExchange):
                     )
 
     def _on_tick(self, record: WorkerRecord, tick: t.Tick, at: float) -> None:
-        """A script has gone through a clock."""
+        """Time a completed clock, and ship its increments when that time has passed."""
         worker, emulation = record.worker, self.run.emulation
         self._under_way[worker] = self._under_way.get(worker, 0) + 1
         record.script.pushed = True
@@ -111,7 +111,7 @@ class TableExchange(RunExchange):
         self.run.engine.dispatch(worker, t.Clocked(), timing)
 
     def _ship(self, going: tuple[WorkerRecord, int, t.Tick, float, float]) -> None:
-        """A clock's increments set out, if its worker's process is still there."""
+        """Send a clock's increments on their way, unless its worker's process is gone."""
         record, attempt, tick, sent_at, compute_s = going
         if record.script.gone or self.run.cause is not None:
             return
@@ -131,7 +131,7 @@ class TableExchange(RunExchange):
         self._when(self._traffic.question_arrives(record.worker, size, at), record, call)
 
     def _when(self, moment: float, record: WorkerRecord, call: Callable[[float], None]) -> None:
-        """Make the call once its moment has come, if its worker's process is then still there."""
+        """Make the call at that moment, unless its worker's process is gone by then."""
         if moment <= self.run.engine.now():
             self._go((record, call))
         else:
@@ -168,7 +168,7 @@ class TableExchange(RunExchange):
         self.settle(at)
 
     def look_at_waiting(self, at: float) -> None:
-        """Somebody left, or waits for the work to begin: a table may have been waited for in vain."""
+        """Ask for tables' values again: a worker left or waits for the work to begin, so no opener need wait for it."""
         del at
         self._host.look_at_openers(self.run.workers.alive, set(self.run.workers.waiting))
 
@@ -177,7 +177,7 @@ class TableExchange(RunExchange):
             return
         self._host.settle(at)
         for worker in [worker for worker in self._parting if self._has_arrived(worker)]:
-            for call in self._parting.pop(worker, ()):  # one that leaves may let others go
+            for call in self._parting.pop(worker, ()):  # a call may settle again, and so pop other workers
                 call()
 
     # -- evaluations, checkpoints, results ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a script holds of a table: `get` reads rows, `inc` adds to them, and both see this worker's own writes."""
+"""The script's handle of a table: `get` reads rows, `inc` adds to them, and reads see this worker's own writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from paceline.tables.worker_table import WorkerTable
 
 
 def as_array(given: Any, what: str) -> Array:
-    """The numbers as an array; a tensor's own memory, where it has some."""
+    """Convert to an array; a CPU tensor's memory is shared, not copied."""
     if isinstance(given, torch.Tensor):
         try:
             return np.asarray(given.detach().cpu().numpy())
@@ -30,7 +30,7 @@ def as_array(given: Any, what: str) -> Array:
 
 
 def in_range(array: Array, dtype: np.dtype[Any], what: str) -> Array:
-    """The same numbers in another dtype, which must be able to hold them."""
+    """Convert to another dtype; raise if an integer does not fit."""
     if dtype.kind == "i" and array.dtype.kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
@@ -40,7 +40,7 @@ def in_range(array: Array, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def initial_values(spec: TableSpec, init: Any) -> Callable[[], Array]:
-    """What makes a table's first values: of the worker that is asked for them, theirs are taken."""
+    """Return the function that makes a table's first values; only the worker that the server asks calls it."""
 
     def values() -> Array:
         given = init(spec.rows, spec.width) if callable(init) else 0 if init is None else init
@@ -87,14 +87,14 @@ class Table:
 
     @property
     def bound(self) -> float:
-        """Clocks by which nothing that `get` returns is older than the clock it is called in."""
+        """The largest age in clocks of anything that `get` returns."""
         return self._own.bound
 
     def get(self, rows: Any = None) -> Any:
-        """The values of these rows, one line each, in an array of the caller's own; without rows, the whole table.
+        """Return a copy of these rows, one line each; without rows, of the whole table.
 
-        They hold every update of clocks that lie further back than the bound, all of this worker's own, and perhaps
-        newer ones. Rows may be a number, a sequence, a slice, a NumPy array or a torch tensor, which gets a tensor.
+        It holds every update of clocks further back than the bound, all of this worker's own, and perhaps newer ones.
+        Rows may be a number, a sequence, a slice, a NumPy array or a torch tensor; for a tensor the result is a tensor.
         """
         client, own = self._client, self._own
         client.require_going("get()")
@@ -107,24 +107,24 @@ class Table:
         return values[0] if _is_number(rows) else values
 
     def inc(self, rows: Any, deltas: Any) -> None:
-        """Add to these rows (None: to all); repeated rows are summed. Others see it once this clock is completed."""
+        """Add to these rows (None: to all); repeated rows are summed. Other workers see it after this clock."""
         self._client.require_going("inc()")
         named = self._own.all_rows if rows is None else self._checked(rows)
         self._own.add(named, self._checked_deltas(deltas, named, one=_is_number(rows)))
 
     def prefetch(self, rows: Any = None) -> None:
-        """Have rows of the next clock on their way: after `clock()`, a `get` of them waits for the rest of it only."""
+        """Start fetching rows for the next clock, so that a `get` of them after `clock()` waits less or not at all."""
         self._client.require_going("prefetch()")
         wanted = self._own.all_rows if rows is None else self._checked(rows)
         clock = self._client.clock + 1
         lacking = self._own.lacking(wanted, clock)
         if lacking is not None:
-            self._client.fetch(self._own, lacking.copy(), clock)  # the caller may write other numbers where these are
+            self._client.fetch(self._own, lacking.copy(), clock)  # the caller may overwrite its array meanwhile
 
     def _fetch(self, wanted: Rows, lacking: Rows | None) -> tuple[Array, int] | None:
-        """Have these rows in the cache; if they all came with one answer, that, with the slowest worker's clock."""
+        """Fetch rows into the cache; if one answer brought them all, return it with the slowest worker's clock."""
         client, own = self._client, self._own
-        if client.await_rows(own):  # they may be on their way already
+        if client.await_rows(own):  # a prefetch may have requested them already
             lacking = own.lacking(wanted, client.clock)
         while lacking is not None:
             own.asked, own.answer = lacking if lacking is wanted else None, None
@@ -133,7 +133,7 @@ class Table:
             answer, own.asked, own.answer = own.answer, None, None
             if answer is not None:
                 return answer
-            # A server that was lost and found again may have set the clock back, and has answered nothing.
+            # A restarted server may have set the clock back, and does not know the fetch.
             lacking = own.lacking(wanted, client.clock)
         return None
 
@@ -177,7 +177,7 @@ class Table:
         return added
 
     def _converted(self, deltas: Any) -> Array:
-        """Plain numbers, in the table's dtype if none is cut off by that."""
+        """Convert lists and numbers to the table's dtype, unless that would cut off fractions."""
         given = as_array(deltas, f"table {self.name!r}: deltas")
         if not given.size and given.ndim == 1:
             return np.empty((0, self.spec.width), dtype=self._dtype)

@@ -1,4 +1,4 @@
-"""What a table is: its name and shape, how old a read of it may be, and what an increment does to its rows."""
+"""A table's definition: its name and shape, how old a read may be, and what an increment does to its rows."""
 
 from typing import Any
 
@@ -9,24 +9,24 @@ from paceline.core.errors import OptionError
 from paceline.tables.rowwise import Clip, parse_rule
 
 DTYPES = ("float32", "float64", "int32", "int64")
-MOST_ROWS = 1 << 31  # where each row lies is kept in 32 bits
-MOST_ROW_BYTES = 1 << 31  # of one thing that NumPy moves
+MOST_ROWS = 1 << 31  # places of rows are kept in 32 bits
+MOST_ROW_BYTES = 1 << 31  # `put_rows` moves a row as one NumPy item
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """What every worker must open alike."""
+    """The definition of a table, the same at every worker."""
 
     name: str
     rows: int
     width: int
     dtype: str
-    staleness: int | None  # clocks that a read may be old; None: as many as the strategy lets it be
+    staleness: int | None  # the largest age of a read in clocks; None: the strategy's bound alone
     update: str  # what an increment does at the server
     eager: bool  # rows once read are sent again whenever the slowest worker moves on
 
     @property
     def columns(self) -> int:
-        """Of a row as it travels: its values, and what the rule remembers of it."""
+        """Numbers in a row on the wire: its values and the rule's state."""
         return self.width * (2 if parse_rule(self.update).remembers else 1)
 
     @property
@@ -34,7 +34,7 @@ class TableSpec(msgspec.Struct, frozen=True):
         return self.columns * int(np.dtype(self.dtype).itemsize)
 
     def require_same(self, other: "TableSpec", whose: str) -> None:
-        """A table has one shape, whoever opens it."""
+        """Raise if another worker's spec of this table differs."""
         for field in self.__struct_fields__:
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
@@ -47,7 +47,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 def make_spec(
     name: str, rows: int, width: int, dtype: Any, staleness: int | None, update: str, eager: bool
 ) -> TableSpec:
-    """A table's spec, checked."""
+    """Check the options and return a table's spec."""
     if not isinstance(name, str) or not name:
         raise OptionError(f"a table's name must be some text, not {name!r}")
     rows, width = _whole("rows", rows, MOST_ROWS), _whole("width", width, MOST_ROWS)

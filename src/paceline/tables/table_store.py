@@ -1,6 +1,6 @@
-"""The tables of a run at the server: their values, in flat arrays of some rows each, and whose clocks are in them.
+"""The server's tables: their values, in shards of some rows each, and how many of each worker's clocks are in them.
 
-The coordinator's decisions act here: it has completed clocks applied, and lets workers go through their next.
+The coordinator's actions are carried out here: Apply adds a completed clock's increments, Grant permits the next clock.
 """
 
 from collections import deque
@@ -22,13 +22,13 @@ from paceline.tables.table_spec import TableSpec
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
-SHARD_BYTES = 1 << 28  # of a range: a checkpoint writes one at a time
-TABLES = "tables.safetensors"  # a checkpoint's file
-UNTOLD = 16  # own clocks applied before a worker that reads nothing is told so
+SHARD_BYTES = 1 << 28  # at most, since a checkpoint writes one shard at a time
+TABLES = "tables.safetensors"  # in a checkpoint
+UNTOLD = 16  # applied clocks after which a worker that reads nothing gets a confirmation
 
 
 class LazyRows:
-    """Rows of a table that are yet to be copied, by whoever knows where they are to go."""
+    """Rows of a table that are copied only when the transport knows where to, which saves one copy."""
 
     def __init__(self, table: "ServerTable", rows: Rows | None) -> None:
         self._table, self._rows = table, rows
@@ -38,7 +38,7 @@ class LazyRows:
         self.nbytes = self.shape[0] * self.shape[1] * home.itemsize
 
     def write_to(self, out: Array) -> None:
-        """Copy them there."""
+        """Copy the rows into `out`."""
         self._table.read_into(self._rows, out)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -47,7 +47,7 @@ class LazyRows:
 
 
 class ServerTable:
-    """A table's values, with what its rule remembers beside them."""
+    """A table's values, with its rule's state beside them."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -57,19 +57,19 @@ class ServerTable:
             np.zeros((min(self._each, spec.rows - begin), spec.columns), dtype=spec.dtype)
             for begin in range(0, spec.rows, self._each)
         ]
-        self.filled = False  # with the values it starts with
-        self.changes = 0  # applied so far
-        self.changed = np.zeros(spec.rows, dtype=np.int64) if spec.eager else None  # after how many, for each row
+        self.filled = False  # whether it has its first values
+        self.changes = 0  # logs applied so far
+        self.changed = np.zeros(spec.rows, dtype=np.int64) if spec.eager else None  # the last change of each row
 
     def fill(self, values: Array) -> None:
-        """Start with these, or with one row for all."""
+        """Set the first values; a single row is used for all."""
         for number, shard in enumerate(self.shards):
             begin = number * self._each
             shard[:, : self.spec.width] = values if len(values) == 1 else values[begin : begin + len(shard)]
         self.filled = True
 
     def apply(self, rows: Rows | None, sums: Array) -> None:
-        """Let the rule act on what one worker adds in one clock; rows are distinct, None means all."""
+        """Apply what one worker adds in one clock, by the table's rule; rows are distinct, None means all."""
         for shard, places, chosen in self._parts(rows):
             self._rule.apply(shard, places, sums[chosen])
         self.changes += 1
@@ -77,7 +77,7 @@ class ServerTable:
             self.changed[slice(None) if rows is None else rows] = self.changes
 
     def read(self, rows: Rows | None) -> Array:
-        """Copies of these rows."""
+        """Return a copy of these rows."""
         if len(self.shards) == 1:
             return self.shards[0].copy() if rows is None else self.shards[0].take(rows, axis=0)
         count = self.spec.rows if rows is None else len(rows)
@@ -86,15 +86,15 @@ class ServerTable:
         return values
 
     def read_into(self, rows: Rows | None, out: Array) -> None:
-        """Copy these rows to where they are to go."""
+        """Copy these rows into `out`."""
         if len(self.shards) == 1 and rows is not None:
-            self.shards[0].take(rows, axis=0, out=out, mode="clip")  # rows were checked; `raise` would copy twice
+            self.shards[0].take(rows, axis=0, out=out, mode="clip")  # mode "raise" copies twice; rows are checked
             return
         for shard, places, chosen in self._parts(rows):
             out[chosen] = shard[places]
 
     def _parts(self, rows: Rows | None) -> Iterator[tuple[Array, Rows | slice, Rows | slice]]:
-        """For each shard concerned: which of its rows, and which of those named they are."""
+        """Yield each shard that has some of these rows, with their places in the shard and in `rows`."""
         if rows is None:
             for number, shard in enumerate(self.shards):
                 begin = number * self._each
@@ -109,75 +109,75 @@ class ServerTable:
 
 
 class Reader:
-    """One worker as its tables know it."""
+    """What the tables know of one worker."""
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.first = 0  # the first clock that it completes
         self.order: GrantOrder | None = None  # the grant of the clock it is in
-        self.granted = 0  # the clock that the grant goes through
-        self.received = 0  # clocks that were delivered, those before its time counted in
-        self.applied = 0  # and are in the tables
-        self.told = 0
-        self.offset = 0  # of its clocks to those that the strategy counts
-        self.aside = False  # kept waiting by a table's own staleness, and away for the strategy
-        self.returns = False  # from there
+        self.granted = 0  # the clock that its grant completes
+        self.received = 0  # clocks delivered, including those before it joined
+        self.applied = 0  # of these, the clocks that are in the tables
+        self.told = 0  # of these, the clocks confirmed to the worker
+        self.offset = 0  # its clock less the strategy's count of it
+        self.aside = False  # parked by a table's own staleness, and absent for the strategy
+        self.returns = False  # has joined again after that, and waits for its grant
         self.entered = False
-        self.era = 0  # barriers that it has passed: each may set its clock back
-        self.overtaking: dict[int, tuple[t.Tick, PushRef]] = {}  # ticks that came before an earlier one
-        self.early: deque[tuple[t.Tick, PushRef]] = deque()  # ticks that came before their grant
+        self.era = 0  # barriers passed: each may set its clock back
+        self.overtaking: dict[int, tuple[t.Tick, PushRef]] = {}  # ticks that arrived before an earlier one
+        self.early: deque[tuple[t.Tick, PushRef]] = deque()  # ticks that arrived before their grant
         self.parked: list[t.Fetch] = []
-        self.parked_since: float | None = None  # by a table's own staleness, although its clock was granted
+        self.parked_since: float | None = None  # since when a table's own staleness parks it in a granted clock
         self.barrier: t.AtBarrier | None = None
-        self.rests_since = 0.0  # at the barrier
-        self.passing: t.AtBarrier | None = None  # a barrier that is open
-        self.kept: dict[int, tuple[Array, int]] = {}  # of eager tables: which rows it has, and as of which change
+        self.rests_since = 0.0  # when its wait at the barrier began
+        self.passing: t.AtBarrier | None = None  # the barrier that has opened for it
+        self.kept: dict[int, tuple[Array, int]] = {}  # per eager table: the rows it caches, and the last change sent
 
     def waits_for(self, read: t.Fetch) -> bool:
-        """Whether the worker can be waiting for this: not for what it has asked for ahead of time."""
+        """Whether the worker can be waiting for this read; a prefetch is not waited for."""
         return read.clock <= self.received
 
 
 class TableStore:
-    """All tables, and how far each worker has come on them."""
+    """All tables of a run, and each worker's clock on them."""
 
     def __init__(self, run: "ServerRun") -> None:
         self._run = run
         self.tables: list[ServerTable] = []
-        self.clocks = Clocks()  # of whoever takes part, by what was applied
+        self.clocks = Clocks()  # applied clocks of the workers present
         self.readers: dict[int, Reader] = {}
-        self.ticks: dict[int, t.Tick] = {}  # delivered clocks that are yet to be applied, by ticket
-        self.due: set[int] = set()  # readers to be looked at
+        self.ticks: dict[int, t.Tick] = {}  # clocks passed to the strategy and not yet applied, by ticket
+        self.due: set[int] = set()  # workers that `Host.settle` has to look at
         self._numbers: dict[str, int] = {}
 
     def number_of(self, spec: TableSpec) -> int:
-        """Of the table of that name, which is made if there is none."""
+        """Return the number of the table of that name; make the table if there is none."""
         number = self._numbers.setdefault(spec.name, len(self.tables))
         if number == len(self.tables):
             self.tables.append(ServerTable(spec))
         return number
 
     def write(self, logs: Sequence[t.TableLog]) -> None:
-        """Let one clock's increments act on the tables."""
+        """Apply one clock's increments to the tables."""
         for log in logs:
             self.tables[log.table].apply(log.rows, log.sums)
 
     def snapshot(self) -> dict[str, Array]:
-        """Every table as it is, for whoever measures them."""
+        """Return a copy of every table, by name."""
         return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self.tables}
 
-    # -- what the coordinator calls ----------------------------------------------------------------------------------
+    # -- called by the coordinator -----------------------------------------------------------------------------------
 
     def grant(self, order: GrantOrder) -> None:
-        """The strategy lets a worker go through its next clock."""
+        """Grant a worker its next clock."""
         worker, run = order.worker, self._run
         through = run.workers.records[worker].through
         reader = self.readers.get(worker)
         if reader is None or reader.incarnation != order.incarnation:
             reader = self.readers[worker] = Reader(order.incarnation)
-        if worker not in self.clocks.of:  # it joins, or comes back from a barrier
+        if worker not in self.clocks.of:  # it joins, or returns from a barrier
             self.clocks.join(worker)
-            # Workers that stepped aside are ahead of what the strategy counts, and nobody's clock goes back.
+            # Workers that stepped aside may be ahead of the strategy's count, and no clock may go back.
             start = max(self.clocks.min, through - 1)
             reader.first, reader.offset = start + 1, start - (through - 1)
             reader.received = reader.applied = reader.told = start
@@ -191,11 +191,11 @@ class TableStore:
             run.engine.send(worker, t.Save(number))
 
     def cancel(self, worker: int, ticket: int) -> None:
-        """A clock that was made is made."""
+        """Do nothing: a clock cannot be taken back."""
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
-        """The strategy's Apply: these clocks' increments are in the tables from here on, as the script wrote them."""
-        del weights, stock  # of gradients
+        """Apply the increments of these clocks, as the script wrote them."""
+        del weights, stock  # meant for gradients
         for push in pushes:
             tick, worker = self.ticks.pop(push.ticket), push.worker
             self.write(tick.logs)
@@ -209,17 +209,17 @@ class TableStore:
         return UNMEASURED
 
     def extend(self, held: PushRef, piece: PushRef) -> PushRef:
-        """A clock comes whole."""
+        """Raise: a clock arrives in one piece."""
         raise InternalError(f"clock {held} of a table was extended by {piece}")
 
     def discard(self, push: PushRef) -> None:
-        """Forget a clock's increments."""
+        """Drop a clock's increments."""
         self.ticks.pop(push.ticket, None)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def contents(self) -> Contents:
-        """Every table's values and what its rule remembers, as they lie."""
+        """Return every table's values and its rule's state, without a copy."""
         filled = [table for table in self.tables if table.filled]
         shards = {
             f"{table.spec.name}.{number}": torch.from_numpy(shard)
@@ -229,7 +229,7 @@ class TableStore:
         return Contents({TABLES: shards}, {"tables": msgspec.to_builtins([table.spec for table in filled])})
 
     def restore(self, contents: Contents) -> None:
-        """Go on with these tables; they are opened again under the same names."""
+        """Load the tables of a checkpoint; scripts open them again under the same names."""
         for spec in msgspec.convert(contents.head["tables"], list[TableSpec], strict=False):
             table = self.tables[self.number_of(spec)]
             for number, home in enumerate(table.shards):

@@ -1,6 +1,6 @@
-"""Messages about tables on their way, up and down: when each arrives by its scenario, and how many bytes a clock takes.
+"""When messages about tables arrive under a scenario, in both directions, and how many bytes each clock moves.
 
-Where no scenario is in force every message is there at once.
+Without a scenario every message arrives at once.
 """
 
 from typing import TYPE_CHECKING
@@ -21,15 +21,15 @@ class TableTraffic:
     def __init__(self, run: "ServerRun") -> None:
         self._run = run
         self._ways = None if run.emulation is None else run.emulation.ways
-        # A link copies rows as they are handed to it; what is under way for some time is copied before it sets out.
+        # A real link copies rows when it sends them; a message that is delayed or passed by reference is copied first.
         self._copies = self._ways is not None or not run.engine.capabilities.own_processes
-        self._messages: dict[int, int] = {}  # of each worker, for the network's jitter
-        self._in_order: dict[int, float] = {}  # before which nothing more arrives at a worker
-        self._in_order_up: dict[int, float] = {}  # before which none of its questions arrives at the host
-        self._bytes: dict[int, tuple[int, int]] = {}  # of each worker's current clock, beside its increments: up, down
+        self._messages: dict[int, int] = {}  # messages of each worker so far: the network's jitter is drawn by number
+        self._in_order: dict[int, float] = {}  # when the last message arrives at each worker: none may overtake it
+        self._in_order_up: dict[int, float] = {}  # the same of its questions to the host
+        self._bytes: dict[int, tuple[int, int]] = {}  # up and down in each worker's current clock, less its increments
 
     def question_arrives(self, worker: int, size: int, sent_at: float) -> float:
-        """When; none overtakes another."""
+        """Return when a worker's question arrives; questions keep their order."""
         if self._ways is None:
             return sent_at
         at = self._ways.up.arrival(worker, self._next(worker), size, sent_at)
@@ -37,14 +37,14 @@ class TableTraffic:
         return at
 
     def increments_arrive(self, worker: int, attempt: int, size: int, sent_at: float) -> list[float]:
-        """When: once, unless a message fault strikes them."""
+        """Return when a clock's increments arrive: once, unless a message fault strikes them."""
         if self._ways is None:
             return [sent_at]
         at = self._ways.up.arrival(worker, self._next(worker), size, sent_at)
         return self._ways.faults.deliveries(worker, attempt, sent_at, at)
 
     def deliver(self, worker: int, message: t.TableToWorker) -> None:
-        """Say something to a worker."""
+        """Send a message to a worker, after its link's delay."""
         engine, ways = self._run.engine, self._ways
         at = engine.now()
         if isinstance(message, t.Rows):
@@ -70,16 +70,16 @@ class TableTraffic:
             self._run.engine.send(record.worker, message)
 
     def count(self, worker: int, up: int = 0, down: int = 0) -> None:
-        """So many bytes are part of the worker's current clock."""
+        """Add bytes to the worker's current clock."""
         known = self._bytes.get(worker, (0, 0))
         self._bytes[worker] = (known[0] + up, known[1] + down)
 
     def take_bytes(self, worker: int) -> tuple[int, int]:
-        """Of the clock that is completed hereby, up and down."""
+        """Return the bytes of the clock that ends, up and down, and start over."""
         return self._bytes.pop(worker, (0, 0))
 
     def left(self, worker: int) -> None:
-        """The worker takes no more part."""
+        """Drop what was kept for a worker that left."""
         for kept in (self._bytes, self._in_order, self._in_order_up):
             kept.pop(worker, None)
 

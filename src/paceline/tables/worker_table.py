@@ -1,6 +1,6 @@
-"""What a worker keeps of a table: a cache of bounded age, the increments of its clock, and how old its reads were.
+"""A worker's state of a table: a cache of bounded age, the increments of the current clock, and the ages of its reads.
 
-The script's `Table` reads and adds here; the `Client` puts in what the server sends and takes out what it is to have.
+The script's `Table` reads and adds here; the `Client` stores the server's rows here and takes increments out.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,14 @@ from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import Array, RowDedup, Rows, add_rows, parse_rule
 from paceline.tables.table_spec import TableSpec
 
-FIRST = 1024  # places of an operation log before its block has to grow
+FIRST = 1024  # rows that a log has room for before it grows
 
 
 class OpLog:
     """A worker's increments of one clock, summed per row until they are shipped. Rows given to `add` are distinct.
 
-    Each row that is incremented gets the next place in a block that grows; what is shipped is the block's beginning, as
-    it lies, and the next clock gets another block. A write costs two look-ups and one sum, however many rows the table
-    has.
+    Each row gets the next place in a block that grows. The filled part of the block is sent without a copy, and the
+    next clock gets another block. A write costs two look-ups and one sum, however many rows the table has.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -46,13 +45,13 @@ class OpLog:
         add_rows(self._sums, places, deltas)
 
     def of(self, rows: Rows) -> tuple[Array, Array]:
-        """Which of these rows have sums here (a mask), and those sums."""
+        """Return which of these rows have sums (a mask), and those sums."""
         places = self._place[rows]
         known = places >= 0
         return known, self._sums.take(places[known], axis=0)
 
     def take(self) -> tuple[Rows, Array]:
-        """All sums, which are no longer here."""
+        """Return all sums and start over."""
         rows, sums = self._rows[: self.count], self._sums[: self.count]
         self._place[rows] = -1
         self._rows, self._sums, self.count = np.empty_like(self._rows), np.empty_like(self._sums), 0
@@ -82,31 +81,31 @@ class WorkerTable:
         self.number = number
         self.first_values = first_values
         self.all_rows = np.arange(spec.rows, dtype=np.int64)
-        self.bound: float = 0.0  # clocks by which nothing that is read is older than the clock it is read in
-        self._reuse = 0  # clocks by which a row may be older than this one and still be read without asking
-        self.asked: Rows | None = None  # rows that a `get` waits for and all of which were asked for
-        self.answer: tuple[Array, int] | None = None  # its values, and the slowest worker's clock
+        self.bound: float = 0.0  # the largest age in clocks of anything that is read
+        self._reuse = 0  # the largest age in clocks at which a cached row is read without a fetch
+        self.asked: Rows | None = None  # the rows of a `get`, if it fetches all of them
+        self.answer: tuple[Array, int] | None = None  # the values for that `get`, and the slowest worker's clock
         self._rule = parse_rule(spec.update)
         self._cache = Cache(spec, cache_rows)
         self._log = OpLog(spec)
         self._marks = RowDedup(spec.rows)
-        self._ages = np.zeros(8, dtype=np.int64)  # rows read in this clock, by how many clocks old they were
+        self._ages = np.zeros(8, dtype=np.int64)  # rows read in this clock, by age in clocks
         self._oldest = -1
 
-    # -- what the script's table calls -------------------------------------------------------------------------------
+    # -- called by the script's table --------------------------------------------------------------------------------
 
     def lacking(self, rows: Rows, clock: int) -> Rows | None:
-        """Which of these rows must be fetched before they are read at this clock; None: none of them."""
+        """Return the rows that must be fetched before they are read at this clock; None if none must."""
         return self._cache.lacking(rows, clock, self._reuse, self._marks)
 
     def read(self, rows: Rows, clock: int, answer: tuple[Array, int] | None) -> Array:
-        """The values of rows that are here, or came with this answer, in an array of the caller's own."""
+        """Return a copy of cached rows, or the answer that brought them."""
         values, slowest = self._cache.read(rows) if answer is None else answer
         self._record(rows, slowest, clock)
         return values
 
     def _record(self, rows: Rows, slowest: Array | int, clock: int) -> None:
-        """Keep how old the rows were, and stop if one was too old: then a promise of this package is broken."""
+        """Record the ages of rows that were read; raise if one exceeds the bound, which would be a bug of paceline."""
         if not len(rows):
             return
         oldest = clock - int(np.min(slowest))
@@ -121,7 +120,7 @@ class WorkerTable:
             )
         if oldest >= len(self._ages):
             self._ages = np.concatenate((self._ages, np.zeros(2 * oldest + 2 - len(self._ages), dtype=np.int64)))
-        if isinstance(slowest, int):  # of all of them
+        if isinstance(slowest, int):  # the same for all rows
             self._ages[oldest] += len(rows)
         else:
             self._ages[: oldest + 1] += np.bincount(clock - slowest)
@@ -129,7 +128,7 @@ class WorkerTable:
 
     def add(self, rows: Rows, deltas: Array) -> None:
         """Add to these rows; repeated ones are summed."""
-        with np.errstate(over="ignore", invalid="ignore"):  # sums that are not finite are refused in words
+        with np.errstate(over="ignore", invalid="ignore"):  # `_require_finite` reports them with the row
             if rows is not self.all_rows:
                 rows, deltas = self._marks.summed(rows, deltas)
             if not len(rows):
@@ -145,17 +144,17 @@ class WorkerTable:
         row = int(rows[int(np.argmin(np.isfinite(sums).all(axis=1)))])
         raise OptionError(f"table {self.spec.name!r}: the delta of row {row} is not finite; nothing of it was applied")
 
-    # -- what the client calls ---------------------------------------------------------------------------------------
+    # -- called by the client ----------------------------------------------------------------------------------------
 
     def enter(self, free_lead: float, max_lead: float) -> None:
-        """The worker takes part, and may lead the slowest by so many clocks: without asking, and at all."""
+        """Set the bounds: the worker may lead the slowest by `free_lead` clocks without asking, `max_lead` at most."""
         own = inf if self.spec.staleness is None else self.spec.staleness
         reuse = min(free_lead, own)
         self._reuse = 0 if reuse == inf else int(reuse)
         self.bound = min(max_lead, own)
 
     def take_log(self) -> TableLog | None:
-        """What this clock adds, which begins anew."""
+        """Return this clock's increments and start over."""
         if not self._log.count:
             return None
         rows, sums = self._log.take()
@@ -165,7 +164,7 @@ class WorkerTable:
         return TableLog(self.number, None if whole else rows, sums)
 
     def take_ages(self) -> tuple[int, list[int]] | None:
-        """The least age in clocks of rows that this clock read, and how many were so old, one older, and so on."""
+        """Return the least age in clocks of this clock's reads, and how many rows were that old, one older, ..."""
         oldest, self._oldest = self._oldest, -1
         if oldest < 0:
             return None
@@ -175,7 +174,10 @@ class WorkerTable:
         return first, ages
 
     def take_in(self, message: RowsMessage, later: Sequence[TableLog], clock: int) -> list[Rows]:
-        """Rows from the server; `later` are own increments that are not in them. Which rows it need not send again."""
+        """Store rows from the server, with the own increments that they lack (`later`, and those of this clock).
+
+        Return the evicted rows of an eager table, which the server need not send again.
+        """
         cache, log = self._cache, self._log
         rows, values, slowest = self.all_rows if message.rows is None else message.rows, message.values, message.slowest
         if message.clock is None:
@@ -200,15 +202,15 @@ class WorkerTable:
         return evicted if self.spec.eager else []
 
     def _is_asked_for(self, rows: Rows | None) -> bool:
-        """Whether these are all the rows that a `get` waits for, in its order."""
+        """Whether these are exactly the rows that a `get` waits for, in the same order."""
         asked = self.asked
         return asked is not None and (asked is self.all_rows if rows is None else np.array_equal(rows, asked))
 
     def _show(self, rows: Rows, sums: Array) -> None:
-        """Let this worker see own increments that rows just fetched do not hold yet."""
+        """Apply own increments to fetched rows that do not include them yet."""
         _, places = self._cache.change(rows)
         self._rule.apply(self._cache.values, places, sums)
 
     def expire(self) -> None:
-        """After a barrier everything is read anew."""
+        """Invalidate the cache."""
         self._cache.expire()
