@@ -1,5 +1,7 @@
 """The parts of a table, each by itself: sums by row, caches with clocks, update rules, shelves of shards."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import OptionError
 from paceline.tables import table_store as shelves
+from paceline.tables.host import Host
+from paceline.tables.messages import OpenTable, TableInit
 from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, parse_rule, put_rows
 from paceline.tables.table_spec import make_spec
@@ -211,3 +215,18 @@ class TestSpec:
     def test_another_shape_under_the_same_name_is_refused(self):
         with pytest.raises(OptionError, match="table 't' has rows 10, worker 3 opens it with rows 11"):
             spec_of().require_same(spec_of(rows=11), "worker 3")
+
+
+class TestOpening:
+    def test_whoever_comes_in_the_place_of_a_worker_that_was_asked_is_asked(self):
+        said = []
+        coordinator = SimpleNamespace(records={})
+        store = shelves.TableStore(None)
+        host = Host(coordinator, store, lambda worker, message: said.append((worker, message.wanted)), paced=False)
+        opening = OpenTable(spec_of())
+        host.open(0, opening, {0}, set())
+        host.left(0, 0.0)
+        host.open(0, opening, {0}, set())
+        assert said == [(0, True), (0, True)]
+        host.fill(0, TableInit(0, np.zeros((10, 2))))
+        assert said[2:] == [(0, False)]

@@ -130,8 +130,10 @@ class Host:
         record = self._coordinator.records.get(worker)
         if reader is not None and record is not None:
             self._coordinator.totals.round_samples -= max(0, record.work - 1)  # back to its work before its first clock
-        for openers in self._openers.values():
+        for number, openers in self._openers.items():
             openers.discard(worker)
+            if self._asked.get(number) == worker:
+                del self._asked[number]  # the process in its place has to be asked anew
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
