@@ -8,6 +8,7 @@ import copy
 import math
 import numbers
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +27,19 @@ from paceline.tables.client import Evaluate as EvaluateTables
 from paceline.tables.messages import Measures
 from paceline.tables.table import Table, initial_values
 from paceline.tables.table_spec import make_spec
-from paceline.transport.base import Closed
-from paceline.transport.messages import Note, OptionAsked, Over, Ready, Remark, Stop
+from paceline.transport.base import Closed, Lost
+from paceline.transport.messages import (
+    Note,
+    OptimizerAsked,
+    OptimizerHeld,
+    OptimizerLoaded,
+    OptionAsked,
+    Over,
+    Ready,
+    Remark,
+    Stop,
+    ToWorker,
+)
 from paceline.worker import context
 from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.context import WorkerContext, convert_option
@@ -35,6 +47,7 @@ from paceline.worker.device_replica import device_of, stage_on
 from paceline.worker.fetching import Fetcher, parts_of
 from paceline.worker.handshake import Handshake, serve_versions
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
+from paceline.worker.run_optimizer import RunOptimizer
 from paceline.worker.run_scheduler import RunScheduler
 from paceline.worker.shared_replica import SlotReplica
 from paceline.worker.state import WorkerState
@@ -79,6 +92,7 @@ class Session:
         self._context = given
         self._endpoint = given.endpoint
         self._state = WorkerState()
+        self._kept: deque[ToWorker] = deque()  # messages that came while an answer was awaited
         self._replica: Replica | None = None
         self._handshake: Handshake | None = None
         self._loop: BatchLoop | None = None
@@ -156,9 +170,12 @@ class Session:
         if self._context.evaluator and evaluate is not None:
             serve_versions(self._endpoint, handshake, replica, evaluate)
         handshake.greet()
-        if optimizer.state and not isinstance(replica, NodeReplica):
-            text = "the optimizer's state from before prepare() is not carried over: it starts afresh"
-            self._endpoint.send(Remark(text))
+        if not isinstance(replica, NodeReplica):
+            shown = RunOptimizer(
+                optimizer, replica.parameters, self._state, self._ask_optimizer, self._load_optimizer, self._check_load
+            )
+            if optimizer.state:  # from before
+                shown.hand_over()
         self._hook_optimizer(optimizer)
         replica.watch_backward()
         if scheduler is not None:
@@ -340,7 +357,7 @@ class Session:
         self._phase += 1
         on_work = self._follower.on_work if self._follower is not None else None
         loop = self._loop = BatchLoop(
-            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, on_work
+            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept, on_work
         )
         loop.rounds_done = self._rounds_done
         try:
@@ -355,6 +372,30 @@ class Session:
             if isinstance(loop.over, Over):
                 self._run_over = loop.over.run_over
             loop.abandon()
+
+    def _ask_optimizer(self) -> OptimizerHeld:
+        while True:
+            try:
+                self._endpoint.send(OptimizerAsked())
+                while not isinstance(answer := self._endpoint.receive(), OptimizerHeld):
+                    self._kept.append(answer)
+                return answer
+            except Lost:
+                if self._loop is not None:
+                    self._loop.find_server()
+                elif self._handshake is not None:
+                    self._handshake.again()
+
+    def _load_optimizer(self, loaded: OptimizerLoaded) -> None:
+        if self._context.worker == 0:
+            self._endpoint.send(loaded)
+
+    def _check_load(self) -> None:
+        if self._loop is not None:
+            raise UserError(
+                "optimizer.load_state_dict() inside a batches() loop: other workers go on training with the state that "
+                "there is; call it before the loop"
+            )
 
     def _run_rounds_done(self) -> float:
         return self._loop.rounds_done if self._loop is not None else self._rounds_done

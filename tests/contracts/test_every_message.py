@@ -33,10 +33,11 @@ NUMBERS = {
     1: "Hello", 2: "Ready", 3: "Push", 4: "More", 5: "Done", 6: "Stop", 7: "Note", 8: "Remark", 9: "OptionAsked",
     10: "SavedState", 11: "Evaluated", 12: "Failed", 13: "Ended", 14: "OpenTable", 15: "TableInit", 16: "Measures",
     17: "Fetch", 18: "Forget", 19: "Tick", 20: "AtBarrier", 21: "Mailbox", 22: "Decisions", 23: "CentreExchange",
-    24: "Averaging", 25: "Exchanged", 26: "Leaving", 27: "Snapshot", 65: "Welcome", 66: "Work", 67: "Extra",
+    24: "Averaging", 25: "Exchanged", 26: "Leaving", 27: "Snapshot", 28: "OptimizerAsked",
+    29: "OptimizerLoaded", 65: "Welcome", 66: "Work", 67: "Extra",
     68: "Over", 69: "Cancelled", 70: "Evaluate", 71: "Bye", 72: "Opened", 73: "ClockRoster", 74: "Entered", 75: "Rows",
     76: "Clocked", 77: "Included", 78: "Passed", 79: "EvaluateTables", 80: "Save", 81: "Peering", 82: "Pulled",
-    83: "Group", 84: "Collect",
+    83: "Group", 84: "Collect", 85: "OptimizerHeld",
 }  # fmt: skip
 SIZES = [0, 1, 3, 5000]  # the last is carried beside its message
 SIMPLE = {
@@ -115,6 +116,8 @@ def equal(one, other):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(other, list | tuple) and isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in other)
     if isinstance(other, msgspec.Struct):
         return type(one) is type(other) and all(
             equal(getattr(one, f), getattr(other, f)) for f in one.__struct_fields__

@@ -1,18 +1,21 @@
 """The server's side of gradient exchange: receive pushes and hold them in the store until the strategy decides."""
 
+from paceline.core.errors import UserError
 from paceline.core.updates import PushRef
 from paceline.gradients.grants import Grants
 from paceline.model.spec import Gradient
 from paceline.model.store import Store
 from paceline.server.model_exchange import ModelExchange
 from paceline.server.workers import WorkerRecord
-from paceline.transport.messages import Extra, More, Push
+from paceline.transport.messages import Extra, More, OptimizerAsked, OptimizerHeld, OptimizerLoaded, Push
 
 JUST_SENT_S = 1e-6  # a push read so soon after its computation counts as just sent
 
 
 class GradientExchange(ModelExchange):
     """Passes pushes of workers on to the coordinator, delayed where a scenario is emulated."""
+
+    messages = (OptimizerAsked, OptimizerLoaded)
 
     def adopt(self, store: Store, at: float) -> None:
         super().adopt(store, at)
@@ -74,3 +77,20 @@ class GradientExchange(ModelExchange):
         if extra is not None and run.emulation is not None:
             timing = run.emulation.compute(record.worker, extra.samples, at)
         run.engine.dispatch(record.worker, Extra(extra), timing)
+
+    # -- the script's optimizer --------------------------------------------------------------------------------------
+
+    def on_message(self, record: WorkerRecord | None, message: OptimizerAsked | OptimizerLoaded, at: float) -> None:
+        del at
+        if record is None:
+            return
+        if isinstance(message, OptimizerAsked):
+            self.run.engine.send(record.worker, OptimizerHeld(*self.store.optimizer.state()))
+        elif self.run.phases.running:
+            raise UserError(
+                f"worker {record.worker} loads its optimizer's state while others train: load it before the loop that "
+                "it is for, in every worker"
+            )
+        elif self.run.resumption is None or self.run.phases.current is not None:
+            # A resumed script loads anew what it had loaded before the checkpoint, which has all that came of it.
+            self.store.optimizer.load(message.tensors, message.numbers)

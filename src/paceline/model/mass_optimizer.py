@@ -223,6 +223,23 @@ class MassOptimizer:
                 if state:
                     state["step"].fill_(total / mass - 1)
 
+    # -- the script's own copy ---------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the state as a script sees it: tensors, not copied, and numbers, by position and torch's name."""
+        tensors, data = self.snapshot()
+        if self._fractional:  # torch's count is of steps as large as the last one
+            for position, total in self._mass.items():
+                tensors[f"{position}.step"] = torch.tensor(total)
+        return tensors, data["numbers"]
+
+    def load(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Continue from a state that a script has loaded; take over its tensors without a copy."""
+        steps = {key.partition(".")[0]: float(value) for key, value in tensors.items() if key.endswith(".step")}
+        mass = steps if self.spec.name in ("Adam", "AdamW") else {}
+        fractional = any(not total.is_integer() for total in mass.values())
+        self.restore(tensors, {"name": self.spec.name, "mass": mass, "fractional": fractional, "numbers": numbers})
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

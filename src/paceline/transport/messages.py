@@ -25,6 +25,9 @@ else:  # from another process only arrays arrive
     RawBytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
+Number = int | float | bool | None
+
+
 class ToServer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A message from a worker to the server."""
 
@@ -185,6 +188,19 @@ class Ended(ToServer, frozen=True):
     """The script has ended."""
 
 
+@registered(28)
+class OptimizerAsked(ToServer, frozen=True):
+    """A script asks for the state of the run's optimizer."""
+
+
+@registered(29)
+class OptimizerLoaded(ToServer, frozen=True):
+    """A script has loaded a state into its optimizer; keys are a parameter's position, a dot and torch's name."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Number]
+
+
 # -- to a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +260,14 @@ class Evaluate(ToWorker, frozen=True):
 
     number: int
     parameters: Parameters
+
+
+@registered(85)
+class OptimizerHeld(ToWorker, frozen=True):
+    """The answer to `OptimizerAsked`, in the form of `OptimizerLoaded`."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Number]
 
 
 @registered(71)

@@ -52,7 +52,7 @@ class BatchLoop:
 
     def __init__(
         self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, handshake: Handshake,
-        state: WorkerState, on_work: Callable[[float], None] | None = None,
+        state: WorkerState, kept: deque[m.ToWorker], on_work: Callable[[float], None] | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.over: m.Over | None = None
@@ -62,6 +62,7 @@ class BatchLoop:
         self._ready = ready
         self._handshake = handshake
         self._state = state
+        self._kept = kept  # messages that came while the script waited for an answer of another kind
         self._on_work = on_work  # called at every grant with the rounds done; they fall when a server resumes
         self._grant = GrantPieces()
         self._steps = 0
@@ -124,6 +125,11 @@ class BatchLoop:
         self._add_computed()
         if not self._grant.queue and self.over is None:
             self._push()
+
+    def find_server(self) -> None:
+        """Introduce this worker to a restarted server, which has voided its grant."""
+        self._kept.clear()
+        self._kept.append(self._find_server())
 
     def abandon(self) -> None:
         """Tell the server that the script left the loop; another worker computes what was not pushed."""
@@ -222,7 +228,7 @@ class BatchLoop:
         """Wait for the next message. If the server was lost, reconnect and return a `Cancelled` for the grant."""
         try:
             self.replica.idle()
-            return self._endpoint.receive()
+            return self._kept.popleft() if self._kept else self._endpoint.receive()
         except Lost:
             return self._find_server()
 
@@ -235,7 +241,7 @@ class BatchLoop:
         """Return a message that ends the grant early, waiting for it until `until`; None if none comes."""
         while True:
             remaining = until - perf_counter() if until else 0.0
-            if self._endpoint.poll(max(0.0, remaining)):
+            if self._kept or self._endpoint.poll(max(0.0, remaining)):
                 message = self._receive()
                 self.replica.handle(message)
                 if isinstance(message, m.Work | m.Over) or message == m.Cancelled(self._grant.ticket):

@@ -32,6 +32,7 @@ class WorkerState:
         self._kept: dict[str, Keepable] = {}
         self._left_out: list[Any] = []  # restored by the run itself: loading them twice would make them wrong
         self._data: bytes | None = None  # from the checkpoint
+        self.busy = False  # it is captured or restored
         self.pending: tuple[int, bool] | None = None  # phase, and whether at its end: when to restore
 
     def keep(self, name: str, thing: Any) -> None:
@@ -65,17 +66,21 @@ class WorkerState:
     def capture(self, phase: int, *, over: bool) -> bytes:
         """Return the current state."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return pack(
-            {
-                "phase": phase,
-                "over": over,
-                "torch": torch.get_rng_state(),
-                "numpy": np.random.get_state(legacy=False),
-                "python": random.getstate(),
-                "cuda": cuda,
-                "kept": {name: thing.state_dict() for name, thing in self._kept.items() if self._is_own(thing)},
-            }
-        )
+        self.busy = True
+        try:
+            return pack(
+                {
+                    "phase": phase,
+                    "over": over,
+                    "torch": torch.get_rng_state(),
+                    "numpy": np.random.get_state(legacy=False),
+                    "python": random.getstate(),
+                    "cuda": cuda,
+                    "kept": {name: thing.state_dict() for name, thing in self._kept.items() if self._is_own(thing)},
+                }
+            )
+        finally:
+            self.busy = False
 
     def reach(self, phase: int, *, over: bool) -> None:
         """Restore the captured state if the script has reached its moment."""
@@ -91,9 +96,13 @@ class WorkerState:
         self._restore(self._kept, state["kept"])
 
     def _restore(self, things: dict[str, Keepable], states: dict[str, Any]) -> None:
-        for name, thing in things.items():
-            if name in states and self._is_own(thing):
-                thing.load_state_dict(states[name])
+        self.busy = True
+        try:
+            for name, thing in things.items():
+                if name in states and self._is_own(thing):
+                    thing.load_state_dict(states[name])
+        finally:
+            self.busy = False
 
     def _is_own(self, thing: Keepable) -> bool:
         """Return whether the run does not restore the object by itself."""

@@ -1,0 +1,188 @@
+"""What a script's optimizer shows of the run's, and what it can give to it: alone, on virtual workers, on processes."""
+
+import copy
+
+import pytest
+import torch
+from clusters import EVEN, Rows, cluster, mean_square, network
+from launching import launch
+from one_worker import KINDS, assert_same, server, trained
+
+import paceline
+from paceline.core.errors import ScriptError, UserError
+
+ROWS = Rows()
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+def same(one, other):
+    """Whether two states are equal, tensors but for the last digits, which fused steps round otherwise."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+    return one == other
+
+
+def steps(model, optimizer, batches):
+    for x, y, _ in batches:
+        optimizer.zero_grad()
+        mean_square(model, x, y).backward()
+        optimizer.step()
+        yield
+
+
+@pytest.fixture(params=KINDS)
+def link(request, monkeypatch):
+    return server(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_alone_it_is_what_plain_pytorch_has(link, name):
+    shown = []
+
+    def script(prepare, batches):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        prepare(model, optimizer)
+        found = [copy.deepcopy(optimizer.state_dict())]
+        for _ in steps(model, optimizer, batches(ROWS, batch_size=10, epochs=1)):
+            found.append(copy.deepcopy(optimizer.state_dict()))
+        shown.append([*found, optimizer.state_dict()])
+        return model
+
+    trained(script, link)
+    ours, plain = shown
+    assert len(ours) == len(plain) == 7
+    assert all(map(same, ours, plain))
+    assert ours[-1]["state"]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before prepare", "after prepare"])
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_what_is_loaded_goes_on_where_it_stood(link, name, before):
+    def script(prepare, batches):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        for _ in steps(model, optimizer, [(ROWS.x, ROWS.y, None)] * 3):
+            pass
+        saved = copy.deepcopy(optimizer.state_dict())
+        fresh = OPTIMIZERS[name](model.parameters())
+        if before:
+            fresh.load_state_dict(saved)
+        prepare(model, fresh)
+        if not before:
+            fresh.load_state_dict(saved)
+        assert same(fresh.state_dict(), saved)
+        for _ in steps(model, fresh, batches(ROWS, batch_size=10, epochs=1)):
+            pass
+        return model
+
+    assert_same(*trained(script, link))
+
+
+def one_job(notes, loads=False):
+    """Every worker looks at the optimizer's state in its loop and after it, and writes down what it saw at the end."""
+
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        session.prepare(model, optimizer)
+        for _ in steps(model, optimizer, session.batches(ROWS, batch_size=5, epochs=2)):
+            assert optimizer.state_dict()["state"]
+        if loads:
+            state = optimizer.state_dict()
+            for entry in state["state"].values():
+                entry["exp_avg"].fill_(7.0)
+            optimizer.load_state_dict(state)
+        torch.save(optimizer.state_dict(), notes / f"{session.worker}.pt")
+        if loads:
+            for _ in steps(model, optimizer, session.batches(ROWS, batch_size=5, epochs=1)):
+                pass
+
+    return train
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "asp"])
+def test_every_virtual_worker_sees_the_same_state(tmp_path, strategy):
+    run = paceline.launch(one_job(tmp_path), engine="sim", scenario=cluster(*EVEN), strategy=strategy)
+    found = [torch.load(tmp_path / f"{worker}.pt") for worker in range(len(EVEN))]
+    assert all(same(each, found[0]) for each in found)
+    rounds = ROWS.x.shape[0] * 2 / (5 * len(EVEN))
+    assert [float(entry["step"]) for entry in found[0]["state"].values()] == pytest.approx([rounds] * 4)
+    assert run.summary.pushes > 0
+
+
+def test_between_two_loops_worker_0s_load_counts(tmp_path):
+    paceline.launch(one_job(tmp_path, loads=True), engine="sim", scenario=cluster(*EVEN), strategy="bsp")
+    found = [torch.load(tmp_path / f"{worker}.pt") for worker in range(len(EVEN))]
+    assert all(bool((entry["exp_avg"] == 7.0).all()) for each in found[:1] for entry in each["state"].values())
+
+
+def test_a_load_inside_the_loop_is_refused_at_that_line():
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        session.prepare(model, optimizer)
+        for _ in steps(model, optimizer, session.batches(ROWS, batch_size=5)):
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    with pytest.raises(UserError, match=r"load_state_dict\(\) inside a batches\(\) loop.*call it before the loop"):
+        paceline.launch(train, engine="sim", scenario=cluster(*EVEN))
+
+
+def test_a_kept_optimizer_is_saved_without_a_word_to_the_server(tmp_path):
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        session.prepare(model, optimizer)
+        session.keep("optimizer", optimizer)
+        for _ in steps(model, optimizer, session.batches(ROWS, batch_size=10)):
+            assert session._state.capture(0, over=False)
+
+    paceline.launch(train, engine="sim", scenario=cluster(1.0))
+
+
+class OnProcesses:
+    """The job as something that can be sent to a process."""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def __call__(self):
+        one_job(self.notes)()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("transport", ["shm", "zeromq"])
+def test_on_processes(tmp_path, transport):
+    launch(OnProcesses(tmp_path), workers=2, strategy="asp", transport=transport)
+    one, other = (torch.load(tmp_path / f"{worker}.pt") for worker in range(2))
+    assert same(one, other)
+    assert one["state"]
+
+
+def test_a_script_error_is_not_hidden():
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        session.prepare(model, optimizer)
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+
+    with pytest.raises(ScriptError, match="different number of parameter groups"):
+        paceline.launch(train, engine="sim", scenario=cluster(1.0))
