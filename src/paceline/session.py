@@ -357,8 +357,9 @@ class Session:
         self._phase += 1
         on_work = self._follower.on_work if self._follower is not None else None
         loop = self._loop = BatchLoop(
-            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept, on_work
-        )
+            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept, on_work,
+            leads=self._context.worker == 0,
+        )  # fmt: skip
         loop.rounds_done = self._rounds_done
         try:
             loop.begin()

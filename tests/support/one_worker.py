@@ -146,16 +146,18 @@ def worker(endpoint, **given):
 
 def trained(script, endpoint):
     """What `script(prepare, batches)` makes of its model under paceline, and as plain PyTorch on the same batches."""
-    seen = []
+    loops = []  # the batches of each
     with worker(endpoint) as session:
 
         def batches(*args, **options):
+            loops.append([])
             for batch in session.batches(*args, **options):
-                seen.append(batch)
+                loops[-1].append(batch)
                 yield batch
 
         model = script(session.prepare, batches)
-    plain = script(lambda model, optimizer: (model, optimizer), lambda *_, **__: iter(seen))
+    again = iter(loops)
+    plain = script(lambda model, optimizer: (model, optimizer), lambda *_, **__: iter(next(again)))
     return dict(model.state_dict()), dict(plain.state_dict())
 
 

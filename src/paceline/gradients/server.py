@@ -1,5 +1,7 @@
 """The server's side of gradient exchange: receive pushes and hold them in the store until the strategy decides."""
 
+from typing import Any
+
 from paceline.core.errors import UserError
 from paceline.core.updates import PushRef
 from paceline.gradients.grants import Grants
@@ -7,7 +9,7 @@ from paceline.model.spec import Gradient
 from paceline.model.store import Store
 from paceline.server.model_exchange import ModelExchange
 from paceline.server.workers import WorkerRecord
-from paceline.transport.messages import Extra, More, OptimizerAsked, OptimizerHeld, OptimizerLoaded, Push
+from paceline.transport.messages import Extra, ModelLoaded, More, OptimizerAsked, OptimizerHeld, OptimizerLoaded, Push
 
 JUST_SENT_S = 1e-6  # a push read so soon after its computation counts as just sent
 
@@ -15,7 +17,7 @@ JUST_SENT_S = 1e-6  # a push read so soon after its computation counts as just s
 class GradientExchange(ModelExchange):
     """Passes pushes of workers on to the coordinator, delayed where a scenario is emulated."""
 
-    messages = (OptimizerAsked, OptimizerLoaded)
+    messages = (OptimizerAsked, OptimizerLoaded, ModelLoaded)
 
     def adopt(self, store: Store, at: float) -> None:
         super().adopt(store, at)
@@ -78,19 +80,23 @@ class GradientExchange(ModelExchange):
             timing = run.emulation.compute(record.worker, extra.samples, at)
         run.engine.dispatch(record.worker, Extra(extra), timing)
 
-    # -- the script's optimizer --------------------------------------------------------------------------------------
+    # -- the script's own model and optimizer ------------------------------------------------------------------------
 
-    def on_message(self, record: WorkerRecord | None, message: OptimizerAsked | OptimizerLoaded, at: float) -> None:
+    def on_message(self, record: WorkerRecord | None, message: Any, at: float) -> None:
         del at
         if record is None:
             return
         if isinstance(message, OptimizerAsked):
             self.run.engine.send(record.worker, OptimizerHeld(*self.store.optimizer.state()))
         elif self.run.phases.running:
+            what = "its model" if isinstance(message, ModelLoaded) else "its optimizer's state"
             raise UserError(
-                f"worker {record.worker} loads its optimizer's state while others train: load it before the loop that "
-                "it is for, in every worker"
+                f"worker {record.worker} loads {what} while others train: load it before the loop that it is for, in "
+                "every worker"
             )
-        elif self.run.resumption is None or self.run.phases.current is not None:
-            # A resumed script loads anew what it had loaded before the checkpoint, which has all that came of it.
+        elif self.run.resumption is not None and self.run.phases.current is None:
+            return  # a resumed script loads again what the checkpoint already has
+        elif isinstance(message, ModelLoaded):
+            self.store.overwrite(message.values, message.buffers)
+        else:
             self.store.optimizer.load(message.tensors, message.numbers)

@@ -201,6 +201,14 @@ class OptimizerLoaded(ToServer, frozen=True):
     numbers: dict[str, Number]
 
 
+@registered(30)
+class ModelLoaded(ToServer, frozen=True):
+    """Between two phases a script has changed the model that it had prepared."""
+
+    values: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+
+
 # -- to a worker -------------------------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,8 @@ class BatchLoop:
 
     def __init__(
         self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, handshake: Handshake,
-        state: WorkerState, kept: deque[m.ToWorker], on_work: Callable[[float], None] | None = None,
+        state: WorkerState, kept: deque[m.ToWorker], on_work: Callable[[float], None] | None = None, *,
+        leads: bool = False,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.over: m.Over | None = None
@@ -62,6 +63,7 @@ class BatchLoop:
         self._ready = ready
         self._handshake = handshake
         self._state = state
+        self._leads = leads  # what its script does to the model between phases counts
         self._kept = kept  # messages that came while the script waited for an answer of another kind
         self._on_work = on_work  # called at every grant with the rounds done; they fall when a server resumes
         self._grant = GrantPieces()
@@ -77,7 +79,12 @@ class BatchLoop:
     # -- calls from the script ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Announce this worker and wait for its first grant."""
+        """Announce this worker and wait for its first grant.
+
+        If the script has changed the model since the last version was loaded, worker 0's is trained from here on.
+        """
+        if self._leads and self.replica.edited():
+            self._endpoint.send(m.ModelLoaded(*self.replica.model_copy()))
         self.replica.mark()
         self.replica.settle()
         self._endpoint.send(self._ready)
@@ -343,3 +350,4 @@ class BatchLoop:
             self._endpoint.send(m.SavedState(over.save, self._state.capture(self._ready.phase, over=not over.run_over)))
         if over.parameters is not None:
             self.replica.load(over.parameters)
+            self.replica.watch_edits()

@@ -46,6 +46,7 @@ class Handshake:
     def take_in(self, answer: Welcome) -> None:
         """Load the run's model, and this worker's state if the run resumes from a checkpoint."""
         self._replica.load(answer.parameters)
+        self._replica.watch_edits()
         self._state.welcome(answer.state)
 
 

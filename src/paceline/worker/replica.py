@@ -138,7 +138,8 @@ class Replica:
     def load(self, version: Parameters) -> None:
         """Load a whole version."""
         with torch.no_grad():
-            torch._foreach_copy_(self._values, self.layout.views(version.flat))
+            # Not `_values`: a script may have put other tensors in their place.
+            torch._foreach_copy_([parameter.data for parameter in self.parameters], self.layout.views(version.flat))
             for buffer, value in zip(self.buffers, version.buffers, strict=True):
                 buffer.copy_(value)
         self._read = version
@@ -182,8 +183,14 @@ class Replica:
         """Return whether the parameters differ from the loaded version."""
         if self._read is None:
             return False
-        pairs = zip(self._values, self.layout.views(self._read.flat), strict=True)
-        return not all(torch.equal(value.to(read.device), read) for value, read in pairs)
+        pairs = zip(self.parameters, self.layout.views(self._read.flat), strict=True)
+        return not all(torch.equal(parameter.detach().to(read.device), read) for parameter, read in pairs)
+
+    def model_copy(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return copies of what the script's model holds, in main memory."""
+        tensors = ([parameter.detach() for parameter in self.parameters], self.buffers)
+        values, buffers = ([tensor.to("cpu", copy=True) for tensor in group] for group in tensors)
+        return values, buffers
 
     # -- outgoing pushes ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a script's optimizer shows of the run's, and what it can give to it: alone, on virtual workers, on processes."""
+"""A script's own model and optimizer between loops: what they show of the run's, and what they can give to it."""
 
 import copy
 
@@ -186,3 +186,61 @@ def test_a_script_error_is_not_hidden():
 
     with pytest.raises(ScriptError, match="different number of parameter groups"):
         paceline.launch(train, engine="sim", scenario=cluster(1.0))
+
+
+def halve(model):
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+def load(model):
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def replace(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.5
+
+
+@pytest.mark.parametrize("change", [halve, load, replace])
+@pytest.mark.parametrize("between", [False, True], ids=["before the first loop", "between loops"])
+def test_a_model_that_is_changed_before_a_loop_is_trained_from_there(link, change, between):
+    def script(prepare, batches):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        prepare(model, optimizer)
+        if between:
+            for _ in steps(model, optimizer, batches(ROWS, batch_size=10, epochs=1)):
+                pass
+        change(model)
+        for _ in steps(model, optimizer, batches(ROWS, batch_size=10, epochs=1)):
+            pass
+        return model
+
+    assert_same(*trained(script, link))
+
+
+def zeroing(only=None):
+    """Every worker, or only one, sets the model to zero after a loop; the next one does nothing but end."""
+
+    def train():
+        session = paceline.init()
+        model = network()
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for _ in range(2):
+            for _, _, _ in session.batches(ROWS, batch_size=5):
+                pass
+            if only in (None, session.worker):
+                for parameter in model.parameters():
+                    parameter.data.zero_()
+        for _, _, _ in session.batches(ROWS, batch_size=5):
+            pass
+
+    return train
+
+
+@pytest.mark.parametrize(("only", "zero"), [(None, True), (0, True), (1, False)])
+def test_on_several_workers_worker_0s_changes_count(only, zero):
+    run = paceline.launch(zeroing(only), engine="sim", scenario=cluster(*EVEN))
+    assert all(bool((value == 0).all()) for value in run.model_state.values()) is zero
