@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from paceline.core.errors import OptionError, UserError
-from paceline.core.ledger import SAMPLINGS, Sampling
+from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
 from paceline.peers.node_replica import NodeReplica
 from paceline.peers.process import ProcessReplica
@@ -220,6 +220,8 @@ class Session:
         fetcher = Fetcher(dataset, loader_options)
         if not fetcher.size:
             raise OptionError("the data set is empty: batches() needs at least 1 sample")
+        if sampling == "epoch":
+            epochs = whole_epochs(fetcher.size, epochs, least)  # here, so that `len()` and the journal agree with it
         ready = Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
         return Batches(self, fetcher, ready)
 
