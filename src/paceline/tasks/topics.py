@@ -12,6 +12,7 @@ same in one process without tables.
 
 import gzip
 import math
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,8 @@ def load_corpus(folder: Path) -> Corpus:
                 pairs = [entry.partition(":") for entry in line.split()[1:]]
                 words.append(np.repeat([int(word) for word, _, _ in pairs], [int(count) for _, _, count in pairs]))
         every = np.concatenate(words).astype(np.int64)
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is cut short or damaged ({error}); fetch it again") from error
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is not in lda-c's format (count word:count ...): {error}") from error
     return Corpus(every, np.concatenate(([0], np.cumsum([len(part) for part in words]))), int(every.max()) + 1)
