@@ -205,11 +205,12 @@ def train() -> None:
     )
     session.measure(lambda tables: {"loss": loss_of(tables["words"], beta)})
 
-    mine, pieces, clock = np.empty(0, dtype=np.int64), list[Part](), -1
+    mine, pieces = np.empty(0, dtype=np.int64), list[Part]()
+    clock: int | None = None  # the last one, with the assignments at hand; None: read them again
     while session.clocks < clocks:
         share = session.share(corpus.documents)
         # A server restored from a checkpoint has set back the clock, and the assignments with it.
-        if not np.array_equal(share, mine) or session.clocks != clock + 1:
+        if not np.array_equal(share, mine) or clock is None or session.clocks != clock + 1:
             mine, pieces = share, [Part.of(corpus, p) for p in np.array_split(share, parts) if len(p)]
             first, last = (int(corpus.starts[share[0]]), int(corpus.starts[share[-1] + 1])) if len(share) else (0, 0)
             begin, end = first // TOKENS, -(-last // TOKENS)
@@ -224,7 +225,7 @@ def train() -> None:
             part, own = pieces[number], owned[number]
             before, sums_before, counts = own.copy(), totals.get(0), in_topic.get(part.distinct)
             if session.clocks != clock:
-                clock = -1
+                clock = None
                 continue
             after, sums = scrap[: len(counts)], sums_before.copy()
             after[:] = counts
