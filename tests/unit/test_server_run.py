@@ -616,6 +616,16 @@ def test_a_diverging_run_goes_on_under_bsp():
     assert hand.engine.recalled == [(0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize("action", ["stop", "bsp"])
+def test_divergence_does_not_replace_an_earlier_cause_of_the_end(action):
+    hand = HandDrivenRun("asp", on_divergence=action).train()
+    hand.run.end("target")
+    hand.run.on_divergence("it diverges")
+    hand.run.attend(1.0)
+    assert hand.run.cause == "target"
+    assert canonical(hand.run.coordinator.strategy) == "asp"
+
+
 def test_a_push_that_is_not_finite_is_refused_or_ends_the_run():
     hand = HandDrivenRun().train()
     hand.pushes(0, float("nan"))
