@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.core.errors import OptionError, UserError
-from paceline.core.ledger import SAMPLINGS, Sampling
+from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
 from paceline.peers.node_replica import NodeReplica
 from paceline.peers.process import ProcessReplica
@@ -251,6 +251,8 @@ class Session:
         if remark is not None:
             with contextlib.suppress(Closed):  # after the run is over there is nothing to share out
                 self._endpoint.send(Remark(remark))
+        if sampling == "epoch":
+            epochs = whole_epochs(fetcher.size, epochs, least)  # here, so that `len()` and the journal agree with it
         ready = Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
         return Batches(self, fetcher, ready)
 

@@ -4,11 +4,12 @@ import os
 import time
 
 import leaks
+import msgspec
 import pytest
 import torch
 
 from paceline.peers.messages import Box
-from paceline.transport.mail import UNREAD, PeerHeader
+from paceline.transport.mail import UNREAD, PeerHeader, encode
 from paceline.transport.mail_shm import ShmMail
 from paceline.transport.mail_zeromq import ZeromqMail
 
@@ -153,6 +154,19 @@ def test_whoever_does_not_have_the_key_is_not_heard(make, kind, caplog):
     assert one.post(2, header(weight=0.75), [torch.ones(2)])
     assert [delivered.header.weight for delivered in collected(other)] == [0.75]
     assert "does not have this node's key" in caplog.text
+
+
+def test_a_message_that_names_a_slot_but_no_values_is_dropped(make, monkeypatch, caplog):
+    one, other = pair(make, "shm")
+
+    def without_sizes(message):
+        return encode(msgspec.structs.replace(message, sizes=()) if message.kind == "model" else message)
+
+    monkeypatch.setattr("paceline.transport.mail_shm.encode", without_sizes)
+    assert one.post(2, header(), [torch.ones(2)])
+    assert one.post(2, header(kind="asked"), [])
+    assert [delivered.header.kind for delivered in collected(other)] == ["asked"]
+    assert "a message of node 1 names slot 0, but no values" in caplog.text
 
 
 def test_memory_that_could_shrink_is_refused(make, monkeypatch, caplog):

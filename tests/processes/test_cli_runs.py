@@ -339,7 +339,7 @@ def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     with progress_shown(quiet=False) as listener:
         assert listener is not None
-        listener(Progress(3.0, 7, 64, 128, {"accuracy": 0.5}, None))
+        listener(Progress(3.0, 7, 48, 128, {"accuracy": 0.5}, None, samples_lost=16))
     assert "version 7 · accuracy 0.5" in terminal.getvalue()
     assert "50%" in terminal.getvalue()
 

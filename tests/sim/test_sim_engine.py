@@ -1,6 +1,7 @@
 """The simulator with scripts: deterministic, faults carried out, times that add up, evaluation that costs nothing."""
 
 import hashlib
+import json
 import random
 
 import numpy as np
@@ -10,10 +11,10 @@ from clusters import EVEN, UNEVEN, Rows, cluster, event, mean_square, network
 
 import paceline
 from paceline.core.actions import Grant
-from paceline.core.errors import ScenarioError, UserError
+from paceline.core.errors import JournalError, ScenarioError, UserError
 from paceline.core.events import Joined, Left, Pushed
 from paceline.engines.sim.kernel import Kernel
-from paceline.records.journal import Decision, Lines, Observation
+from paceline.records.journal import Decision, Lines, Observation, Writer
 from paceline.records.metrics import fold
 from paceline.tasks import get
 
@@ -302,3 +303,17 @@ def test_no_thread_is_left(nothing_left):
     launch(cluster(*EVEN))
     with pytest.raises(ScenarioError):
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))
+
+
+def test_a_journal_whose_end_is_lost_does_not_cost_the_report(tmp_path, monkeypatch):
+    close = Writer.close
+
+    def cannot_write(writer):
+        close(writer)
+        raise JournalError("no space left")
+
+    monkeypatch.setattr(Writer, "close", cannot_write)
+    with pytest.raises(JournalError, match="no space left"):
+        launch(cluster(*EVEN), train(epochs=1), journal=tmp_path / "j.jsonl.gz", runs_dir=tmp_path / "runs")
+    (report,) = tmp_path.glob("runs/*/report.json")
+    assert json.loads(report.read_text())["samples_used"] == 50

@@ -26,6 +26,55 @@ def first_loss(task):
     return launch(task, options={"clocks": "1"}, evaluate_every="1v").summary.metrics["loss"]
 
 
+class LoneSession:
+    """A session on tables without a run; once the worker comes to clock `crash_at`, the tables return to clock 0."""
+
+    data_dir = None
+
+    def __init__(self, options, crash_at=None):
+        self.options, self.crash_at = options, crash_at
+        self.keys, self.tables, self.first, self.clocks = [], {}, {}, 0
+
+    def option(self, name, default):
+        return type(default)(self.options.get(name, default))
+
+    def once(self, key, make):
+        self.keys.append(key)
+        return make()
+
+    def table(self, name, rows, width, init, **_):
+        self.first[name] = np.array(init() if callable(init) else init).reshape(rows, width)
+        self.tables[name] = self.first[name].copy()
+        return LoneTable(self, name)
+
+    def measure(self, evaluate):
+        pass
+
+    def share(self, size):
+        return np.arange(size)
+
+    def clock(self, work):
+        self.clocks += 1
+        return True
+
+    def crash_if_due(self):
+        if self.clocks == self.crash_at:
+            self.crash_at, self.clocks = None, 0
+            self.tables = {name: values.copy() for name, values in self.first.items()}
+
+
+class LoneTable:
+    def __init__(self, session, name):
+        self.session, self.name = session, name
+
+    def get(self, rows):
+        self.session.crash_if_due()
+        return self.session.tables[self.name][rows].copy()
+
+    def inc(self, rows, change):
+        np.add.at(self.session.tables[self.name], rows, change)
+
+
 class TestFactorize:
     @pytest.mark.slow
     def test_four_workers_come_as_far_as_one_process_on_as_many_ratings(self):
@@ -58,6 +107,15 @@ class TestFactorize:
         assert (ratings.users, ratings.items, len(ratings.user)) == (24_983, 100, 1_810_455)
         assert abs(float(ratings.value.mean())) < 1e-3
         assert (np.diff(ratings.user) >= 0).all()
+
+    def test_ratings_of_another_rank_are_made_anew(self, monkeypatch):
+        keys = []
+        for rank in ("2", "3"):
+            session = LoneSession({"rank": rank, "users": "20", "clocks": "1"})
+            monkeypatch.setattr(paceline, "init", lambda session=session: session)
+            factorize.train()
+            keys += session.keys
+        assert len(set(keys)) == 2
 
     def test_a_file_that_is_something_else_is_named(self, tmp_path):
         (tmp_path / factorize.JESTER).write_bytes(b"no archive")
@@ -142,6 +200,18 @@ class TestTopics:
         assert assigned.max() < 10
         np.testing.assert_array_equal(run.tables["words"], topics.count_words(corpus.words, assigned, 500, 10))
         np.testing.assert_array_equal(run.tables["topics"][0], np.bincount(assigned, minlength=10))
+
+    @pytest.mark.parametrize("crash_at", [1, 3, 4])
+    def test_assignments_are_read_again_where_a_restored_server_begins_anew(self, monkeypatch, crash_at):
+        options = {"topics": "3", "documents": "8", "vocabulary": "20", "clocks": "6"}
+        session = LoneSession(options, crash_at)
+        monkeypatch.setattr(paceline, "init", lambda: session)
+        monkeypatch.setattr(topics, "sampler", lambda: topics._sample)
+        topics.train()
+        assert session.crash_at is None
+        corpus = topics.make_corpus(8, 20, 3, 100, 0)
+        assigned = session.tables["assignments"].ravel()[: len(corpus.words)]
+        np.testing.assert_array_equal(session.tables["words"], topics.count_words(corpus.words, assigned, 20, 3))
 
     @pytest.mark.slow
     @needs_data

@@ -198,6 +198,32 @@ def test_batch_norm_trains_under_every_strategy(name, batch_size):
     assert launch(script, strategy=spec)[0].summary.samples_used == 126
 
 
+@pytest.mark.parametrize(("sampling", "used"), [("epoch", 65), ("shard", 64), ("replacement", 64)])
+def test_batch_norm_meets_no_single_sample_at_the_end_of_epochs_and_shards(sampling, used):
+    lengths = []
+
+    def script():
+        session = paceline.init()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        session.prepare(model, optimizer)
+        batches = session.batches(Rows(63), batch_size=5, epochs=64 / 63, sampling=sampling)
+        lengths.append(len(batches))
+        for x, y, _ in batches:
+            assert len(x) >= 2
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+
+    run, lines = launch(script)
+    assert run.summary.samples_used >= used
+    (phase,) = [line for line in lines if isinstance(line, Observation) and line.what == "phase"]
+    assert {phase.data["rounds"]} == set(lengths)
+    if sampling == "epoch":
+        assert run.summary.samples_used == used == round(phase.data["epochs"] * 63)
+
+
 @pytest.mark.parametrize("name", strategies.names())
 @pytest.mark.parametrize("passes", [2, 3])
 def test_accumulation_trains_under_every_strategy(name, passes):

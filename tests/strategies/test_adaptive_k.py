@@ -121,3 +121,8 @@ def test_the_changes_are_explained():
     reasons = [a.reason for d in cluster.decisions for a in d.actions if type(a).__name__ == "Track"]
     assert reasons[0] == "the run begins with k=1"
     assert reasons[1] == "k grows from 1 to 2: 6 more negative than positive inner products in 6 iterations"
+
+
+def test_bound_keeps_its_k_while_no_response_has_taken_any_time():
+    strategy = strategies.build("adaptive_k:test=bound,eta=0.01,L=2,c=1,sigma2=10,s=10,error=100", 0)
+    assert ks(VirtualCluster(strategy, seconds=[0.0] * 3).run(pushes=20)) == [1]

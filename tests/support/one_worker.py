@@ -19,7 +19,7 @@ from paceline.engines.alone import Alone, AloneLink
 from paceline.model.regions import SLOTS, Region, RegionLayout
 from paceline.model.spec import Parameters
 from paceline.transport.base import Closed, Lost
-from paceline.transport.messages import Hello, Push, Welcome, Work
+from paceline.transport.messages import Hello, OptimizerAsked, OptimizerHeld, Push, Welcome, Work
 from paceline.worker import context
 from paceline.worker.context import Shared, WorkerContext
 from paceline.worker.device_replica import DeviceStage
@@ -199,6 +199,8 @@ class Conversation:
             self.hello = message
             fields = self.welcomes.popleft() if self.welcomes else {}
             self.answers.appendleft(Lost if fields is Lost else Welcome(self.version(0), **fields))
+        elif isinstance(message, OptimizerAsked):
+            self.answers.appendleft(OptimizerHeld({}, {}))
 
     def version(self, number, value=None):
         """A version as it travels; `value`: every parameter of it is that."""

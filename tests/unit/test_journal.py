@@ -1,6 +1,8 @@
 """The journal's file format: what is written is what is read, and what cannot be read is refused by name."""
 
+import errno
 import gzip
+import io
 import math
 import threading
 import time
@@ -15,7 +17,7 @@ from paceline.core.actions import Apply, Cancel, Discard, Grant, Mark, SetTimer,
 from paceline.core.errors import JournalError
 from paceline.core.events import Applied, Joined, Left, TimerFired
 from paceline.records import journal
-from paceline.records.journal import Decision, Header, Line, Lines, Observation, Writer, read
+from paceline.records.journal import Decision, Header, Line, Lines, Observation, Tee, Writer, read
 
 EVERY_KIND: list[Line] = [
     header(strategy="ssp:staleness=2", options={"target": None}, scenario={"seed": 7}, versions={"paceline": "0.1"}),
@@ -197,6 +199,51 @@ def test_what_was_written_is_flushed_although_nothing_follows(
 def test_a_writer_leaves_no_thread(tmp_path: Path, name: str) -> None:
     written(tmp_path / name, [header(started="2025-01-01T00:00:00Z"), EVERY_KIND[1]])
     assert not [thread for thread in threading.enumerate() if thread.name == "paceline-journal"]
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """Return a writer whose thread failed to write the header."""
+    monkeypatch.setattr(journal, "FLUSH_SECONDS", 1e-3)
+    writer = Writer(path)
+    monkeypatch.setattr(writer, "_file", FullDisk())
+    writer.write(header(started="2025-01-01T00:00:00Z"))
+    while writer._failure is None:
+        time.sleep(1e-3)
+    return writer
+
+
+def test_lines_that_were_lost_after_the_last_write_are_an_error_of_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = on_a_full_disk(tmp_path / "j", monkeypatch)
+    with pytest.raises(JournalError, match="cannot write journal .*j: No space left on device; free some space"):
+        writer.close()
+    writer.close()
+    assert writer._raw.closed
+
+
+def test_a_failure_that_a_write_has_raised_is_not_raised_again_by_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = on_a_full_disk(tmp_path / "j", monkeypatch)
+    for raises in (lambda: writer.write(EVERY_KIND[1]), writer.flush):
+        with pytest.raises(JournalError, match="No space left"):
+            raises()
+    writer.close()
+    assert writer._raw.closed
+
+
+def test_sinks_with_equal_lines_are_told_apart() -> None:
+    one, other = Lines(), Lines()
+    Tee(one, observations=other).write(EVERY_KIND[-1])
+    assert (len(one), len(other)) == (1, 1)
+    Tee(one, observations=one).write(EVERY_KIND[-1])
+    assert len(one) == 2
 
 
 def test_nothing_of_the_machine_is_in_the_compressed_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import CheckpointError, InternalError, OptionError
-from paceline.core.ledger import Allotment, EpochLedger, ShardLedger, Tally, make_ledger
+from paceline.core.ledger import Allotment, EpochLedger, ShardLedger, Tally, make_ledger, whole_epochs
 
 
 def drain(ledger, worker=0, work=7):
@@ -80,6 +80,58 @@ def test_batch_norm_leaves_no_piece_of_one_sample():
     assert sizes == [4, 5]
     ledger = EpochLedger(9, 9, (0, 0), least=2)
     assert min(a.samples for a in drain(ledger, work=1)) == 2
+
+
+@pytest.mark.parametrize(("size", "epochs", "total"), [(10, 1.1, 12), (10, 0.05, 2), (2, 1.5, 4), (10, 1.2, 12)])
+def test_batch_norm_ends_in_no_epoch_of_one_sample(size, epochs, total):
+    ledger = make_ledger("epoch", size, epochs, 0, 1, least=2)
+    found = list(drain(ledger, work=3))
+    assert min(a.samples for a in found) >= 2
+    assert sum(a.samples for a in found) == total
+    each = Counter((a.epoch, int(i)) for a in found for i in a.indices)
+    assert set(each.values()) == {1}
+
+
+def test_epochs_are_raised_only_where_batch_norm_needs_it():
+    assert whole_epochs(10, 1.1, least=2) * 10 == 12
+    assert whole_epochs(10, 1.1, least=1) == 1.1
+    assert [whole_epochs(10, epochs, least=2) for epochs in (1.5, 3)] == [1.5, 3]
+    assert whole_epochs(10, 1e308, least=2) == 1e308  # make_ledger refuses it
+
+
+@settings(max_examples=200)
+@given(
+    sampling=st.sampled_from(["epoch", "shard", "replacement"]),
+    size=st.integers(6, 40),
+    epochs=st.floats(0.05, 3.0),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.sampled_from(["keep", "settle", "back"]))),
+)
+def test_batch_norm_gets_no_allotment_of_one_sample_whatever_is_given_back(sampling, size, epochs, steps):
+    ledger = make_ledger(sampling, size, epochs, seed=3, workers=3, least=2)
+    out = []
+    for worker, work, fate in steps:
+        if (allotment := ledger.allot(worker, work)) is None:
+            break
+        assert 2 <= allotment.samples == len(allotment.indices)
+        if fate == "settle":
+            ledger.settle(allotment.samples)
+        elif fate == "back":
+            ledger.give_back(worker, allotment)
+        else:
+            out.append((worker, allotment))
+    again = make_ledger(sampling, size, epochs, seed=3, workers=3, least=2)
+    again.restore(json.loads(json.dumps(ledger.snapshot(out))))
+    for number in range(100):
+        if (allotment := again.allot(number % 3, 1 + number % 4)) is None:
+            break
+        assert 2 <= allotment.samples == len(allotment.indices)
+        again.settle(allotment.samples)
+
+
+def test_a_shard_of_one_row_is_refused_for_batch_norm():
+    with pytest.raises(OptionError, match="5 samples for 3 workers, .* needs 2 rows per worker: use at most 2"):
+        make_ledger("shard", 5, 1, 0, 3, least=2)
+    make_ledger("shard", 6, 1, 0, 3, least=2)
 
 
 def test_a_fraction_of_an_epoch():

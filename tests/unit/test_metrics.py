@@ -75,6 +75,13 @@ def test_an_apply_without_mass_makes_no_version_and_uses_nothing() -> None:
     assert (report.versions, report.pushes, report.samples_used, report.staleness.max) == (0, 1, 0, None)
 
 
+def test_samples_of_an_apply_without_mass_are_used_as_the_coordinator_counts_them() -> None:
+    lines = [header(), joined(0.0, 0), decision(pushed(1.0, 0, 1, loss=2.0), Apply((1,), (0.0,), "too old to count"))]
+    report = fold(lines).report(None)
+    assert (report.samples_used, report.per_worker[0].samples) == (8, 8)
+    assert (report.versions, report.staleness.max, report.loss) == (0, None, None)
+
+
 def test_a_push_of_weight_0_beside_others_has_no_staleness() -> None:
     lines = [header(), joined(0.0, 0), joined(0.0, 1)]
     lines += [decision(pushed(1.0, 0, 1, samples=0)), decision(pushed(1.0, 1, 2), Apply((1, 2), (0.0, 1.0), "all"))]

@@ -173,6 +173,10 @@ def test_a_wrong_jitter_is_refused_with_its_fix(jitter: object, parts: list[str]
         (event(kind="crash", worker=4, at=1), ["names worker 4", "ids end at 3", "ids start at 0"]),
         (event(kind="crash", worker=-1, at=1), ["worker must be from 0", "not -1"]),
         (event(kind="crash", worker=1, workers=[2], at=1), ["both worker and workers"]),
+        (
+            event(kind="crash", workers=2, at=1),
+            ["(crash) workers must be a list of ids, not 2; list ids of workers, such as workers = [0, 1]"],
+        ),
         (event(kind="partition", workers=[], at=1, **{"for": 3}), ["at least one, not []"]),
         (event(kind="partition", workers=[1, 1], at=1, **{"for": 3}), ["distinct", "[1, 1]"]),
         (event(kind="partition", workers=[1.5], at=1, **{"for": 3}), ["whole number, not 1.5"]),

@@ -13,6 +13,7 @@ from paceline.core.settings import Every, Target
 from paceline.peers import messages as p
 from paceline.peers.server import PeerExchange
 from paceline.server.engine import EVALUATOR
+from paceline.server.progress import ProgressReports
 from paceline.server.run import GATHERING_S, RESPAWNS
 from paceline.strategies import canonical
 from paceline.tables import messages as t
@@ -616,6 +617,16 @@ def test_a_diverging_run_goes_on_under_bsp():
     assert hand.engine.recalled == [(0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize("action", ["stop", "bsp"])
+def test_divergence_does_not_replace_an_earlier_cause_of_the_end(action):
+    hand = HandDrivenRun("asp", on_divergence=action).train()
+    hand.run.end("target")
+    hand.run.on_divergence("it diverges")
+    hand.run.attend(1.0)
+    assert hand.run.cause == "target"
+    assert canonical(hand.run.coordinator.strategy) == "asp"
+
+
 def test_a_push_that_is_not_finite_is_refused_or_ends_the_run():
     hand = HandDrivenRun().train()
     hand.pushes(0, float("nan"))
@@ -624,6 +635,22 @@ def test_a_push_that_is_not_finite_is_refused_or_ends_the_run():
     hand = HandDrivenRun(on_nonfinite="stop").train()
     hand.pushes(0, float("inf"))
     assert hand.run.cause == "divergence"
+
+
+def test_progress_comes_to_the_end_although_samples_were_lost(monkeypatch):
+    monkeypatch.setattr("paceline.server.progress.PAUSE_S", -1.0)
+    hand, shown = HandDrivenRun(workers=1).train(), []
+    reports = ProgressReports(hand.run, shown.append)
+    for value in (float("nan"), 1.0, 1.0):
+        hand.pushes(0, value)
+    reports.on_version(2, 1.0)
+    hand.pushes(0, 1.0)
+    hand.is_ready(0, phase=1)
+    reports.on_version(3, 1.0)
+    assert [(p.samples_used, p.samples_lost, p.total_samples) for p in shown] == [
+        (2 * BATCH, BATCH, SIZE),
+        (SIZE - BATCH, BATCH, 2 * SIZE),
+    ]
 
 
 def test_workers_that_all_wait_for_ever_are_an_error():

@@ -18,6 +18,10 @@ from paceline.model.tensor_files import NAMES, from_bytes, to_bytes
 from paceline.worker.state_codec import pack, unpack
 
 
+class Digest(bytes):
+    """Bytes of a class of their own, which could not come back as such."""
+
+
 def same(one, other):
     if isinstance(one, torch.Tensor):
         return (
@@ -64,6 +68,7 @@ leaves = (
     | st.text()
     | st.binary()
     | st.binary().map(bytearray)
+    | st.binary().map(np.bytes_)
     | tensors()
     | arrays
     | st.floats(width=32).map(np.float32)
@@ -120,6 +125,7 @@ def test_views_and_gradients_are_kept_by_value():
         ({"kept": {"scaler": {"growth_tracker": Fraction(1, 2)}}}, "kept.scaler.growth_tracker", "a Fraction"),
         ({"kept": [1, {2, 3}]}, "kept.1", "a set"),
         ({"kept": {"f": print}}, "kept.f", "a builtin_function_or_method"),
+        ({"kept": [Digest(b"abc")]}, "kept.0", "a Digest"),
         ({"kept": {(1, 2): 3}}, "kept", "a dict with the key (1, 2)"),
         ({"x": torch.eye(2).to_sparse()}, "x", "a tensor of kind torch.sparse_coo"),
         ({"x": torch.zeros(1, dtype=torch.complex128)}, "x", "torch.complex128"),

@@ -9,7 +9,7 @@ import pytest
 from task_stand_ins import idx_bytes, write_cifar, write_mnist
 
 from paceline.core.errors import DataError
-from paceline.tasks import cifar, jpeg, mnist
+from paceline.tasks import cifar, jpeg, mnist, svmlight, topics
 
 
 def test_idx_files_plain_and_compressed(tmp_path: Path) -> None:
@@ -35,6 +35,28 @@ def test_a_damaged_idx_file_is_a_data_error(tmp_path: Path, name: str, content: 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         mnist.read_idx(tmp_path / name)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "overwritten"])
+def test_a_damaged_compressed_file_of_examples_or_words_is_a_data_error(tmp_path: Path, damage: str) -> None:
+    for name, text, read in (
+        ("a9a.gz", b"1 3:1 7:0.5\n" * 500, lambda: svmlight.load(tmp_path / "a9a.gz")),
+        ("ap.dat.gz", b"2 0:1 5:2\n" * 500, lambda: topics.load_corpus(tmp_path)),
+    ):
+        whole = gzip.compress(text, mtime=0)
+        (tmp_path / name).write_bytes(whole)
+        read()
+        (tmp_path / name).write_bytes(whole[:-12] if damage == "cut short" else whole[:12] + b"\xff" * 20)
+        with pytest.raises(DataError, match=f"{name} is cut short or damaged .*; fetch it again"):
+            read()
+
+
+@pytest.mark.parametrize("number", [0, -4])
+def test_a_feature_below_the_first_is_named_with_its_line(tmp_path: Path, number: int) -> None:
+    (tmp_path / "x").write_text(f"1 3:1\n-1 {number}:1 2:1\n")
+    message = rf"x, line 2: feature numbers must be >= 1, not {number}; number features from 1"
+    with pytest.raises(DataError, match=message):
+        svmlight.load(tmp_path / "x")
 
 
 def test_mnist_with_labels_of_another_size(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 import pytest
 from journals import decision, header, joined, observed, pushed
 
-from paceline.core.actions import Apply, Grant
+from paceline.core.actions import Apply, Cancel, Grant
 from paceline.core.events import Applied, Left, TimerFired
 from paceline.records import wait_attribution as blame
-from paceline.records.journal import Line
+from paceline.records.journal import Line, Restored
+from paceline.records.metrics import fold
 
 
 def round_of(start: float, push: int, compute_s: float, transfer_s: float, samples: int = 8) -> list[Line]:
@@ -92,3 +93,27 @@ def test_medians_are_over_the_latest_pushes() -> None:
     after = {row.cause: row.seconds for row in blame.fold(lines + round_of(late, 999, 4.0, 1.0)).waited_for()}
     assert "transfer" not in before
     assert after["transfer"] > 0
+
+
+RESTORED = Restored(version=0, at=0.0, samples_used=0, samples_lost=0, pushes=0)
+
+
+def test_push_ids_that_repeat_after_a_restart_are_pushes_of_their_own() -> None:
+    """The server dies while it holds 8 samples of w0 as push 1; after the restart push 1 is one of w1."""
+    lines: list[Line] = [*start(), decision(pushed(1.0, 0, 1, compute_s=1.0)), header(restored=RESTORED)]
+    lines += [joined(10.0, 0), joined(10.0, 1), decision(pushed(14.0, 1, 1, compute_s=4.0, samples=8))]
+    lines.append(decision(pushed(15.0, 0, 2, compute_s=5.0)))
+    found = blame.fold(lines)
+    assert list(found._compute[1]) == [4.0 / 8]
+    assert list(found._compute[0]) == [1.0 / 8]  # of before the restart
+
+
+def test_nobody_is_present_between_a_servers_end_and_the_next_join() -> None:
+    """w0 waits from 1 s until the last line before the restart, and not through the time without a server."""
+    lines: list[Line] = [*start(), decision(pushed(1.0, 0, 1, compute_s=1.0)), observed(3.0, "note")]
+    lines += [header(restored=RESTORED), decision(Left(9.0, 0, "crash"), Cancel(1, "alone"))]
+    lines += [decision(Left(9.0, 1, "crash")), joined(10.0, 0), decision(pushed(11.0, 0, 1, compute_s=1.0))]
+    lines.append(observed(12.0, "end", cause="limit"))
+    rows = blame.fold(lines).waited_for()
+    assert rows == [blame.Waited(0, None, "end", 3.0)]
+    assert sum(row.seconds for row in rows) == sum(worker.wait_s for worker in fold(lines).report(None).per_worker)

@@ -107,7 +107,7 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
         line = bar.add_task("starting", total=None)
 
         def draw(progress: "Progress") -> None:
-            total, done = progress.total_samples, progress.samples_used
+            total, done = progress.total_samples, progress.samples_used + progress.samples_lost
             bar.update(line, description=describe(progress), total=total, completed=done)
 
         yield draw

@@ -113,14 +113,30 @@ def make_ledger(
     total = max(1, round(epochs * size))
     match sampling:
         case "epoch":
+            total = max(1, round(whole_epochs(size, epochs, least) * size))
             return EpochLedger(size, total, (seed, phase), least)
         case "shard":
-            return ShardLedger(size, total, (seed, phase), workers)
+            return ShardLedger(size, total, (seed, phase), workers, least)
         case "replacement":
-            return ReplacementLedger(size, total, (seed, phase))
+            return ReplacementLedger(size, total, (seed, phase), least)
         case "clocks":
             return Unallotted(MOST_SAMPLES)
     raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
+
+
+def whole_epochs(size: int, epochs: float, least: int) -> float:
+    """Return `epochs`, raised where the last epoch would be a part of fewer than `least` samples."""
+    if least <= 1 or epochs * size > MOST_SAMPLES:
+        return epochs
+    total = max(1, round(epochs * size))
+    part = total % size
+    return (total - part + least) / size if 0 < part < least else epochs
+
+
+def _piece(work: int, available: int, least: int) -> int:
+    """Return how many to take so that neither the piece nor what remains is smaller than `least`."""
+    taken = min(max(work, least), available)
+    return available if 0 < available - taken < least else taken
 
 
 def _indices(numbers: Sequence[int]) -> Indices:
@@ -158,15 +174,10 @@ class EpochLedger(Ledger):
 
     def _take(self, work: int) -> tuple[int, Indices]:
         available = len(self._order) - self._cursor
-        taken = self._whole(work, available)
+        taken = _piece(work, available, self.least)
         indices = self._order[self._cursor : self._cursor + taken]
         self._cursor += taken
         return taken, indices
-
-    def _whole(self, work: int, available: int) -> int:
-        """Return how many to take so that neither the piece nor the epoch's remainder is smaller than `least`."""
-        taken = min(max(work, self.least), available)
-        return available if 0 < available - taken < self.least else taken
 
     def _reissue(self, epoch: int, work: int) -> Allotment:
         chunks = self._returned[epoch]
@@ -176,7 +187,7 @@ class EpochLedger(Ledger):
             fresh = self._take(work - len(returned))[1]
             returned = np.concatenate([returned, fresh])
             return Allotment(epoch, len(returned), returned)
-        taken = self._whole(work, len(returned))
+        taken = _piece(work, len(returned), self.least)
         if taken < len(returned):
             self._returned[epoch] = deque([returned[taken:]])
         return Allotment(epoch, taken, returned[:taken])
@@ -223,13 +234,19 @@ class _Unbounded(Ledger):
 class ShardLedger(_Unbounded):
     """Fixed rows per worker, as in the fastest-k publications; rows of a worker that left stay unused."""
 
-    def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int) -> None:
+    def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int, least: int = 1) -> None:
         super().__init__(total)
         if workers > size:
             raise OptionError(f"sampling 'shard' needs a row per worker: {workers} workers, but {size} samples")
+        if size // workers < least:
+            raise OptionError(
+                f"sampling 'shard' has {size} samples for {workers} workers, but a model with BatchNorm needs {least} "
+                f"rows per worker: use at most {size // least} workers or sampling 'epoch'"
+            )
         self.size = size
         self.seed = seed
         self.workers = workers
+        self.least = least
         self._passes: dict[int, int] = {}
         self._rest: dict[int, Indices] = {}
 
@@ -239,8 +256,9 @@ class ShardLedger(_Unbounded):
         rest = self._rest.get(worker)
         if rest is None or not len(rest):
             rest = self._shuffled(worker)
-        self._rest[worker] = rest[work:]
-        return Allotment(self._passes[worker] - 1, min(work, len(rest)), rest[:work])
+        taken = _piece(work, len(rest), self.least)
+        self._rest[worker] = rest[taken:]
+        return Allotment(self._passes[worker] - 1, taken, rest[:taken])
 
     def _shuffled(self, worker: int) -> Indices:
         count = self._passes.get(worker, 0)
@@ -281,9 +299,10 @@ class ShardLedger(_Unbounded):
 class ReplacementLedger(_Unbounded):
     """Uniform draws from the whole data set."""
 
-    def __init__(self, size: int, total: int, seed: tuple[int, int]) -> None:
+    def __init__(self, size: int, total: int, seed: tuple[int, int], least: int = 1) -> None:
         super().__init__(total)
         self.size = size
+        self.least = least
         self._rng = np.random.default_rng(seed)
         self._again: deque[Indices] = deque()  # drawn before a checkpoint and never delivered
 
@@ -292,9 +311,11 @@ class ReplacementLedger(_Unbounded):
             return None
         if self._again:
             drawn = self._again.popleft()
-            if len(drawn) > work:
-                self._again.appendleft(drawn[work:])
-            return Allotment(self.used // self.size, min(work, len(drawn)), drawn[:work])
+            taken = _piece(work, len(drawn), self.least)
+            if len(drawn) > taken:
+                self._again.appendleft(drawn[taken:])
+            return Allotment(self.used // self.size, taken, drawn[:taken])
+        work = max(work, self.least)
         return Allotment(self.used // self.size, work, self._rng.integers(self.size, size=work))
 
     def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:

@@ -106,7 +106,9 @@ class Tee:
 
     def __init__(self, *sinks: Sink | None, observations: Sink | None = None) -> None:
         self._sinks = [sink for sink in sinks if sink is not None]
-        self._observations = None if observations in self._sinks else observations
+        # By identity: two empty `Lines` are equal.
+        known = any(sink is observations for sink in self._sinks)
+        self._observations = None if known else observations
 
     def write(self, line: Line) -> None:
         for sink in self._sinks:
@@ -137,6 +139,7 @@ class Writer:
         self._closing = threading.Event()
         self._flusher: threading.Thread | None = None
         self._failure: OSError | None = None
+        self._raised = False  # the failure is known to the caller
 
     def write(self, line: Line) -> None:
         if type(line) is Header:
@@ -150,15 +153,13 @@ class Writer:
             buffer += b"\n"
             if len(buffer) > FLUSH_BYTES:
                 self._flush()
-        if self._failure is not None:
-            raise self._cannot_write(self._failure)
+        self._raise_failure()
 
     def flush(self) -> None:
         """Pass everything written so far to the operating system."""
         with self._lock:
             self._flush()
-        if self._failure is not None:
-            raise self._cannot_write(self._failure)
+        self._raise_failure()
 
     def close(self) -> None:
         """Write the rest, stop the flushing thread and close the file."""
@@ -171,6 +172,8 @@ class Writer:
             if self._failure is None:
                 self.flush()
                 self._file.close()
+            elif not self._raised:
+                self._raise_failure()
         except OSError as error:
             raise self._cannot_write(error) from error
         finally:
@@ -197,6 +200,11 @@ class Writer:
             self._buffer.clear()
         except OSError as error:
             self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._raised = True
+            raise self._cannot_write(self._failure)
 
     def _cannot_write(self, error: OSError) -> JournalError:
         return JournalError(f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal")

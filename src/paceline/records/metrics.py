@@ -271,10 +271,12 @@ class Metrics:
         version, staleness = self.versions, self._staleness
         for push, weight in zip(action.pushes, action.weights, strict=True):
             event = self._held.pop(push, None)
-            if event is None or not counts:
+            if event is None:
                 continue
             self.samples_used += event.samples
             self._workers[event.worker].samples += event.samples
+            if not counts:
+                continue
             if weight > 0:
                 age = version - event.read_version
                 staleness[age] = staleness.get(age, 0) + 1

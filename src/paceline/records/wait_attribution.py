@@ -5,6 +5,9 @@ pause, slow-down or partition of that worker that overlapped its push; otherwise
 and transfer time exceeds that worker's own median more, in seconds, or the longer of the two if neither exceeds it. The
 median is over its last 31 pushes; compute time is compared per sample, so that more work does not look like a
 slow-down.
+
+Where a run resumes from a checkpoint, waits end with the last line before the restored header, and every worker is
+absent until it joins again, as in metrics.py.
 """
 
 from collections import deque
@@ -15,7 +18,7 @@ import msgspec
 
 from paceline.core.actions import Apply, Cancel, Discard, Grant
 from paceline.core.events import Applied, Event, Joined, Left, Pushed
-from paceline.records.journal import Decision, Line, Observation
+from paceline.records.journal import Decision, Header, Line, Observation
 
 EPISODES = ("partition", "pause", "slow")  # of a scenario
 NOISE = 1e-6  # share of a push's time: rounding, not an excess
@@ -56,13 +59,21 @@ class WaitAttribution:
         self._transfer: dict[int, deque[float]] = {}  # seconds per push
         self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind), by worker
         self._cause: tuple[Event, int] | None = None  # the latest event except Applied, and its samples
+        self._at = 0.0  # of the last line
+        self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
         """Process one line of the journal."""
         if isinstance(line, Decision):
-            self._decided(line)
+            self._at = line.event.at
+            self._resuming = self._resuming and isinstance(line.event, Left)
+            if not self._resuming:
+                self._decided(line)
         elif isinstance(line, Observation):
+            self._at = line.at
             self._observed(line)
+        elif isinstance(line, Header) and line.restored is not None:
+            self._went_back()
 
     def waited_for(self) -> list[Waited]:
         """Return the seconds of every (waiter, culprit, cause), the longest first."""
@@ -77,6 +88,15 @@ class WaitAttribution:
             of[cause] = of.get(cause, 0.0) + seconds
         rows = [Culprit(worker, sum(of.values()), of) for worker, of in causes.items()]
         return sorted(rows, key=lambda row: -row.seconds)
+
+    def _went_back(self) -> None:
+        """Forget workers and pushes of the server that died: both come again, and ids of pushes repeat."""
+        self._end_waits(self._at)
+        self._remember()
+        self._cause = None
+        self._present.clear()
+        self._held.clear()
+        self._resuming = True
 
     def _decided(self, line: Decision) -> None:
         event, at = line.event, line.event.at
@@ -157,10 +177,13 @@ class WaitAttribution:
         elif line.what == "cancelled" and worker in self._present and data["cause"] != "cancel":
             self._free_at.setdefault(worker, line.at)
         elif line.what == "end":
-            for waiter, since in sorted(self._free_at.items()):
-                if since < line.at:
-                    self._charge(waiter, None, "end", line.at - since)
-            self._free_at.clear()
+            self._end_waits(line.at)
+
+    def _end_waits(self, at: float) -> None:
+        for waiter, since in sorted(self._free_at.items()):
+            if since < at:
+                self._charge(waiter, None, "end", at - since)
+        self._free_at.clear()
 
 
 def fold(lines: Iterable[Line]) -> WaitAttribution:

@@ -21,6 +21,7 @@ class Progress(msgspec.Struct, frozen=True):
     total_samples: int | None
     metrics: dict[str, float]
     loss: float | None
+    samples_lost: int = 0  # settled without being used; they count towards the total, too
 
 
 class ProgressReports:
@@ -37,5 +38,6 @@ class ProgressReports:
             return
         self._shown = time.monotonic()
         c = self._run.coordinator
-        total = c.totals.used_before + c.ledger.total if c.ledger is not None else None
-        self._show(Progress(at, version, c.used, total, dict(self._run.evaluations.metrics), c.watch.loss))
+        before = c.totals.used_before + c.totals.lost_before
+        total = before + c.ledger.total if c.ledger is not None else None
+        self._show(Progress(at, version, c.used, total, dict(self._run.evaluations.metrics), c.watch.loss, c.lost))

@@ -448,6 +448,8 @@ class ServerRun:
     def on_divergence(self, text: str) -> None:
         del text  # the guard has warned of it
         action = self.plan.config.on_divergence
+        if not self.active:
+            return
         if action == "stop":
             self.end("divergence")
         elif action == "bsp" and self.coordinator.strategy.name != "bsp":

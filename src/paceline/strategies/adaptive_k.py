@@ -181,8 +181,10 @@ class AdaptiveK(Strategy):
         while state.responses and state.k < self._next_k() <= workers:
             k, larger, constants = state.k, self._next_k(), self.options.constants
             mean = state.computed_s / state.responses
+            if mean <= 0:
+                break
             seconds = seconds_until_switch(k, larger, workers, mean, state.error, constants)
-            if mean <= 0 or at - state.changed_at < seconds:
+            if at - state.changed_at < seconds:
                 break
             due = state.changed_at + seconds
             state.error = error_after(seconds, k, mean_response(k, workers, mean), state.error, constants)

@@ -115,7 +115,8 @@ def train() -> None:
             return split(load_jester(session.data_dir))
         return split(make_ratings(users, items, rank, per_user, data_seed))
 
-    ratings, held_out = session.once(f"factorize-{session.data_dir}-{users}-{items}-{per_user}-{data_seed}", load)
+    key = f"factorize-{session.data_dir}-{users}-{items}-{rank}-{per_user}-{data_seed}"
+    ratings, held_out = session.once(key, load)
     left = session.table("users", ratings.users, rank, init=first_factors(ratings.users, rank, data_seed))
     right = session.table("items", ratings.items, rank, init=first_factors(ratings.items, rank, data_seed + 1))
 

@@ -1,6 +1,7 @@
 """Sparse examples in LIBSVM's format, and sums over them."""
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,14 +56,21 @@ def load(path: Path, features: int | None = None) -> Examples:
     labels, starts, feature, value = [], [0], [], []
     try:
         with opener(path, "rt") as file:
-            for line in file:
+            for line_number, line in enumerate(file, 1):
                 label, *entries = line.split()
                 labels.append(float(label))
                 for entry in entries:
                     number, _, amount = entry.partition(":")
+                    if int(number) < 1:
+                        raise DataError(
+                            f"{path}, line {line_number}: feature numbers must be >= 1, not {int(number)}; number "
+                            "features from 1"
+                        )
                     feature.append(int(number) - 1)
                     value.append(float(amount))
                 starts.append(len(feature))
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is cut short or damaged ({error}); fetch it again") from error
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is not in LIBSVM's format (label feature:value ...): {error}") from error
     most = max(feature, default=-1) + 1

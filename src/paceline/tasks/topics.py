@@ -12,6 +12,7 @@ same in one process without tables.
 
 import gzip
 import math
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,8 @@ def load_corpus(folder: Path) -> Corpus:
                 pairs = [entry.partition(":") for entry in line.split()[1:]]
                 words.append(np.repeat([int(word) for word, _, _ in pairs], [int(count) for _, _, count in pairs]))
         every = np.concatenate(words).astype(np.int64)
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is cut short or damaged ({error}); fetch it again") from error
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is not in lda-c's format (count word:count ...): {error}") from error
     return Corpus(every, np.concatenate(([0], np.cumsum([len(part) for part in words]))), int(every.max()) + 1)
@@ -202,11 +205,12 @@ def train() -> None:
     )
     session.measure(lambda tables: {"loss": loss_of(tables["words"], beta)})
 
-    mine, pieces, clock = np.empty(0, dtype=np.int64), list[Part](), -1
+    mine, pieces = np.empty(0, dtype=np.int64), list[Part]()
+    clock: int | None = None  # the last one, with the assignments at hand; None: read them again
     while session.clocks < clocks:
         share = session.share(corpus.documents)
         # A server restored from a checkpoint has set back the clock, and the assignments with it.
-        if not np.array_equal(share, mine) or session.clocks != clock + 1:
+        if not np.array_equal(share, mine) or clock is None or session.clocks != clock + 1:
             mine, pieces = share, [Part.of(corpus, p) for p in np.array_split(share, parts) if len(p)]
             first, last = (int(corpus.starts[share[0]]), int(corpus.starts[share[-1] + 1])) if len(share) else (0, 0)
             begin, end = first // TOKENS, -(-last // TOKENS)
@@ -221,7 +225,7 @@ def train() -> None:
             part, own = pieces[number], owned[number]
             before, sums_before, counts = own.copy(), totals.get(0), in_topic.get(part.distinct)
             if session.clocks != clock:
-                clock = -1
+                clock = None
                 continue
             after, sums = scrap[: len(counts)], sums_before.copy()
             after[:] = counts

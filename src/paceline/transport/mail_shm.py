@@ -245,6 +245,8 @@ class ShmMail:
             return None
         if header.slot < 0:
             return Delivered(header, [])
+        if not header.sizes:
+            raise PeerError(f"a message of node {header.sender} names slot {header.slot}, but no values")
         place = (header.sender, header.incarnation, header.slot)
         if descriptors:
             require_sealed(descriptors[0])

@@ -63,7 +63,7 @@ class _Packer:
             return {"tuple": self._items(value, path)}
         if isinstance(value, dict):
             return self._dict(value, path)
-        if isinstance(value, bytes | bytearray):
+        if type(value) in (bytes, bytearray):
             return {type(value).__name__: self._tensor(torch.frombuffer(bytearray(value), dtype=torch.uint8))
                     if value else None}  # fmt: skip
         if isinstance(value, torch.Tensor):

@@ -131,7 +131,9 @@ def _read_targets(fields: Fields, shape: _Shape) -> tuple[int | None, tuple[int,
             raise fields.refusal("needs worker", "name the worker it befalls, or several as workers = [0, 1]")
         return None, ()
     fix = "list ids of workers, such as workers = [0, 1]"
-    ids = fields.tables("workers")
+    ids = fields.data["workers"]
+    if not isinstance(ids, list):
+        raise fields.refusal(f"workers must be a list of ids, not {shown(ids)}", fix)
     workers = tuple(fields.whole_value("workers", each, fix, at_least=0, at_most=MAX_WORKERS) for each in ids)
     if not workers or len(set(workers)) < len(workers):
         raise fields.refusal(f"workers must be distinct ids, at least one, not {shown(ids)}", fix)

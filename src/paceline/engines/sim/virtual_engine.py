@@ -301,8 +301,10 @@ def launch(
     try:
         done = run(train, plan, Tee(writer, metrics, Log(), sink), progress)
     finally:
-        if writer is not None:
-            writer.close()
-        report = metrics.report(str(plan.journal) if plan.journal is not None else None)
-        save_report(report, plan.folder)
+        try:
+            if writer is not None:
+                writer.close()
+        finally:  # a journal that cannot be written does not cost the report
+            report = metrics.report(str(plan.journal) if plan.journal is not None else None)
+            save_report(report, plan.folder)
     return Launched(report, done.cause or "done", done.result())
