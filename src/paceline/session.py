@@ -20,8 +20,6 @@ from torch.utils.data import DataLoader
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
-from paceline.peers.node_replica import NodeReplica
-from paceline.peers.process import ProcessReplica
 from paceline.tables.client import Client, serve_evaluations
 from paceline.tables.client import Evaluate as EvaluateTables
 from paceline.tables.messages import Measures
@@ -43,13 +41,12 @@ from paceline.transport.messages import (
 from paceline.worker import context
 from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.context import WorkerContext, convert_option
-from paceline.worker.device_replica import device_of, stage_on
+from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.fetching import Fetcher, parts_of
 from paceline.worker.handshake import Handshake, serve_versions
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
 from paceline.worker.run_scheduler import RunScheduler
-from paceline.worker.shared_replica import SlotReplica
 from paceline.worker.state import WorkerState
 
 T = TypeVar("T")
@@ -170,7 +167,7 @@ class Session:
         if self._context.evaluator and evaluate is not None:
             serve_versions(self._endpoint, handshake, replica, evaluate)
         handshake.greet()
-        if not isinstance(replica, NodeReplica):
+        if not replica.steps_itself:
             shown = RunOptimizer(
                 optimizer, replica.parameters, self._state, self._ask_optimizer, self._load_optimizer, self._check_load
             )
@@ -183,20 +180,12 @@ class Session:
         return model, optimizer
 
     def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
-        spec = spec_of(model, optimizer)
-        device = device_of(list(model.parameters()))
-        if self._context.post is not None:
-            machine, incarnation, mail = self._context.post
-            place = (self._context.worker, incarnation)
-            node = ProcessReplica(model, optimizer, spec, machine, place, self._endpoint, mail)
-            self._state.keep("paceline.node", node)
-            return node
-        if self._context.peer is not None:
-            return NodeReplica(model, optimizer, spec, self._context.peer, self._context.worker, self._endpoint)
-        region = self._endpoint.adopt(spec)
-        if region is None:
-            return Replica(model, optimizer, spec)
-        return SlotReplica(model, optimizer, spec, region, stage_on(device, region))
+        spec, make = spec_of(model, optimizer), self._context.make_replica
+        device_of(list(model.parameters()))  # refuses a model that no worker can compute
+        replica = make_replica(model, optimizer, spec, self._endpoint) if make is None else make(model, optimizer, spec)
+        if replica.kept_as is not None:
+            self._state.keep(replica.kept_as, replica)
+        return replica
 
     def keep(self, name: str, obj: Any) -> None:
         """Save the object's `state_dict()` in every checkpoint, and load it back when the run is resumed.

@@ -19,6 +19,8 @@ from paceline.worker.replica import Replica
 class NodeReplica(Replica):
     """Steps with the script's own optimizer and lets the node decide what is exchanged."""
 
+    steps_itself = True
+
     def __init__(
         self,
         model: torch.nn.Module,

@@ -34,6 +34,8 @@ LAST_MESSAGES_S = 5.0  # for a node's last messages to leave
 class ProcessReplica(PeerMailbox):
     """One node's model, its machine and its mailbox."""
 
+    kept_as = "paceline.node"
+
     # -- messages of the coordinator ---------------------------------------------------------------------------------
 
     def introduce(self) -> None:

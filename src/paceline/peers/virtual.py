@@ -17,7 +17,7 @@ from paceline.core.errors import InternalError
 from paceline.core.events import Cause
 from paceline.core.peer_actions import Mix, Send
 from paceline.core.scenario.costs import Times
-from paceline.model.spec import Parameters
+from paceline.model.spec import ModelSpec, Parameters
 from paceline.peers.messages import (
     Arrived,
     Averages,
@@ -35,13 +35,16 @@ from paceline.peers.messages import (
 )
 from paceline.peers.models import Centre, as_stored, mix_in
 from paceline.peers.node import WIRES
+from paceline.peers.node_replica import NodeReplica
 from paceline.peers.server import NodeModel, PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer
+from paceline.transport.base import Endpoint
 from paceline.transport.messages import Hello, Push
+from paceline.worker.context import MakeReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,10 +126,14 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._rounds: dict[int, dict[int, list[torch.Tensor]]] = {}  # pending averages: each waiting node's values
         self._waits_since: dict[int, float] = {}  # since when each node waits for an average
 
-    def machine(self, node: int) -> Peer:
-        """Make a fresh machine for a node."""
+    def replica_maker(self, node: int, endpoint: Endpoint) -> MakeReplica:
+        """Return what makes a node's replica, around a fresh machine."""
         machine = self._machines[node] = build_peer(self.spec, self.run.plan.config.seed, node)
-        return machine
+
+        def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec) -> NodeReplica:
+            return NodeReplica(model, optimizer, spec, machine, node, endpoint)
+
+        return make
 
     def _option(self, node: int, name: str, default: Any) -> Any:
         return getattr(self._machines[node].options, name, default)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from paceline.core.errors import OptionError, UserError
 from paceline.core.values import read
+from paceline.model.spec import ModelSpec
 from paceline.transport.base import Endpoint
+from paceline.worker.replica import Replica
 
 
 class Shared:
@@ -30,6 +33,9 @@ class Shared:
             return self.objects[key]
 
 
+MakeReplica = Callable[[torch.nn.Module, torch.optim.Optimizer, ModelSpec], Replica]
+
+
 class WorkerContext(msgspec.Struct, frozen=True):
     """The identity, link and settings of one worker."""
 
@@ -44,8 +50,7 @@ class WorkerContext(msgspec.Struct, frozen=True):
     evaluates: bool = False  # this worker's module is copied for evaluation
     evaluator: bool = False  # this process does not train: it stops at prepare() and measures versions
     device: str | None = None  # where to compute; None: the CUDA device of this worker's number, if there are any
-    peer: Any = None  # in a run without a server: this node's state machine,
-    post: Any = None  # or, for a node in its own process: a function that makes it, the incarnation, the mailbox
+    make_replica: MakeReplica | None = None  # in a run without a server: makes the node's
     sessions: list[Any] = []  # this worker's one session, once it exists
 
 

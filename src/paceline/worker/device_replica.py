@@ -20,8 +20,11 @@ from torch.utils.dlpack import from_dlpack
 from paceline.core.errors import OptionError
 from paceline.model.flat import Layout
 from paceline.model.regions import SLOTS, Region, Slot
+from paceline.model.spec import ModelSpec
+from paceline.transport.base import Endpoint
 from paceline.worker.cuda_copies import CudaCopies
-from paceline.worker.shared_replica import Stage
+from paceline.worker.replica import Replica
+from paceline.worker.shared_replica import SlotReplica, Stage
 
 EARLY = 1 << 20  # elements; from here on overlapping with backward saves more time than starting a copy costs
 SUMS = 64  # at most, per gradient, each over one stretch of it
@@ -67,6 +70,16 @@ def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
             "before prepare()"
         )
     return devices[0]
+
+
+def make_replica(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec, endpoint: Endpoint
+) -> Replica:
+    """Return a replica whose tensors lie where the link keeps them: in shared memory, on a device, or in the module."""
+    region = endpoint.adopt(spec)
+    if region is None:
+        return Replica(model, optimizer, spec)
+    return SlotReplica(model, optimizer, spec, region, stage_on(device_of(list(model.parameters())), region))
 
 
 def stage_on(device: torch.device, region: Region) -> Stage:

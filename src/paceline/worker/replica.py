@@ -8,7 +8,7 @@ push).
 import enum
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,6 +52,9 @@ def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSp
 
 class Replica:
     """The user's module and optimizer, with flat parameters."""
+
+    steps_itself: ClassVar[bool] = False  # with the script's own optimizer: a node of a run without a server
+    kept_as: ClassVar[str | None] = None  # the name of its own state in a worker's checkpoint
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec | None = None) -> None:
         self.model = model

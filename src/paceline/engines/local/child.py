@@ -30,16 +30,17 @@ from paceline.engines.local import scratch
 from paceline.engines.local.control import Failure, Finished, Relinked, Role, Unlinked, encode, for_child
 from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.workload import unpacked
+from paceline.model.spec import ModelSpec
 from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a node may receive
 from paceline.strategies import Peer, build_peer
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
-from paceline.transport.base import Closed, Lost
+from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.transport.frames import Channel, Frame
 from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
 from paceline.transport.shm import ShmEndpoint
 from paceline.worker import context
-from paceline.worker.context import Shared, WorkerContext
+from paceline.worker.context import MakeReplica, Shared, WorkerContext
 from paceline.worker.scripts import script_traceback
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def work(channel: Channel) -> int:
         epochs=role.epochs,
         data_dir=Path(role.data_dir) if role.data_dir is not None else None,
         evaluator=role.evaluator,
-        post=None if mail is None else (_machine_of(role), role.incarnation, mail),
+        make_replica=None if mail is None else _node_maker(role, endpoint, mail),
     )
     failure = _run(role, given)
     if failure is not None:
@@ -122,8 +123,16 @@ def work(channel: Channel) -> int:
     return 0 if failure is None else 1
 
 
-def _machine_of(role: Role) -> Callable[[], Peer]:
-    return lambda: build_peer(role.peer or "", role.seed, role.worker)
+def _node_maker(role: Role, endpoint: Endpoint, mail: Mail) -> MakeReplica:
+    from paceline.peers.process import ProcessReplica  # a run with a server needs none
+
+    def machine() -> Peer:
+        return build_peer(role.peer or "", role.seed, role.worker)
+
+    def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec) -> ProcessReplica:
+        return ProcessReplica(model, optimizer, spec, machine, (role.worker, role.incarnation), endpoint, mail)
+
+    return make
 
 
 def _mailbox(role: Role) -> Mail | None:

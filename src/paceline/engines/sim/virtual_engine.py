@@ -121,7 +121,7 @@ class SimEngine(TensorsByReference):
         run.on_start(worker, incarnation)
         seed = worker_key(config.seed + incarnation * NEXT_PROCESS, worker) >> 1
         thread = self._threads[worker] = ScriptThread(self._train, self._turns, seed)
-        exchange = run.exchange
+        nodes = run.exchange if isinstance(run.exchange, VirtualPeerExchange) else None
         given = WorkerContext(
             worker=worker,
             workers=self._plan.workers,
@@ -133,7 +133,7 @@ class SimEngine(TensorsByReference):
             data_dir=config.data_dir,
             device="cpu",
             evaluates=config.evaluate_every is not None and not run.evaluations.possible,
-            peer=exchange.machine(worker) if isinstance(exchange, VirtualPeerExchange) else None,
+            make_replica=nodes.replica_maker(worker, thread.link) if nodes is not None else None,
         )
         run.workers.alive.add(worker)
         run.workers.has_started(run.workers.records[worker])
