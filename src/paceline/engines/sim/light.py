@@ -150,17 +150,20 @@ class DirectCluster(LightCluster):
         worker, at, tries = order.worker, order.at, self._tries
         attempt = tries[worker]
         tries[worker] = attempt + 1
-        samples, size = order.allotment.samples, self._bytes
-        end = at + self._compute_s(worker, attempt, samples, at)
-        down = size if order.fresh else 0
-        arrival = PushRef(worker, order.incarnation, order.ticket, samples, end - at, 0.0, size, down)
-        self.kernel.at(end, self._arrived_call, arrival)
+        # The order itself is what waits: of 100,000 workers the smaller object matters to the processor's caches.
+        self.kernel.at(at + self._compute_s(worker, attempt, order.allotment.samples, at), self._arrived_call, order)
 
-    def _arrived_directly(self, arrival: PushRef) -> None:
-        if arrival.ticket in self._void:
-            self._void.remove(arrival.ticket)
-        else:
-            self.coordinator.arrive(self.kernel.now, arrival)
+    def _arrived_directly(self, order: GrantOrder) -> None:
+        ticket = order.ticket
+        if ticket in self._void:
+            self._void.remove(ticket)
+            return
+        now, size = self.kernel.now, self._bytes
+        down = size if order.fresh else 0
+        arrived = PushRef(
+            order.worker, order.incarnation, ticket, order.allotment.samples, now - order.at, 0.0, size, down
+        )
+        self.coordinator.arrive(now, arrived)
 
     def cancel(self, worker: int, ticket: int) -> None:  # noqa: ARG002 - tickets are unique
         self._void.add(ticket)
