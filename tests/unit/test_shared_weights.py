@@ -228,7 +228,7 @@ class DeviceJob(Job):
             self.fetched = fetched
             return stage
 
-        paceline.session.stage_on = stage_on
+        paceline.worker.device_replica.stage_on = stage_on
         super().__call__()
         print(f"{sum(self.fetched)} versions were read", flush=True)
 
