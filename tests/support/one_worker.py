@@ -129,7 +129,9 @@ def server(kind, monkeypatch):
     if kind.startswith("staged"):
         monkeypatch.setattr("paceline.worker.device_replica.EARLY", 1)
         copies = StandInCopies(late=kind.endswith("late"))
-        monkeypatch.setattr("paceline.worker.device_replica.stage_on", lambda device, region: DeviceStage(region, device, copies))
+        monkeypatch.setattr(
+            "paceline.worker.device_replica.stage_on", lambda device, region: DeviceStage(region, device, copies)
+        )
     return RegionLink(alternate=kind in ("alternating", "staged"))
 
 
