@@ -11,6 +11,7 @@ as fresh interpreters; a process that is forked or killed tells nothing.
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--pythons", nargs="+", default=[], metavar="PATH", help="further interpreters")
     sources.add_options(parser)
     given = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl-C, and some of these tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     of = sources.checked(given, measured=(*sources.MEASURED, "tests"))
     rows = [run(python) for python in (sys.executable, *given.pythons)]
     covered = coverage()
