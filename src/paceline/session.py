@@ -109,6 +109,11 @@ class Session:
         return self._context.workers if self._context.evaluator else self._context.worker
 
     @property
+    def is_main(self) -> bool:
+        """Whether this is worker 0, which prints and saves where one worker should; never the evaluator's process."""
+        return self._context.worker == 0 and not self._context.evaluator
+
+    @property
     def workers(self) -> int:
         """The number of workers that the run started with."""
         return self._context.workers
@@ -244,6 +249,19 @@ class Session:
             epochs = whole_epochs(fetcher.size, epochs, least)  # here, so that `len()` and the journal agree with it
         ready = Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
         return Batches(self, fetcher, ready)
+
+    def steps(self, count: int) -> "Steps":
+        """Return a loop without a data set: `count` rounds, that is `count` steps for each worker of the run.
+
+        All these steps are shared out by speed, so a fast worker makes more of them. What comes is the number of the
+        round, from 0. The script makes its own batches, of which each counts as one sample in reports and scenarios.
+        """
+        if self._replica is None:
+            raise UserError("steps() was called before prepare(model, optimizer)")
+        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+            raise OptionError(f"steps(count) needs a whole number >= 1, not {count!r}")
+        fetcher = Fetcher(range(int(count) * self.workers), {})
+        return Steps(self, fetcher, Ready(self._phase, fetcher.size, 1, 1.0, "epoch", 1))
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -459,3 +477,12 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return self._session._run_phase(self._fetcher, self._ready)
+
+
+class Steps(Batches):
+    """One phase without a data set; its length is the number of rounds."""
+
+    def __iter__(self) -> Iterator[int]:
+        before = self._session._run_rounds_done()
+        for _ in super().__iter__():
+            yield min(len(self) - 1, max(0, math.floor(self._session._run_rounds_done() - before + 1e-9)))

@@ -260,6 +260,42 @@ def test_stop_ends_the_phase_for_all():
     assert any("enough" in text for text in run.summary.warnings)
 
 
+@pytest.mark.parametrize("strategy", ["bsp", "asp", "balanced"])
+def test_a_loop_without_data_has_so_many_rounds_for_all_together(strategy):
+    rounds = {}
+
+    def train():
+        session = paceline.init()
+        model, optimizer = start(session)
+        steps = session.steps(6)
+        assert len(steps) == 6
+        for number in steps:
+            rounds.setdefault(session.worker, []).append(number)
+            optimizer.zero_grad()
+            mean_square(model, ROWS.x, ROWS.y).backward()
+            optimizer.step()
+        for number in session.steps(2):
+            assert number in (0, 1)
+            optimizer.step()
+
+    launch(train, scenario=cluster(*UNEVEN), strategy=strategy)
+    assert sum(map(len, rounds.values())) == 6 * len(UNEVEN)
+    assert all(numbers == sorted(numbers) and numbers[-1] <= 5 for numbers in rounds.values())
+    if strategy == "bsp":
+        assert rounds == {worker: list(range(6)) for worker in range(len(UNEVEN))}
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "many"])
+def test_steps_needs_a_number_of_them(count):
+    def train():
+        session = paceline.init()
+        start(session)
+        session.steps(count)
+
+    with pytest.raises(OptionError, match=r"steps\(count\) needs a whole number >= 1, not"):
+        launch(train)
+
+
 def test_losses_travel_with_pushes_and_other_numbers_are_observed():
     def train():
         session = paceline.init()

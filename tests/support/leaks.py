@@ -14,6 +14,8 @@ import time
 import uuid
 from pathlib import Path
 
+from paceline.engines.local import nursery
+
 TAG = "PYTEST_LEAK_TAG"
 SESSION = uuid.uuid4().hex  # the tag of what outlives single tests
 SHARED_MEMORY = Path("/dev/shm")
@@ -74,6 +76,12 @@ def mappings():
     return Path("/proc/self/maps").read_text().count("memfd:paceline")
 
 
+def kept_nursery():
+    """The process from which later tests start theirs; it may have been replaced meanwhile."""
+    kept = nursery._keep.nursery
+    return set() if kept is None else {kept.pid}
+
+
 class Watch:
     """From here to `require_nothing_left`: whatever appears must be gone again.
 
@@ -107,7 +115,8 @@ class Watch:
         complaints = self._in_this_process()
         if self.temporary is not None:
             alive = tagged_processes(self.tag) | tagged_processes(SESSION)
-            complaints += [f"process {pid}: {command}" for pid, command in alive.items() if pid not in self.processes]
+            known = {*self.processes, *kept_nursery()}
+            complaints += [f"process {pid}: {command}" for pid, command in alive.items() if pid not in known]
             complaints += [f"zombie {pid}" for pid in zombies() - self.processes]
             complaints += [f"shared memory {name}" for name in set(stale_blocks()) - self.blocks]
             complaints += [f"temporary {path.name}" for path in self.temporary.iterdir()]

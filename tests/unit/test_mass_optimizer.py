@@ -155,15 +155,39 @@ def test_options_of_a_group_are_averaged_by_samples():
     assert mean_options([[{"lr": 1}], [{"lr": 0.5}]], [1, 1])[0]["lr"] == pytest.approx(0.75)
 
 
+class Plain(torch.optim.SGD):
+    """A user's own class, whose steps are SGD's."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.25, momentum=0.5)
+
+
 class Custom(torch.optim.SGD):
-    """A user's own class, which a server could not rebuild from its name."""
+    """A user's own class, whose steps a server could not make."""
+
+    def step(self, closure=None):
+        return super().step(closure)
 
 
-@pytest.mark.parametrize("make_optimizer", [lambda p: torch.optim.LBFGS(p), lambda p: Custom(p, lr=0.1)])
-def test_optimizers_that_cannot_travel_are_refused(make_optimizer):
+@pytest.mark.parametrize(
+    ("make_optimizer", "why"),
+    [
+        (lambda p: torch.optim.LBFGS(p), "LBFGS evaluates the loss several times in one step"),
+        (lambda p: torch.optim.SparseAdam(p), "SparseAdam takes sparse gradients only"),
+        (lambda p: Custom(p, lr=0.1), "Custom has a step of its own, which the server does not know; use one of"),
+    ],
+)
+def test_optimizers_that_cannot_be_stepped_elsewhere_are_refused_with_the_reason(make_optimizer, why):
     parameter = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(OptionError, match="element-wise"):
+    with pytest.raises(OptionError, match=why):
         describe(make_optimizer([parameter]), {id(parameter): 0})
+
+
+def test_a_class_that_steps_as_its_parent_is_its_parent():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    spec = describe(Plain([parameter]), {id(parameter): 0})
+    assert spec.name == "SGD"
+    assert (spec.groups[0]["lr"], spec.groups[0]["momentum"]) == (0.25, 0.5)
 
 
 def test_a_parameter_that_is_not_the_models_is_refused():

@@ -7,7 +7,7 @@ from paceline.core.updates import PushRef
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe
 from paceline.model.regions import SLOTS, Region, RegionLayout
-from paceline.model.spec import Gradient, ModelSpec, extend, flat_norm, gradient_norm, out_of_slot
+from paceline.model.spec import Gradient, ModelSpec, dtype_of, extend, flat_norm, gradient_norm, out_of_slot
 from paceline.model.store import Store
 
 OPTIONS = [{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}]
@@ -140,11 +140,13 @@ KINDS = [
     ("AdamW", {"lr": 0.01, "betas": (0.8, 0.99), "maximize": True}),
 ]
 SHAPES = [((7, 3), torch.float32), ((11,), torch.float64), ((5, 2), torch.float32), ((), torch.float32)]
+MATRICES = [((7, 3), torch.float32), ((11, 2), torch.float64), ((5, 2), torch.float32), ((1, 1), torch.float32)]
 
 
 def store_and_torch(name, options):
     """A store, and torch's own fused optimizer in two groups over copies of its parameters."""
-    values = [torch.randn(shape, dtype=dtype) for shape, dtype in SHAPES]
+    shapes = MATRICES if name == "Muon" else SHAPES  # it orthogonalizes matrices and takes nothing else
+    values = [torch.randn(shape, dtype=dtype) for shape, dtype in shapes]
     theirs = [torch.nn.Parameter(value.clone()) for value in values]
     groups = [{"params": theirs[:3]}, {"params": theirs[3:], "lr": 0.5}]
     fused = {"fused": True} if name in EXACT else {}
@@ -159,7 +161,8 @@ def store_and_torch(name, options):
 
 
 def random_push(store, missing=()):
-    flat = store.layout.pack([torch.randn(shape, dtype=dtype) for shape, dtype in SHAPES])
+    shapes = [(shape, dtype_of(dtype)) for _, shape, dtype in store.spec.parameters]
+    flat = store.layout.pack([torch.randn(shape, dtype=dtype) for shape, dtype in shapes])
     views = store.layout.views(flat)
     for place in missing:
         views[place].zero_()

@@ -14,6 +14,7 @@ from paceline.core.errors import InternalError
 from paceline.core.settings import Capabilities, RunConfig
 from paceline.gradients.server import GradientExchange
 from paceline.model.spec import ModelSpec
+from paceline.model.store import Store
 from paceline.records.journal import Header
 from paceline.records.logs import Log
 from paceline.server.emulation import Timing
@@ -22,7 +23,7 @@ from paceline.server.plan import Plan
 from paceline.server.run import ServerRun
 from paceline.strategies import build
 from paceline.tables.server import TableExchange
-from paceline.transport.messages import ToServer, ToWorker, Work
+from paceline.transport.messages import Hello, ToServer, ToWorker, Work
 from paceline.worker.context import Shared, WorkerContext
 
 WORKER = 0
@@ -96,6 +97,10 @@ class Alone(TensorsByReference):
     def recall(self, worker: int, ticket: int) -> None:
         del worker
         self._answers = deque(m for m in self._answers if not (isinstance(m, Work) and m.ticket == ticket))
+
+    def make_store(self, hello: Hello, values: list[Any], buffers: list[Any], *, statistics: bool) -> Store:
+        """Make one in which a script that runs by itself comes to the same bits as without paceline."""
+        return Store(hello.spec, values, buffers, statistics, as_script=True)
 
     def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
         return call()

@@ -23,7 +23,13 @@ from paceline.core.errors import OptionError
 from paceline.model.fused import KERNELS, FusedAdam, FusedSgd, Gradients
 
 EXACT = ("SGD", "Adam", "AdamW")  # the mass rule in full
-SCALED = ("Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # element-wise: lr times m
+SCALED = (  # the learning rate times m
+    "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
+)  # fmt: skip
+REFUSED = {
+    "LBFGS": "evaluates the loss several times in one step, and a push is one gradient",
+    "SparseAdam": "takes sparse gradients only, and gradients are sent dense",
+}
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 Scalar = bool | int | float | str | None
 GroupOptions = dict[str, Scalar | tuple[Scalar, ...]]
@@ -49,13 +55,7 @@ def _tuples(value: Any) -> Any:
 
 def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> OptimizerSpec:
     """Return the spec of a user's optimizer; `positions` maps a parameter's id to its index in the model."""
-    name = type(optimizer).__name__
-    if getattr(torch.optim, name, None) is not type(optimizer) or name not in EXACT + SCALED:
-        usable = ", ".join(EXACT + SCALED)
-        raise OptionError(
-            f"optimizer {type(optimizer).__module__}.{name} cannot be stepped by a strategy; use one of torch.optim's "
-            f"element-wise ones: {usable}"
-        )
+    name = _stock_name(type(optimizer))
     members = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -68,6 +68,18 @@ def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> Opt
     return OptimizerSpec(name, tuple(group_options(optimizer)), tuple(members))
 
 
+def _stock_name(kind: type[torch.optim.Optimizer]) -> str:
+    """Return which of torch's optimizers this is: a class that adds nothing to a step is the one it derives from."""
+    stock = next((base for base in kind.__mro__ if getattr(torch.optim, base.__name__, None) is base), None)
+    if stock is not None and stock.__name__ in EXACT + SCALED and kind.step is stock.step:
+        return str(stock.__name__)
+    usable = ", ".join(EXACT + SCALED)
+    why = "has a step of its own, which the server does not know"
+    if stock is kind:
+        why = REFUSED.get(kind.__name__, "is not known to the server")
+    raise OptionError(f"optimizer {kind.__module__}.{kind.__name__} {why}; use one of torch.optim: {usable}")
+
+
 def group_options(optimizer: torch.optim.Optimizer) -> list[GroupOptions]:
     """Return the options of each group as plain data."""
     return [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -77,18 +89,19 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """Build the server's optimizer over its own parameters, fused where torch supports it."""
+def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor], *, as_script: bool) -> torch.optim.Optimizer:
+    """Build the server's optimizer over its own parameters, fused where torch supports it or as the script has it."""
     cls = getattr(torch.optim, spec.name)
     accepted = set(inspect.signature(cls).parameters)
     groups = []
     for options, members in zip(spec.groups, spec.members, strict=True):
         known = {key: value for key, value in options.items() if key in accepted}
-        known.pop("foreach", None)
         known.pop("differentiable", None)  # the server never differentiates through its step
-        known.pop("fused", None)
-        if spec.name in FUSED:
-            known["fused"] = True
+        if not as_script:
+            known.pop("foreach", None)
+            known.pop("fused", None)
+            if spec.name in FUSED:
+                known["fused"] = True
         groups.append({"params": [parameters[i] for i in members], **known})
     optimizer: torch.optim.Optimizer = cls(groups)
     return optimizer
@@ -123,9 +136,10 @@ _AS_IT_IS = contextlib.nullcontext()
 class MassOptimizer:
     """A torch optimizer that takes fractional steps on weighted mean gradients."""
 
-    def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor], *, as_script: bool = False) -> None:
+        """`as_script`: whole steps are the script's own to the last bit; fused ones are faster and round otherwise."""
         self.spec = spec
-        self.torch = build(spec, parameters)
+        self.torch = build(spec, parameters, as_script=as_script)
         self.notice: str | None = None
         if spec.name in SCALED:
             self.notice = (
@@ -137,7 +151,11 @@ class MassOptimizer:
         self._fractional = False  # false: all steps so far were whole, and torch's step count is right
         self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
         self._gains: list[float] = []  # factor on each group's gradients, under the options in force
-        self._kernels = [_kernels(spec.name, self.torch, members, self._parameters) for members in spec.members]
+        self._fuses = spec.name in KERNELS and not as_script
+        self._kernels = [
+            _kernels(spec.name, self.torch, members, self._parameters) if self._fuses else []
+            for members in spec.members
+        ]
 
     def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
         """Return whether `step` writes to its gradients; if so, the caller must pass a copy."""
@@ -182,7 +200,7 @@ class MassOptimizer:
         self._in_force = (mass, stock, [dict(wanted) for wanted in options])
 
     def _take(self, gradients: Gradients) -> None:
-        if self.spec.name in KERNELS:
+        if self._fuses:
             for group, kernels in zip(self.torch.param_groups, self._kernels, strict=True):
                 for kernel in kernels:
                     kernel(group, gradients)
@@ -275,8 +293,6 @@ def _kernels(
     name: str, optimizer: torch.optim.Optimizer, members: Sequence[int], parameters: Sequence[torch.Tensor]
 ) -> list[FusedSgd | FusedAdam]:
     """Make one kernel per dtype of the group."""
-    if name not in KERNELS:
-        return []
     dtypes = dict.fromkeys(parameters[i].dtype for i in members)
     alike = [[i for i in members if parameters[i].dtype == dtype] for dtype in dtypes]
     return [KERNELS[name](optimizer, places, [parameters[i] for i in places]) for places in alike]

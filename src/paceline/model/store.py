@@ -40,8 +40,10 @@ class Store:
     """Applies pushes and hands out versions."""
 
     def __init__(
-        self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool
-    ) -> None:
+        self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool, *,
+        as_script: bool = False,
+    ) -> None:  # fmt: skip
+        """`as_script`: steps round as those of the script's own optimizer do."""
         self.spec = spec
         self.layout = Layout.of(values)
         self.version = 0
@@ -53,7 +55,7 @@ class Store:
         self._summed: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] | None = None
         self._buffers = [b.detach().clone() for b in buffers]
-        self.optimizer = MassOptimizer(spec.optimizer, self._parameters)
+        self.optimizer = MassOptimizer(spec.optimizer, self._parameters, as_script=as_script)
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
