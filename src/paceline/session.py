@@ -28,6 +28,7 @@ from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import (
     Note,
+    Number,
     OptimizerAsked,
     OptimizerHeld,
     OptimizerLoaded,
@@ -396,9 +397,9 @@ class Session:
                 elif self._handshake is not None:
                     self._handshake.again()
 
-    def _load_optimizer(self, loaded: OptimizerLoaded) -> None:
+    def _load_optimizer(self, tensors: dict[str, torch.Tensor], numbers: dict[str, Number]) -> None:
         if self._context.worker == 0:
-            self._endpoint.send(loaded)
+            self._endpoint.send(OptimizerLoaded(self._phase, tensors, numbers))
 
     def _check_load(self) -> None:
         if self._loop is not None:

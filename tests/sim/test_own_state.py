@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from clusters import EVEN, Rows, cluster, mean_square, network
+from clusters import EVEN, Rows, cluster, event, mean_square, network
 from launching import launch
 from one_worker import KINDS, assert_same, server, trained
 
@@ -245,3 +245,24 @@ def zeroing(only=None):
 def test_on_several_workers_worker_0s_changes_count(only, zero):
     run = paceline.launch(zeroing(only), engine="sim", scenario=cluster(*EVEN))
     assert all(bool((value == 0).all()) for value in run.model_state.values()) is zero
+
+
+def test_a_worker_0_that_comes_back_repeats_its_loads_and_changes_nothing():
+    """Its script runs from the beginning: what it loads there is not for the phase that the others are in."""
+
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        for _ in steps(model, optimizer, [(ROWS.x, ROWS.y, None)]):
+            pass
+        session.prepare(model, optimizer)
+        load(model)
+        for _ in range(2):
+            for _ in steps(model, optimizer, session.batches(ROWS, batch_size=5, epochs=2)):
+                pass
+
+    events = event("crash", 0.12, worker=0) + event("rejoin", 0.2, worker=0)
+    run = paceline.launch(train, engine="sim", scenario=cluster(*EVEN, events=events), strategy="asp")
+    assert run.ended == "done"
+    assert run.summary.samples_used == 4 * len(ROWS)

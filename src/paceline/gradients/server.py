@@ -88,15 +88,24 @@ class GradientExchange(ModelExchange):
             return
         if isinstance(message, OptimizerAsked):
             self.run.engine.send(record.worker, OptimizerHeld(*self.store.optimizer.state()))
-        elif self.run.phases.running:
+        elif message.phase > self._last_phase():  # else a respawned or resumed script repeats what it did before
+            self._take_over(record, message)
+
+    def _last_phase(self) -> int:
+        """Return the number of the last phase that has begun, before a checkpoint too."""
+        resumption = self.run.resumption
+        unfinished = None if resumption is None else resumption.unfinished_phase
+        return self.run.phases.number if unfinished is None else unfinished
+
+    def _take_over(self, record: WorkerRecord, message: OptimizerLoaded | ModelLoaded) -> None:
+        """Continue from what a script has loaded before a loop."""
+        if self.run.phases.running:
             what = "its model" if isinstance(message, ModelLoaded) else "its optimizer's state"
             raise UserError(
                 f"worker {record.worker} loads {what} while others train: load it before the loop that it is for, in "
                 "every worker"
             )
-        elif self.run.resumption is not None and self.run.phases.current is None:
-            return  # a resumed script loads again what the checkpoint already has
-        elif isinstance(message, ModelLoaded):
+        if isinstance(message, ModelLoaded):
             self.store.overwrite(message.values, message.buffers)
         else:
             self.store.optimizer.load(message.tensors, message.numbers)

@@ -197,6 +197,7 @@ class OptimizerAsked(ToServer, frozen=True):
 class OptimizerLoaded(ToServer, frozen=True):
     """A script has loaded a state into its optimizer; keys are a parameter's position, a dot and torch's name."""
 
+    phase: int  # that the script comes to next
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Number]
 
@@ -205,6 +206,7 @@ class OptimizerLoaded(ToServer, frozen=True):
 class ModelLoaded(ToServer, frozen=True):
     """Between two phases a script has changed the model that it had prepared."""
 
+    phase: int  # that the script comes to next
     values: list[torch.Tensor]
     buffers: list[torch.Tensor]
 
@@ -272,7 +274,7 @@ class Evaluate(ToWorker, frozen=True):
 
 @registered(85)
 class OptimizerHeld(ToWorker, frozen=True):
-    """The answer to `OptimizerAsked`, in the form of `OptimizerLoaded`."""
+    """The answer to `OptimizerAsked`; keys are those of `OptimizerLoaded`."""
 
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Number]

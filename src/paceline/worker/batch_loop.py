@@ -84,7 +84,7 @@ class BatchLoop:
         If the script has changed the model since the last version was loaded, worker 0's is trained from here on.
         """
         if self._leads and self.replica.edited():
-            self._endpoint.send(m.ModelLoaded(*self.replica.model_copy()))
+            self._endpoint.send(m.ModelLoaded(self._ready.phase, *self.replica.model_copy()))
         self.replica.mark()
         self.replica.settle()
         self._endpoint.send(self._ready)

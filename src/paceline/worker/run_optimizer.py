@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from paceline.transport.messages import Number, OptimizerHeld, OptimizerLoaded
+from paceline.transport.messages import Number, OptimizerHeld
 from paceline.worker.state import WorkerState
 
+Load = Callable[[dict[str, torch.Tensor], dict[str, Number]], None]
 STEP = "step"  # torch keeps it in main memory
 
 
@@ -21,7 +22,7 @@ class RunOptimizer:
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], state: WorkerState,
-        ask: Callable[[], OptimizerHeld], load: Callable[[OptimizerLoaded], None], check: Callable[[], None],
+        ask: Callable[[], OptimizerHeld], load: Load, check: Callable[[], None],
     ) -> None:  # fmt: skip
         """`check` raises where a load has no meaning."""
         self._optimizer = optimizer
@@ -66,4 +67,4 @@ class RunOptimizer:
                 else:
                     numbers[f"{position}.{name}"] = value
         self._optimizer.state.clear()
-        self._load(OptimizerLoaded(tensors, numbers))
+        self._load(tensors, numbers)
