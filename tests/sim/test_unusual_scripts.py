@@ -81,16 +81,22 @@ def test_a_script_that_loops_until_it_has_seen_enough_ends_with_the_run():
     assert run.ended == "limit"
 
 
+def swallowing():
+    """What the others go on with; worker 1 does not come back from here, whatever ends it."""
+    session = paceline.init()
+    model, optimizer = start(session)
+    while session.worker == 1:
+        try:
+            for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
+                step(model, optimizer, x, y)
+        except:  # noqa: E722
+            pass
+    return session, model, optimizer
+
+
 def test_a_script_that_swallows_its_end_is_left_behind_with_a_word():
     def script():
-        session = paceline.init()
-        model, optimizer = start(session)
-        while session.worker == 1:
-            try:
-                for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
-                    step(model, optimizer, x, y)
-            except:  # noqa: E722
-                pass
+        session, model, optimizer = swallowing()
         for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
             step(model, optimizer, x, y)
 
@@ -101,14 +107,7 @@ def test_a_script_that_swallows_its_end_is_left_behind_with_a_word():
 @pytest.mark.parametrize("how", ["fails", "is interrupted"])
 def test_what_is_said_of_scripts_that_swallow_their_end_comes_before_the_last_line(how):
     def script():
-        session = paceline.init()
-        model, optimizer = start(session)
-        while session.worker == 1:
-            try:
-                for x, y, _ in session.batches(ROWS, batch_size=5, epochs=4):
-                    step(model, optimizer, x, y)
-            except:  # noqa: E722
-                pass
+        session, model, optimizer = swallowing()
         for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=4)):
             step(model, optimizer, x, y)
             if session.worker == 0 and number == 1:

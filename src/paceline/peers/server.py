@@ -5,6 +5,7 @@ other. The server collects all models only to evaluate or save them, and at the 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,7 +59,7 @@ class StepsElsewhere:
         return Contents({}, {})
 
 
-class PeerExchangeBase(ModelExchange):
+class PeerExchangeBase(ModelExchange, ABC):
     """The part of the exchange that virtual nodes and processes share."""
 
     def __init__(self, run: "ServerRun") -> None:
@@ -78,13 +79,13 @@ class PeerExchangeBase(ModelExchange):
         self.store_or_none = store  # for evaluations and checkpoints; grants send no model
         self.run.coordinator.use(StepsElsewhere(), 0, self)
 
+    @abstractmethod
     def grant(self, order: GrantOrder) -> None:
         """Have a node make a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self, worker: int, ticket: int) -> None:
         """Void a grant."""
-        raise NotImplementedError
 
     def count(self, node: int, push: Push) -> None:
         """Count the samples of a node's step; a gradient that is not finite made no step."""
