@@ -4,10 +4,12 @@
 
 It imports the benchmark of the revision that TREE is a checkout of, and asks for paceline's part alone: no rival, no
 verdict. Whatever the benchmark needs it takes from the benchmark's own module, so that files may have moved between two
-revisions. Of the data path it asks for updates with ready-made gradients, whose span is the same in all revisions.
+revisions. Of the data path it asks for updates with ready-made gradients, whose span is the same in all revisions; the
+training loops of `overhead` are `loop_probe.py`'s, which times their parts.
 Prints one JSON object; a name that ends in `_per_s` is better when larger, others when smaller.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 US = 1e6
+LOOP = Path(__file__).with_name("loop_probe.py")
+LONGER = 4  # times the benchmark's own steps: on a shared machine a second's speed says little
 
 
 def datapath(bench: Any, quick: bool) -> dict[str, float]:
@@ -31,16 +35,15 @@ def datapath(bench: Any, quick: bool) -> dict[str, float]:
     }
 
 
-def overhead(bench: Any, quick: bool) -> dict[str, float]:
-    """Samples per second of the training loops."""
-    found = {}
-    for case in bench.CASES:
-        steps = 20 if quick else case.steps
-        question = bench.Train(model=case.model, batch_size=case.batch_size, steps=steps, workers=case.workers)
-        found[f"{case.name}_samples_per_s"] = bench.ask("paceline_local", question).samples_per_s
-        if quick:
-            break
-    return found
+def overhead(case: str, bench: Any, quick: bool) -> dict[str, float]:
+    """Samples per second of a training loop, and the milliseconds of its parts."""
+    found = next(each for each in bench.CASES if each.name == case)
+    steps = 20 if quick else LONGER * found.steps
+    command = [sys.executable, "-P", str(LOOP), *map(str, (found.model, found.workers, found.batch_size, steps))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{case}: {done.stderr[-4000:]}")
+    return {f"{case}_{what}": value for what, value in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def simulator(bench: Any, quick: bool) -> dict[str, float]:
@@ -74,10 +77,11 @@ def gossip_speed(bench: Any, quick: bool) -> dict[str, float]:
     }
 
 
+CASES = ("cnn", "mlp", "fixed_cost", "cnn_ddp", "wide_ddp")
 PROBES: dict[str, Callable[[Any, bool], dict[str, float]]] = {
     "datapath": datapath,
     "gossip_speed": gossip_speed,
-    "overhead": overhead,
+    **{f"overhead:{case}": functools.partial(overhead, case) for case in CASES},
     "simulator": simulator,
     "tables": tables,
 }
@@ -100,7 +104,7 @@ def require_own_sources(tree: Path, bench: Any) -> None:
 def main() -> None:
     """Measure once and print."""
     tree, name, quick = Path(sys.argv[1]), sys.argv[2], "--quick" in sys.argv[3:]
-    bench = importlib.import_module(f"bench_{name}")
+    bench = importlib.import_module(f"bench_{name.partition(':')[0]}")
     require_own_sources(tree, bench)
     print(json.dumps(PROBES[name](bench, quick)))
 

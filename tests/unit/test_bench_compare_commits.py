@@ -101,6 +101,13 @@ def test_the_median_of_the_pairs_own_losses_is_flagged_beyond_three_percent():
     assert compare_commits.shown(found)[0]["behind in"] == "3 of 3 pairs"
 
 
+def test_the_parts_of_a_loop_explain_and_are_not_judged():
+    found = [Comparison("overhead:cnn", f"cnn_{what}", 1.0, 1.0, [0.1]) for what in ("ours_ms", "model_ms")]
+    assert [each.flagged for each in found] == [False, False]
+    assert judge(found) == []
+    assert judge([*found, Comparison("overhead:cnn", "cnn_samples_per_s", 1.0, 1.0, [0.1])])[0].value.startswith("+10")
+
+
 def test_a_number_that_one_commit_lacks_is_left_out():
     rows = [{"benchmark": "tables", "number": "get_us", "pair": 0, "side": "new", "value": 1.0}]
     assert compare(rows) == []
