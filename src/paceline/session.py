@@ -8,6 +8,7 @@ import copy
 import math
 import numbers
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.fetching import Fetcher, parts_of
 from paceline.worker.handshake import Handshake, serve_versions
+from paceline.worker.parts import Parts
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
 from paceline.worker.run_scheduler import RunScheduler
@@ -91,6 +93,8 @@ class Session:
         self._endpoint = given.endpoint
         self._state = WorkerState()
         self._kept: deque[ToWorker] = deque()  # messages that came while an answer was awaited
+        self._parts = Parts()
+        self._evaluates = False
         self._replica: Replica | None = None
         self._handshake: Handshake | None = None
         self._loop: BatchLoop | None = None
@@ -147,14 +151,15 @@ class Session:
         """Put the model and optimizer under the run's control and return them, the same objects.
 
         All workers start from worker 0's parameters. Inside a `batches` loop `optimizer.step()` pushes the gradient and
-        returns with the model to go on with.
+        returns with the model to go on with. Call it once for each optimizer that the script has; then all steps of a
+        pass are one push, made at the next batch.
 
         A `scheduler` given here follows the run's rounds: its `step()` no longer counts this worker's calls.
         `evaluate(model)` measures versions as the run goes on: it gets a module of its own in eval mode and returns
         numbers by name, such as {"accuracy": 0.97}. It may use only what exists before this call.
         """
-        if self._replica is not None:
-            raise UserError("prepare() was called twice; one session trains one model")
+        if self._phase:
+            raise UserError("prepare() was called after the first loop: prepare all models and optimizers before it")
         if self._tables is not None:
             raise UserError("prepare() was called after table(): a run trains a model or works on tables")
         if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
@@ -162,33 +167,47 @@ class Session:
             raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
         if evaluate is not None and not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the model, not {type(evaluate).__name__}")
-        evaluator = None
-        if evaluate is not None and self._context.evaluates:
-            evaluator = (copy.deepcopy(model).eval(), evaluate)
+        if self._evaluates:
+            raise UserError("evaluate was given to an earlier prepare(): give it to the last one")
+        self._evaluates = evaluate is not None
+        self._parts.add(model, optimizer)
         if self._context.evaluator and evaluate is None:
-            raise Closed  # the evaluator's process has nothing to measure
-        replica = self._replica = self._make_replica(model, optimizer)
+            return model, optimizer  # a later call may have something to measure
+        whole, groups = self._parts.whole()
+        measure = None if evaluate is None else self._parts.measured(evaluate)
+        evaluator = None
+        if measure is not None and self._context.evaluates:
+            evaluator = (copy.deepcopy(whole).eval(), measure)
+        replica = self._replica = self._make_replica(whole, groups)
         self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
         handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
-        if self._context.evaluator and evaluate is not None:
-            serve_versions(self._endpoint, handshake, replica, evaluate)
+        if self._context.evaluator and measure is not None:
+            serve_versions(self._endpoint, handshake, replica, measure)
         handshake.greet()
         if not replica.steps_itself:
             shown = RunOptimizer(
-                optimizer, replica.parameters, self._state, self._ask_optimizer, self._load_optimizer, self._check_load
+                optimizer, self._parameters, self._state, self._ask_optimizer, self._load_optimizer, self._check_load
             )
             if optimizer.state:  # from before
                 shown.hand_over()
-        self._hook_optimizer(optimizer)
+        if replica.at_once:
+            self._watch_optimizer(optimizer)
+        else:
+            self._hook_optimizer(optimizer)
         replica.watch_backward()
         if scheduler is not None:
             self._follower = RunScheduler(scheduler, optimizer, self._run_rounds_done)
         return model, optimizer
 
-    def _make_replica(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Replica:
-        spec, make = spec_of(model, optimizer), self._context.make_replica
-        device_of(list(model.parameters()))  # refuses a model that no worker can compute
-        replica = make_replica(model, optimizer, spec, self._endpoint) if make is None else make(model, optimizer, spec)
+    def _make_replica(self, model: torch.nn.Module, groups: Any) -> Replica:
+        make = self._context.make_replica
+        if make is not None and not self._context.alone and self._parts.several:
+            raise UserError("prepare() was called twice: nodes of a run without a server train one model each")
+        spec = spec_of(model, *([] if self._context.alone else self._parts.optimizers))
+        spec = msgspec.structs.replace(spec, calls=len(self._parts.prepared))
+        if not self._context.alone:
+            device_of(list(model.parameters()))  # refuses a model that no worker can compute
+        replica = make_replica(model, groups, spec, self._endpoint) if make is None else make(model, groups, spec)
         if replica.kept_as is not None:
             self._state.keep(replica.kept_as, replica)
         return replica
@@ -217,8 +236,7 @@ class Session:
         `loader_options` are those of `torch.utils.data.DataLoader` (collate_fn, num_workers, ...), without shuffle,
         sampler, batch_sampler and drop_last.
         """
-        if self._replica is None:
-            raise UserError("batches() was called before prepare(model, optimizer)")
+        replica = self._require_prepared("batches()")
         given, remark = self._context, None
         if isinstance(dataset, DataLoader):
             loader = parts_of(dataset)
@@ -237,7 +255,7 @@ class Session:
             raise OptionError(f"epochs must be > 0 and finite, not {epochs!r}")
         if sampling not in SAMPLINGS:
             raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
-        least = 2 if has_batch_statistics(self._replica.model) else 1
+        least = 2 if has_batch_statistics(replica.model) else 1
         if batch_size < least:
             raise OptionError(f"a model with BatchNorm needs batch_size >= {least}, not {batch_size}")
         fetcher = Fetcher(dataset, loader_options)
@@ -257,12 +275,18 @@ class Session:
         All these steps are shared out by speed, so a fast worker makes more of them. What comes is the number of the
         round, from 0. The script makes its own batches, of which each counts as one sample in reports and scenarios.
         """
-        if self._replica is None:
-            raise UserError("steps() was called before prepare(model, optimizer)")
+        self._require_prepared("steps()")
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
             raise OptionError(f"steps(count) needs a whole number >= 1, not {count!r}")
         fetcher = Fetcher(range(int(count) * self.workers), {})
         return Steps(self, fetcher, Ready(self._phase, fetcher.size, 1, 1.0, "epoch", 1))
+
+    def _require_prepared(self, what: str) -> Replica:
+        if self._context.evaluator:
+            raise Closed  # the evaluator's process has nothing to measure
+        if self._replica is None:
+            raise UserError(f"{what} was called before prepare(model, optimizer)")
+        return self._replica
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -363,6 +387,7 @@ class Session:
             if self._empty_phases > EMPTY_PHASES:
                 raise Closed  # else a script that loops until it has seen enough data would never end
             return
+        self._require_whole(self._replica, self._handshake)
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
         on_work = self._follower.on_work if self._follower is not None else None
@@ -383,6 +408,33 @@ class Session:
             if isinstance(loop.over, Over):
                 self._run_over = loop.over.run_over
             loop.abandon()
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [] if self._replica is None else self._replica.parameters
+
+    def _require_whole(self, replica: Replica, handshake: Handshake) -> None:
+        """Before the first loop: refuse a part of what the run trains, and name parameters that stay as they are."""
+        if handshake.partial:
+            raise UserError(
+                f"the run trains more than the {replica.spec.calls} models and optimizers that this worker has "
+                "prepared: make the same calls of prepare() in every worker, and after --resume"
+            )
+        if self._phase:
+            return
+        names = self._parts.ownerless()
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._remark_once(
+                f"no prepared optimizer has the parameters {', '.join(names[:3])}{more}: they stay as they are"
+            )
+        if self._parts.several and not replica.at_once:
+            self._remark_once(
+                "several optimizers: all steps of a pass take effect at the next batch, as one update of all models"
+            )
+
+    def _remark_once(self, text: str) -> None:
+        with contextlib.suppress(Closed):
+            self._endpoint.send(Remark(text))
 
     def _ask_optimizer(self) -> OptimizerHeld:
         while True:
@@ -426,7 +478,7 @@ class Session:
                 session._loop.on_zero_grad()
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return session._on_step(closure)
+            return session._on_step(optimizer, closure)
 
         # Schedulers look for this mark to tell their own wrapper from a step that someone else replaced.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -436,14 +488,35 @@ class Session:
         # A fused optimizer offers to unscale gradients in its step; a GradScaler must do that before the push.
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
-    def _on_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _watch_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the steps that the script's own optimizer makes."""
+        session, zero_grad = weakref.ref(self), optimizer.zero_grad
+
+        def on_step(*_: Any) -> None:
+            alive = session()
+            if alive is not None and alive._loop is not None:
+                alive._loop.on_own_step()
+
+        def zeroed(set_to_none: bool = True) -> None:
+            zero_grad(set_to_none=set_to_none)
+            alive = session()
+            if alive is not None and alive._loop is not None:
+                alive._loop.on_zero_grad()
+
+        optimizer.register_step_post_hook(on_step)
+        optimizer.zero_grad = zeroed  # type: ignore[method-assign]
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
         if self._loop is None:
             raise UserError("optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._loop.on_step()
+        if self._parts.several:
+            self._loop.on_step_of(self._parts.places_of(optimizer, self._loop.replica.parameters))
+        else:
+            self._loop.on_step()
         return loss
 
 

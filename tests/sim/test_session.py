@@ -496,7 +496,6 @@ class Stream(IterableDataset):
         (lambda s: s.batches(ROWS, shuffle=True), "takes no shuffle"),
         (lambda s: s.batches(ROWS, sampling="all"), "epoch, shard, replacement"),
         (lambda s: s.batches([], batch_size=2), "empty"),
-        (lambda s: start(s), "called twice"),
     ],
 )
 def test_bad_calls_say_what_is_wrong(call, message):

@@ -18,6 +18,7 @@ from paceline.core.settings import RunConfig
 from paceline.engines.alone import Alone, AloneLink
 from paceline.model.regions import SLOTS, Region, RegionLayout
 from paceline.model.spec import Parameters
+from paceline.model.store import Store
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Hello, OptimizerAsked, OptimizerHeld, Push, Welcome, Work
 from paceline.worker import context
@@ -32,8 +33,18 @@ def region_of(spec):
     return Region(layout, bytearray(layout.nbytes))
 
 
-class RegionEngine(Alone):
-    """The engine of the only worker, which writes versions into its region and names a slot for each push."""
+class ServedEngine(Alone):
+    """The engine of the only worker of a server: its weights are the store's."""
+
+    def make_store(self, hello, values, buffers, *, statistics):
+        return Store(hello.spec, values, buffers, statistics)
+
+    def publish(self, worker, store, *, waits, reads=False):
+        return store.read()
+
+
+class RegionEngine(ServedEngine):
+    """Writes versions into the worker's region and names a slot for each push."""
 
     def __init__(self, alternate):
         self.worker_region = None
@@ -60,7 +71,7 @@ class ReferenceLink(AloneLink):
     """The worker's end, whose tensors go by reference."""
 
     def __init__(self, engine=None):
-        self.engine = engine or Alone(RunConfig())
+        self.engine = engine or ServedEngine(RunConfig())
         super().__init__(self.engine)
 
     @property
@@ -146,10 +157,13 @@ def worker(endpoint, **given):
         context.bind(None)
 
 
-def trained(script, endpoint):
-    """What `script(prepare, batches)` makes of its model under paceline, and as plain PyTorch on the same batches."""
+def trained(script, endpoint=None):
+    """What `script(prepare, batches)` makes of its model under paceline, and as plain PyTorch on the same batches.
+
+    Without an endpoint the script runs by itself.
+    """
     loops = []  # the batches of each
-    with worker(endpoint) as session:
+    with worker(endpoint) if endpoint is not None else contextlib.nullcontext(paceline.init()) as session:
 
         def batches(*args, **options):
             loops.append([])

@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.errors import OptionError
 from paceline.model.mass_optimizer import MassOptimizer, OptimizerSpec, describe, mean_options
+from paceline.model.own_optimizer import class_of
 
 torch.set_default_dtype(torch.float32)
 
@@ -162,10 +163,33 @@ class Plain(torch.optim.SGD):
         super().__init__(parameters, lr=0.25, momentum=0.5)
 
 
-class Custom(torch.optim.SGD):
-    """A user's own class, whose steps a server could not make."""
+class Signed(torch.optim.Optimizer):
+    """A user's own class with a step of its own: the sign of a running mean."""
 
+    def __init__(self, parameters, lr, beta=0.9):
+        super().__init__(parameters, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
     def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    mean.lerp_(parameter.grad, 1 - group["beta"])
+                    parameter.sub_(mean.sign(), alpha=group["lr"])
+
+
+class Demanding(Signed):
+    """Needs a closure."""
+
+    def step(self, closure):
+        closure()
+
+
+class NotOwn(torch.optim.LBFGS):
+    """LBFGS stays LBFGS."""
+
+    def step(self, closure):
         return super().step(closure)
 
 
@@ -174,13 +198,56 @@ class Custom(torch.optim.SGD):
     [
         (lambda p: torch.optim.LBFGS(p), "LBFGS evaluates the loss several times in one step"),
         (lambda p: torch.optim.SparseAdam(p), "SparseAdam takes sparse gradients only"),
-        (lambda p: Custom(p, lr=0.1), "Custom has a step of its own, which the server does not know; use one of"),
+        (lambda p: NotOwn(p), "NotOwn evaluates the loss several times in one step"),
+        (lambda p: Demanding(p, lr=0.1), "Demanding needs a closure at every step"),
+        (lambda p: Signed(p, lr=0.1, beta=len), "option beta of .*Signed is a builtin_function_or_method"),
     ],
 )
 def test_optimizers_that_cannot_be_stepped_elsewhere_are_refused_with_the_reason(make_optimizer, why):
     parameter = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(OptionError, match=why):
         describe(make_optimizer([parameter]), {id(parameter): 0})
+
+
+def test_a_users_own_class_is_stepped_as_it_is():
+    mine, theirs = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    spec = describe(Signed([mine], lr=0.25), {id(mine): 0})
+    assert spec.name == f"{__name__}:Signed"
+    ours, plain = MassOptimizer(spec, [mine.data]), Signed([theirs], lr=0.25)
+    assert "scales the learning rate by m" in ours.notice
+    for gradient in (torch.tensor([1.0, -1.0]), torch.tensor([-3.0, 0.5])):
+        theirs.grad = gradient
+        plain.step()
+        ours.step(1.0, spec.groups, stock=False, gradients=[gradient])
+    assert torch.equal(mine.data, theirs.data)
+    assert torch.equal(ours.state()[0]["0.mean"], plain.state[theirs]["mean"])
+    before = mine.data.clone()
+    ours.step(0.5, spec.groups, stock=False, gradients=[torch.ones(2)])
+    assert torch.equal((before - mine.data).abs(), torch.full((2,), 0.125))
+
+
+def test_a_class_is_imported_where_it_is_not_known():
+    assert class_of("torch.optim.sgd:SGD") is torch.optim.SGD
+    for name, why in [
+        ("__main__:Mine", "in the script itself"),
+        ("no_such_module:Mine", "No module named"),
+        ("torch.optim.sgd:Mine", "has no attribute"),
+    ]:
+        with pytest.raises(OptionError, match=f"the server cannot import the optimizer {name} .*{why}"):
+            class_of(name)
+    with pytest.raises(OptionError, match="torch:ones is not an optimizer class"):
+        class_of("torch:ones")
+
+
+def test_a_constructor_that_wants_more_is_named():
+    class Greedy(Signed):
+        def __init__(self, parameters, lr, secret):
+            super().__init__(parameters, lr)
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    spec = describe(Greedy([parameter], 0.1, "x"), {id(parameter): 0})
+    with pytest.raises(OptionError, match=r"could not make the optimizer .*Greedy .*secret"):
+        MassOptimizer(spec, [parameter.data])
 
 
 def test_a_class_that_steps_as_its_parent_is_its_parent():

@@ -371,8 +371,11 @@ def test_the_evaluator_measures_versions_until_the_link_closes(talk):
 
 def test_without_a_function_there_is_nothing_to_evaluate(talk):
     link = talk()
-    with pytest.raises(Closed):
-        evaluating(link, None)
+    with worker(link, evaluator=True) as session:
+        model = torch.nn.Linear(6, 1)
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))  # a later call may bring one
+        with pytest.raises(Closed):
+            session.batches(range(3))
     assert link.sent == []
 
 

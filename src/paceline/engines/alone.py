@@ -2,7 +2,7 @@
 
 The same run as under a launcher, driven from the worker's own calls: each message is handled as it is sent, and answers
 queue up until the worker asks for them. Evaluation runs inline; warnings, and at level info evaluations, go to the
-logger `paceline`.
+logger `paceline`. The script steps with its own optimizers, as it would without paceline.
 """
 
 import time
@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from paceline.core.errors import InternalError
 from paceline.core.settings import Capabilities, RunConfig
+from paceline.engines.own_model import OwnReplica, OwnStore
 from paceline.gradients.server import GradientExchange
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import ModelSpec, Parameters
 from paceline.model.store import Store
 from paceline.records.journal import Header
 from paceline.records.logs import Log
@@ -38,6 +41,7 @@ class Alone(TensorsByReference):
     def __init__(self, config: RunConfig) -> None:
         self._began = time.monotonic()
         self._answers: deque[ToWorker] = deque()
+        self._replica: OwnReplica | None = None
         header = Header(engine="alone", strategy="bsp", seed=0, workers=1)
         plan = Plan(config=config, scenario=None, header=header, folder=None, journal=None)
         strategy = build("bsp", config.seed)
@@ -98,9 +102,22 @@ class Alone(TensorsByReference):
         del worker
         self._answers = deque(m for m in self._answers if not (isinstance(m, Work) and m.ticket == ticket))
 
+    def make_replica(self, model: torch.nn.Module, optimizer: Any, spec: ModelSpec) -> OwnReplica:
+        """Make what counts the steps of the script's own optimizers."""
+        self._replica = OwnReplica(model, optimizer, spec)
+        return self._replica
+
     def make_store(self, hello: Hello, values: list[Any], buffers: list[Any], *, statistics: bool) -> Store:
-        """Make one in which a script that runs by itself comes to the same bits as without paceline."""
-        return Store(hello.spec, values, buffers, statistics, as_script=True)
+        """Make one that leaves the weights where they are."""
+        del hello, values, buffers, statistics
+        if self._replica is None:
+            raise InternalError("the only worker has no model")
+        return OwnStore(self._replica)
+
+    def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
+        """Return no tensors: the script has them."""
+        del worker, waits, reads
+        return Parameters(store.version, [], [])
 
     def measure(self, call: Callable[[], dict[str, float]]) -> dict[str, float]:
         return call()
@@ -133,5 +150,8 @@ class AloneLink:
 
 def start() -> WorkerContext:
     """Return the context of a script that runs without a launcher."""
-    link = AloneLink(Alone(RunConfig()))
-    return WorkerContext(worker=WORKER, workers=1, endpoint=link, shared=Shared(), evaluates=True, device="cpu")
+    engine = Alone(RunConfig())
+    return WorkerContext(
+        worker=WORKER, workers=1, endpoint=AloneLink(engine), shared=Shared(), evaluates=True,
+        make_replica=engine.make_replica, alone=True,
+    )  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 
 from paceline.core.errors import OptionError
 from paceline.model.fused import KERNELS, FusedAdam, FusedSgd, Gradients
+from paceline.model.own_optimizer import OWN, build_own, name_of, require_plain
 
 EXACT = ("SGD", "Adam", "AdamW")  # the mass rule in full
 SCALED = (  # the learning rate times m
@@ -33,20 +34,45 @@ REFUSED = {
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 Scalar = bool | int | float | str | None
 GroupOptions = dict[str, Scalar | tuple[Scalar, ...]]
+JOIN = "+"  # between the names of several optimizers' classes
 _SERVERS_OWN = ("fused", "foreach")  # the server chooses how a step is executed
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
-    """An optimizer as sent to the server: its class name in torch.optim, options and parameters of each group."""
+    """An optimizer as sent to the server: its class, and the options and parameters of each group.
+
+    The class is one of torch.optim by its name, or `module:Class`. Several optimizers are one spec: their classes with
+    a plus sign between them, and `counts` says how many of the groups are each one's.
+    """
 
     name: str
     groups: tuple[GroupOptions, ...]
     members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
+    counts: tuple[int, ...] = ()  # empty: one optimizer has all groups
 
     def with_tuples(self) -> "OptimizerSpec":
         """Turn lists back into tuples (such as betas), which JSON and msgpack do not have."""
         groups = tuple({key: _tuples(value) for key, value in group.items()} for group in self.groups)
-        return OptimizerSpec(self.name, groups, self.members)
+        return OptimizerSpec(self.name, groups, self.members, self.counts)
+
+    def split(self) -> "list[OptimizerSpec]":
+        """Return the spec of each optimizer."""
+        if not self.counts:
+            return [self]
+        ends = list(itertools.accumulate(self.counts))
+        parts = zip(self.name.split(JOIN), [0, *ends], ends, strict=False)
+        return [OptimizerSpec(name, self.groups[i:j], self.members[i:j]) for name, i, j in parts]
+
+
+NO_OPTIMIZER = OptimizerSpec("", (), ())
+
+
+def joined(specs: "Sequence[OptimizerSpec]") -> OptimizerSpec:
+    """Return one spec of several optimizers."""
+    if len(specs) == 1:
+        return specs[0]
+    groups, members = (sum((getattr(spec, field) for spec in specs), ()) for field in ("groups", "members"))
+    return OptimizerSpec(JOIN.join(spec.name for spec in specs), groups, members, tuple(len(s.groups) for s in specs))
 
 
 def _tuples(value: Any) -> Any:
@@ -55,7 +81,7 @@ def _tuples(value: Any) -> Any:
 
 def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> OptimizerSpec:
     """Return the spec of a user's optimizer; `positions` maps a parameter's id to its index in the model."""
-    name = _stock_name(type(optimizer))
+    name = _class_name(type(optimizer))
     members = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -65,22 +91,32 @@ def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> Opt
                     "prepare() a module that contains it"
                 )
         members.append(tuple(positions[id(parameter)] for parameter in group["params"]))
-    return OptimizerSpec(name, tuple(group_options(optimizer)), tuple(members))
+    options = group_options(optimizer)
+    if OWN in name:
+        require_plain(name, options)
+    return OptimizerSpec(name, tuple(options), tuple(members))
 
 
-def _stock_name(kind: type[torch.optim.Optimizer]) -> str:
-    """Return which of torch's optimizers this is: a class that adds nothing to a step is the one it derives from."""
+def _class_name(kind: type[torch.optim.Optimizer]) -> str:
+    """Return which of torch's optimizers this is, or where its own class is found.
+
+    A class that adds nothing to a step is the one it derives from.
+    """
     stock = next((base for base in kind.__mro__ if getattr(torch.optim, base.__name__, None) is base), None)
-    if stock is not None and stock.__name__ in EXACT + SCALED and kind.step is stock.step:
-        return str(stock.__name__)
+    if stock is None or stock is torch.optim.Optimizer or (kind.step is not stock.step and stock is not kind):
+        refused = next((base.__name__ for base in kind.__mro__ if base.__name__ in REFUSED), None)
+        if refused is None:
+            return name_of(kind)
+        stock = getattr(torch.optim, refused)
+    name = str(stock.__name__)
+    if name in EXACT + SCALED:
+        return name
+    why = REFUSED.get(name, "is not known to the server")
     usable = ", ".join(EXACT + SCALED)
-    why = "has a step of its own, which the server does not know"
-    if stock is kind:
-        why = REFUSED.get(kind.__name__, "is not known to the server")
     raise OptionError(f"optimizer {kind.__module__}.{kind.__name__} {why}; use one of torch.optim: {usable}")
 
 
-def group_options(optimizer: torch.optim.Optimizer) -> list[GroupOptions]:
+def group_options(optimizer: Any) -> list[GroupOptions]:
     """Return the options of each group as plain data."""
     return [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
@@ -89,19 +125,20 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor], *, as_script: bool) -> torch.optim.Optimizer:
-    """Build the server's optimizer over its own parameters, fused where torch supports it or as the script has it."""
+def build(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Build the server's optimizer over its own parameters, fused where torch supports it."""
+    if OWN in spec.name:
+        return build_own(spec.name, spec.groups, [[parameters[i] for i in members] for members in spec.members])
     cls = getattr(torch.optim, spec.name)
     accepted = set(inspect.signature(cls).parameters)
     groups = []
     for options, members in zip(spec.groups, spec.members, strict=True):
         known = {key: value for key, value in options.items() if key in accepted}
         known.pop("differentiable", None)  # the server never differentiates through its step
-        if not as_script:
-            known.pop("foreach", None)
-            known.pop("fused", None)
-            if spec.name in FUSED:
-                known["fused"] = True
+        known.pop("foreach", None)
+        known.pop("fused", None)
+        if spec.name in FUSED:
+            known["fused"] = True
         groups.append({"params": [parameters[i] for i in members], **known})
     optimizer: torch.optim.Optimizer = cls(groups)
     return optimizer
@@ -136,22 +173,24 @@ _AS_IT_IS = contextlib.nullcontext()
 class MassOptimizer:
     """A torch optimizer that takes fractional steps on weighted mean gradients."""
 
-    def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor], *, as_script: bool = False) -> None:
-        """`as_script`: whole steps are the script's own to the last bit; fused ones are faster and round otherwise."""
+    def __init__(self, spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> None:
         self.spec = spec
-        self.torch = build(spec, parameters, as_script=as_script)
+        self.torch = build(spec, parameters)
         self.notice: str | None = None
-        if spec.name in SCALED:
+        if spec.name not in EXACT:
+            name = spec.name if OWN in spec.name else f"torch.optim.{spec.name}"
             self.notice = (
-                f"torch.optim.{spec.name}: an update of mass m scales the learning rate by m; its per-step decays are "
-                "not adjusted, so tune its rate per strategy"
+                f"{name}: an update of mass m scales the learning rate by m; its per-step decays are not adjusted, so "
+                "tune its rate per strategy"
             )
+            if any("lr" not in group for group in self.torch.param_groups):
+                self.notice = f"{name} has no learning rate: every update is a whole step, whatever its mass"
         self._parameters = list(parameters)
         self._mass: dict[int, float] = {}  # Adam: mass so far, by the parameter's position
         self._fractional = False  # false: all steps so far were whole, and torch's step count is right
         self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
         self._gains: list[float] = []  # factor on each group's gradients, under the options in force
-        self._fuses = spec.name in KERNELS and not as_script
+        self._fuses = spec.name in KERNELS
         self._kernels = [
             _kernels(spec.name, self.torch, members, self._parameters) if self._fuses else []
             for members in spec.members
@@ -226,7 +265,8 @@ class MassOptimizer:
             if self.spec.name == "AdamW" or group.get("decoupled_weight_decay"):
                 lr, decay = group["lr"], group["weight_decay"]
                 group["weight_decay"] = (1 - max(0.0, 1 - lr * decay) ** mass) / (lr * mass) if lr else decay
-        group["lr"] *= mass
+        if "lr" in group:
+            group["lr"] *= mass
         return gain
 
     def _set_time(self, members: Sequence[int], gradients: Gradients, mass: float) -> None:

@@ -83,10 +83,11 @@ def _master_bytes(spec: ModelSpec) -> int:
 def _states(spec: ModelSpec) -> int:
     """Return how many tensors of a parameter's size the optimizer keeps per parameter, in its largest group."""
     most = 0
-    for group in spec.optimizer.groups:
-        states = STATES.get(spec.optimizer.name, 0)
-        states += sum(1 for option in ("momentum", "amsgrad", "centered") if group.get(option))
-        most = max(most, states)
+    for optimizer in spec.optimizer.split():
+        for group in optimizer.groups:
+            states = STATES.get(optimizer.name, 0)
+            states += sum(1 for option in ("momentum", "amsgrad", "centered") if group.get(option))
+            most = max(most, states)
     return most
 
 

@@ -25,6 +25,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]
     optimizer: OptimizerSpec
     keys: tuple[tuple[str, int], ...]  # `state_dict` keys, each with its index in parameters + buffers
+    calls: int = 1  # of `prepare` that this is of: scripts may prepare several models and optimizers
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether the script's own optimizers make the steps, and the holder of the weights none."""
+        return not self.optimizer.name
 
     def require_same(self, other: "ModelSpec", worker: int) -> None:
         """Raise if the other worker trains a different model: their pushes could not be merged."""

@@ -16,7 +16,8 @@ import torch
 from paceline.core.errors import CheckpointError
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.model.flat import Layout
-from paceline.model.mass_optimizer import MassOptimizer, mean_options
+from paceline.model.joint_optimizer import make_optimizer
+from paceline.model.mass_optimizer import mean_options
 from paceline.model.regions import Region
 from paceline.model.spec import (
     Gradient,
@@ -40,10 +41,8 @@ class Store:
     """Applies pushes and hands out versions."""
 
     def __init__(
-        self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool, *,
-        as_script: bool = False,
-    ) -> None:  # fmt: skip
-        """`as_script`: steps round as those of the script's own optimizer do."""
+        self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool
+    ) -> None:
         self.spec = spec
         self.layout = Layout.of(values)
         self.version = 0
@@ -55,7 +54,8 @@ class Store:
         self._summed: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] | None = None
         self._buffers = [b.detach().clone() for b in buffers]
-        self.optimizer = MassOptimizer(spec.optimizer, self._parameters, as_script=as_script)
+        self.optimizer = make_optimizer(spec.optimizer, self._parameters)
+        self.notice = self.optimizer.notice  # about the optimizer, for the user
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters

@@ -50,16 +50,20 @@ class ModelExchange(RunExchange):
         self.look_at_waiting(at)
 
     def look_at_waiting(self, at: float) -> None:
-        """Answer workers that have prepared a model; the first time wait for all, since worker 0's is taken."""
+        """Answer workers that have prepared a model; the first time wait for all, since worker 0's is taken. The same
+        goes for each further one that scripts prepare."""
         workers = self.run.workers
-        waiting = [record for record in workers.running() if record.script.hello is not None]
-        if self.store_or_none is None and (
-            not waiting or not workers.alive <= {record.worker for record in waiting}
-        ):  # fmt: skip
+        waiting = {record.worker: record.script.hello.spec.calls for record in workers.running() if record.script.hello}
+        known = 0 if self.store_or_none is None else self.store.spec.calls
+        most = max(waiting.values(), default=0)
+        if not known and not waiting:
             return
-        for record in waiting:
-            self._welcome(record, at)
-        if self.store_or_none is not None and self._evaluator is not None:
+        if most > known and any(waiting.get(worker) != most for worker in workers.alive):
+            self._require_more(most, known)
+            return
+        for worker in waiting:
+            self._welcome(workers.records[worker], at)
+        if self.store_or_none is not None and self._evaluator is not None and self._measures_all():
             difference = self.store.spec.difference(self._evaluator.spec, "worker 0", "the evaluator")
             if difference is not None:
                 raise OptionError(difference)
@@ -67,16 +71,36 @@ class ModelExchange(RunExchange):
             self.run.evaluations.by_process()
             self.run.begin_phase_if_ready(at)
 
+    def _measures_all(self) -> bool:
+        """Return whether the evaluator has prepared all that is trained; it may be ahead of the workers."""
+        return self._evaluator is not None and self._evaluator.spec.calls <= self.store.spec.calls
+
+    def _require_more(self, most: int, known: int) -> None:
+        """Refuse to wait for a worker that trains already with less than others have prepared."""
+        early = min(self.run.workers.waiting, default=None)
+        if known and early is not None:
+            raise OptionError(
+                f"worker {early} began its loop after {known} of the {most} calls of prepare() that others made: make "
+                "the same calls in every worker, before the loop"
+            )
+
     def _welcome(self, record: WorkerRecord, at: float) -> None:
         hello, record.script.hello = record.script.hello, None
         if hello is None:  # answered while another worker was
             return
+        store = self.store_or_none
+        if store is not None and hello.spec.calls < store.spec.calls:  # of a script that comes later
+            self.run.engine.send(record.worker, Welcome(None))
+            return
         if self._spec_saved is not None:
             self._require_saved(self._spec_saved, hello.spec)
-        if self.store_or_none is None:
+        if store is None or hello.spec.calls > store.spec.calls:
             values, buffers = [v.clone() for v in hello.values], [b.clone() for b in hello.buffers]
             engine, statistics = self.run.engine, self.run.coordinator.strategy.needs_applied
-            self.adopt(engine.make_store(hello, values, buffers, statistics=statistics), at)
+            made = engine.make_store(hello, values, buffers, statistics=statistics)
+            if store is not None and not hello.spec.steps_itself:
+                made.optimizer.load(*store.optimizer.state())
+            self.adopt(made, at)
         self.store.spec.require_same(hello.spec, record.worker)
         if hello.evaluator is not None and not self.run.evaluations.possible:
             measure = Evaluator(*hello.evaluator)
@@ -93,8 +117,8 @@ class ModelExchange(RunExchange):
     def adopt(self, store: Store, at: float) -> None:
         """Train the model in this store."""
         self.store_or_none = store
-        if store.optimizer.notice is not None:
-            self.run.coordinator.observe(at, "warning", {"text": store.optimizer.notice})
+        if store.notice is not None:
+            self.run.coordinator.observe(at, "warning", {"text": store.notice})
 
     def first_model(self, record: WorkerRecord, hello: Hello) -> Parameters:
         """Return the model that a worker starts from."""

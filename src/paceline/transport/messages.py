@@ -218,7 +218,7 @@ class ModelLoaded(ToServer, frozen=True):
 class Welcome(ToWorker, frozen=True):
     """The answer to `Hello`: the model that all workers start from."""
 
-    parameters: Parameters
+    parameters: Parameters | None  # None: the run trains more than this script has prepared so far
     state: bytes | None = None  # of this worker, if the run resumes from a checkpoint
 
 

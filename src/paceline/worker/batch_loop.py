@@ -12,11 +12,12 @@ it is back, introduces itself again, and continues with its next grant.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.core.errors import InternalError
 from paceline.core.ledger import Allotment, Indices
@@ -75,6 +76,7 @@ class BatchLoop:
         self._read_at = 0.0  # when this process could begin computing
         self._target_s: float | None = None  # how long the scenario has the computation take
         self._remarked: set[str] = set()
+        self._stepped: dict[int, torch.Tensor | None] = {}  # of several optimizers: each one's gradients in this pass
 
     # -- calls from the script ---------------------------------------------------------------------------------------
 
@@ -92,6 +94,8 @@ class BatchLoop:
 
     def next_batch(self) -> Any:
         """Return the next piece as a batch; OVER at the end of the phase."""
+        if self._stepped:
+            self._end_pass()
         if self._grant.current is not None and not self._interrupted():
             self._look()
         while self.over is None:
@@ -108,6 +112,8 @@ class BatchLoop:
 
     def on_zero_grad(self) -> None:
         """Drop the pieces that were computed and not stepped."""
+        if self._stepped:
+            return  # another optimizer's turn in the same pass
         if self._grant.computed or (self.replica.touched and self._grant.current is not None):
             self._grant.thrown_away = True
             self._grant.computed.clear()
@@ -132,6 +138,31 @@ class BatchLoop:
         self._add_computed()
         if not self._grant.queue and self.over is None:
             self._push()
+
+    def on_own_step(self) -> None:
+        """Count a step that the script's own optimizer has made; further ones for the same batch are the script's."""
+        if self._grant.current is None:
+            return
+        self.replica.stepped = True
+        self.on_step()
+
+    def on_step_of(self, places: Sequence[int]) -> None:
+        """Keep the gradients of one of several optimizers until the pass is over."""
+        if self._interrupted() or self._grant.current is None:
+            return
+        if self._stepped.keys() & set(places):
+            self._remark("optimizer.step() was called again for one batch: only the first step of a batch is pushed")
+            return
+        for place in places:
+            gradient = self.replica.parameters[place].grad
+            self._stepped[place] = None if gradient is None else gradient.detach().clone()
+
+    def _end_pass(self) -> None:
+        """Push what the optimizers stepped on in this pass: the gradients that each had at its own step."""
+        stepped, self._stepped = self._stepped, {}
+        for place, parameter in enumerate(self.replica.parameters):
+            parameter.grad = stepped.get(place)
+        self.on_step()
 
     def find_server(self) -> None:
         """Introduce this worker to a restarted server, which has voided its grant."""
@@ -329,6 +360,7 @@ class BatchLoop:
         self._enqueue(work.allotment)
 
     def _drop_grant(self) -> None:
+        self._stepped = {}
         self.replica.forget()
         self._grant = GrantPieces(self._grant.ticket)
 

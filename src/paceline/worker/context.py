@@ -33,7 +33,7 @@ class Shared:
             return self.objects[key]
 
 
-MakeReplica = Callable[[torch.nn.Module, torch.optim.Optimizer, ModelSpec], Replica]
+MakeReplica = Callable[[torch.nn.Module, Any, ModelSpec], Replica]
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -50,7 +50,8 @@ class WorkerContext(msgspec.Struct, frozen=True):
     evaluates: bool = False  # this worker's module is copied for evaluation
     evaluator: bool = False  # this process does not train: it stops at prepare() and measures versions
     device: str | None = None  # where to compute; None: the CUDA device of this worker's number, if there are any
-    make_replica: MakeReplica | None = None  # in a run without a server: makes the node's
+    make_replica: MakeReplica | None = None  # for a worker that steps itself: alone, or a node
+    alone: bool = False  # the script runs by itself
     sessions: list[Any] = []  # this worker's one session, once it exists
 
 

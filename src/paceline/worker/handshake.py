@@ -18,6 +18,7 @@ class Handshake:
         self._replica = replica
         self._state = state
         self._evaluator = evaluator
+        self.partial = False  # the run trains more than this script has prepared
 
     def send(self) -> None:
         """Send `Hello` with this worker's model."""
@@ -45,6 +46,9 @@ class Handshake:
 
     def take_in(self, answer: Welcome) -> None:
         """Load the run's model, and this worker's state if the run resumes from a checkpoint."""
+        self.partial = answer.parameters is None
+        if answer.parameters is None:
+            return
         self._replica.load(answer.parameters)
         self._replica.watch_edits()
         self._state.welcome(answer.state)
@@ -65,7 +69,8 @@ def serve_versions(endpoint: Endpoint, handshake: Handshake, replica: Replica, e
             handshake.send()
             continue
         if isinstance(message, Welcome):
-            replica.load(message.parameters)
+            if message.parameters is not None:
+                replica.load(message.parameters)
         elif isinstance(message, Evaluate):
             replica.load(message.parameters)
             endpoint.send(Evaluated(message.number, measure(evaluate, replica.model)))

@@ -15,7 +15,7 @@ import torch
 from paceline.core.errors import InternalError, OptionError
 from paceline.model.buffers import difference
 from paceline.model.flat import Layout
-from paceline.model.mass_optimizer import GroupOptions, describe, group_options
+from paceline.model.mass_optimizer import NO_OPTIMIZER, GroupOptions, describe, group_options, joined
 from paceline.model.spec import Gradient, ModelSpec, Parameters
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
@@ -29,8 +29,9 @@ class News(enum.IntEnum):
     FRESH = 2  # the earlier gradients are gone, others came
 
 
-def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSpec:
-    """Describe the model for the server; a compiled one under the names of the plain module."""
+def spec_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> ModelSpec:
+    """Describe the model for the server; a compiled one under the names of the plain module. Without an optimizer the
+    script steps itself."""
     named = list(model.named_parameters())
     if not named:
         raise OptionError("the model has no parameters: there is nothing to train")
@@ -42,10 +43,11 @@ def spec_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSp
             )
     buffers = list(model.named_buffers())
     tensors = [tensor for _, tensor in [*named, *buffers]]
+    places = {id(parameter): place for place, (_, parameter) in enumerate(named)}
     return ModelSpec(
         tuple((_plain(name), tuple(p.shape), str(p.dtype)) for name, p in named),
         tuple((_plain(name), tuple(b.shape), str(b.dtype)) for name, b in buffers),
-        describe(optimizer, {id(parameter): place for place, (_, parameter) in enumerate(named)}),
+        joined([describe(each, places) for each in optimizers]) if optimizers else NO_OPTIMIZER,
         _state_keys(model, tensors),
     )
 
@@ -54,9 +56,11 @@ class Replica:
     """The user's module and optimizer, with flat parameters."""
 
     steps_itself: ClassVar[bool] = False  # with the script's own optimizer: a node of a run without a server
+    at_once: ClassVar[bool] = False  # each `step()` is the script's own: it runs by itself
     kept_as: ClassVar[str | None] = None  # the name of its own state in a worker's checkpoint
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: Any, spec: ModelSpec | None = None) -> None:
+        """`optimizer` may be several optimizers' groups."""
         self.model = model
         self.optimizer = optimizer
         self.spec = spec or spec_of(model, optimizer)
@@ -64,6 +68,7 @@ class Replica:
         self.interrupted: Any = None  # the message or `Lost` that interrupted a node's exchange
         self.closed = False  # a node has sent its model to the phase's average: what it computes now is lost
         self.touched = False  # a hook saw a backward since the last look
+        self.stepped = False  # the script's own optimizer has stepped on the current batch
         self.densified: str | None = None  # a parameter whose gradient was sparse, to warn about
         self._buffer_homes = _homes(model)
         self._values = [parameter.data for parameter in self.parameters]

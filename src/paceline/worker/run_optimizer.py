@@ -21,10 +21,10 @@ class RunOptimizer:
     """Takes the place of an optimizer's `state_dict` and `load_state_dict`."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], state: WorkerState,
+        self, optimizer: torch.optim.Optimizer, parameters: Callable[[], Sequence[torch.Tensor]], state: WorkerState,
         ask: Callable[[], OptimizerHeld], load: Load, check: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`check` raises where a load has no meaning."""
+        """`parameters` returns all of the run's, in its order; `check` raises where a load has no meaning."""
         self._optimizer = optimizer
         self._parameters = parameters
         self._state = state
@@ -37,10 +37,13 @@ class RunOptimizer:
         """Return what torch's does, with the state of the run's optimizer."""
         if self._state.busy:  # a checkpoint has that state already, and wants the options
             return self._own_state_dict()
-        held = self._ask()
+        held, parameters = self._ask(), self._parameters()
+        own = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
         for key, value in [*held.tensors.items(), *held.numbers.items()]:
             position, _, name = key.partition(".")
-            parameter = self._parameters[int(position)]
+            parameter = parameters[int(position)]
+            if id(parameter) not in own:
+                continue  # another optimizer's
             if isinstance(value, torch.Tensor):
                 value = value.to("cpu" if name == STEP else parameter.device, copy=True)
             self._optimizer.state[parameter][name] = value
@@ -60,7 +63,7 @@ class RunOptimizer:
         """Send the state that the script's optimizer has, and forget it here."""
         tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Number] = {}
-        for position, parameter in enumerate(self._parameters):
+        for position, parameter in enumerate(self._parameters()):
             for name, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"{position}.{name}"] = value.detach().to("cpu", copy=True)

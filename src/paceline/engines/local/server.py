@@ -222,6 +222,8 @@ class LocalEngine:
     def make_store(
         self, hello: Hello, values: list[torch.Tensor], buffers: list[torch.Tensor], *, statistics: bool
     ) -> Store:  # fmt: skip
+        self._weights.close()  # of a store that this one takes the place of
+        self._weights = SharedWeights(self._remark)
         return TimedStore(hello.spec, values, buffers, statistics, self._effort)
 
     def region(self, worker: int) -> Region | None:
