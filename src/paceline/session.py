@@ -480,6 +480,11 @@ class Session:
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return session._on_step(optimizer, closure)
 
+        def add_param_group(_: Any) -> None:
+            raise UserError("add_param_group() was called after prepare(): add all groups before it")
+
+        if self._replica is not None and not self._replica.steps_itself:
+            optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
         # Schedulers look for this mark to tell their own wrapper from a step that someone else replaced.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from clusters import Rows, mean_square, network
 from one_worker import KINDS, Buffered, Odd, RegionLink, assert_same, server, sgd, trained, worker
 from torch.utils.data import TensorDataset
 
+from paceline.core.errors import UserError
 from paceline.worker.replica import News, Replica, spec_of
 
 ROWS = Rows()
@@ -331,26 +332,96 @@ def test_copies_and_files_hold_one_layer_and_no_more(link):
     assert_same(*trained(looping(network, step), link))
 
 
-@pytest.mark.parametrize("way", ["clamped", "other memory"])
-def test_changes_beside_the_optimizer_are_remarked_on_and_overwritten(region_link, way, caplog):
-    def change(model):
-        if way == "clamped":
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.clamp_(-0.01, 0.01)
-        else:
-            values = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-            torch.nn.utils.vector_to_parameters(values * 0.5, model.parameters())
+def clamp(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-0.01, 0.01)
 
-    with worker(region_link) as session:
+
+def replace(model):
+    values = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(values * 0.5, model.parameters())
+
+
+def load(model):
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def change_uncounted(model):
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+def step_beside(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize(
+    ("change", "when", "message"),
+    [
+        (clamp, 0, "beside the optimizer"),
+        (clamp, 7, r"changes parameters \(0.weight\)"),
+        (replace, 7, "beside the optimizer"),
+        (load, 7, "beside the optimizer"),
+        (step_beside, 7, "beside the optimizer"),
+        (change_uncounted, 1, "beside the optimizer"),
+    ],
+)
+def test_changes_beside_the_optimizer_are_refused_at_the_step_that_follows(link, change, when, message):
+    passed = []
+
+    def script(session):
         model = network()
         model, optimizer = session.prepare(model, sgd(model))
-        for x, y, _ in session.batches(ROWS, **BATCHES):
-            change(model)
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=2)):
             plain_step(model, optimizer, x, y, 0)
-    assert any("beside the optimizer" in record.getMessage() for record in caplog.records)
-    for parameter, value in zip(model.parameters(), region_link.store.state()[0], strict=True):
-        assert torch.equal(parameter.data, value)
+            passed.append(number)
+            if number == when:
+                change(model)
+
+    with worker(link) as session, pytest.raises(UserError, match=message):
+        script(session)
+    assert passed[-1] == when
+
+
+def test_a_model_that_was_moved_after_it_was_prepared_is_refused(link):
+    with worker(link) as session:
+        model = network()
+        session.prepare(model, sgd(model))
+        model.half()
+        with pytest.raises(UserError, match=r"is torch.float16 on cpu and was torch.float64 .* before prepare\(\)"):
+            list(session.batches(ROWS, batch_size=5))
+
+
+def test_what_is_changed_and_restored_before_the_step_is_no_change(link):
+    def step(model, optimizer, x, y, number):
+        kept = copy.deepcopy(model.state_dict())
+        if number < 3:
+            clamp(model)
+            model.load_state_dict(kept)
+        plain_step(model, optimizer, x, y, number)
+
+    assert_same(*trained(looping(network, step), link))
+
+
+def test_what_torch_does_not_count_is_found_now_and_then(link, monkeypatch):
+    monkeypatch.setattr("paceline.worker.batch_loop.EDITS_EVERY", 4)
+    passed = []
+
+    def script(session):
+        model = network()
+        model, optimizer = session.prepare(model, sgd(model))
+        for number, (x, y, _) in enumerate(session.batches(ROWS, batch_size=5, epochs=9)):
+            if number > 4:
+                change_uncounted(model)
+            plain_step(model, optimizer, x, y, 0)
+            passed.append(number)
+
+    with worker(link) as session, pytest.raises(UserError, match="beside the optimizer"):
+        script(session)
+    assert passed[-1] == 7
 
 
 def test_a_gradient_that_takes_the_place_of_a_freed_one_is_not_taken_for_it():

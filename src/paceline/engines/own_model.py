@@ -33,6 +33,9 @@ class OwnReplica(Replica):
         found = super().news(by_hand=by_hand)
         return News.ADDED if self.stepped and not found else found
 
+    def require_unmoved(self) -> None:
+        """Do nothing: the script may move its model."""
+
     def mark_batch(self) -> None:
         super().mark_batch()
         self.stepped = False

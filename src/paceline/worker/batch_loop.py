@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import InternalError, UserError
 from paceline.core.ledger import Allotment, Indices
 from paceline.transport import messages as m
 from paceline.transport.base import Closed, Endpoint, Lost
@@ -29,7 +29,13 @@ from paceline.worker.replica import News, Replica
 from paceline.worker.state import WorkerState
 
 Piece = tuple[int, Indices]  # the allotment's number within the grant, and the samples
-EDITS_WATCHED = 3  # pushes of a phase that are checked for edited parameters; each check costs a pass over them
+EDITS_WATCHED = 3  # first pushes of a phase that are checked for edits that torch does not count
+EDITS_EVERY = 100  # later pushes, of which one is; each check costs a pass over the parameters
+EDITED = (
+    "the script changes parameters{} inside a batches() loop beside the optimizer (clamping, loading, averaging, an "
+    "optimizer that is not prepared): other workers train on without that change; make it between two loops, on a copy "
+    "of the model, or run the script by itself"
+)
 OVER = object()  # marks the end of the batches; None may be a batch
 
 
@@ -87,6 +93,7 @@ class BatchLoop:
         """
         if self._leads and self.replica.edited():
             self._endpoint.send(m.ModelLoaded(self._ready.phase, *self.replica.model_copy()))
+        self.replica.require_unmoved()
         self.replica.mark()
         self.replica.settle()
         self._endpoint.send(self._ready)
@@ -207,7 +214,7 @@ class BatchLoop:
             self._endpoint.send(m.Remark(text))
 
     def _push(self) -> None:
-        edited = self._pushed < EDITS_WATCHED and self.replica.edited()
+        edited = self._find_edits()
         self._pushed += 1
         samples = sum([len(indices) for _, indices in self._grant.taken])
         loss = None
@@ -237,11 +244,25 @@ class BatchLoop:
         answer = self._receive()
         # With any other answer the server may already have been writing the next version over the one compared.
         if edited and isinstance(answer, m.Work):
-            self._remark(
-                "the script changes parameters beside the optimizer (clamping, loading, ...): such changes are "
-                "overwritten by the next version"
-            )
+            raise UserError(EDITED.format(""))
         self._await_work(answer)
+
+    def _watches_edits(self) -> bool:
+        return self._pushed < EDITS_WATCHED or self._pushed % EDITS_EVERY == 0
+
+    def _find_edits(self) -> bool:
+        """Refuse changes of parameters beside the optimizer; what is changed and restored before the push is none.
+
+        Return whether parameters differ though torch has counted no write to them.
+        """
+        replica = self.replica
+        name = replica.rewritten()
+        if name is None:
+            return self._watches_edits() and replica.edited()
+        replica.require_unmoved()
+        if not replica.knows_edits or replica.edited():
+            raise UserError(EDITED.format(f" ({name})"))
+        return False
 
     def _voided_in_exchange(self) -> bool:
         """Return whether the grant was voided during a node's exchange; if so, wait for the next one first."""
@@ -355,7 +376,8 @@ class BatchLoop:
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
-            if self._pushed < EDITS_WATCHED:
+            self.replica.watch_writes()
+            if self._watches_edits():
                 self.replica.watch_edits()
         self._enqueue(work.allotment)
 

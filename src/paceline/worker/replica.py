@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from paceline.core.errors import InternalError, OptionError
+from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.model.buffers import difference
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import NO_OPTIMIZER, GroupOptions, describe, group_options, joined
@@ -75,6 +75,7 @@ class Replica:
         self.layout = Layout.of(self._values)
         self._read_buffers: list[torch.Tensor] = []
         self._read: Parameters | None = None
+        self._writes: list[tuple[int, int]] = []
         self._marks: list[Any] = [None] * len(self.parameters)
         self._after_backward: list[Any] = [None] * len(self.parameters)  # each gradient then
         self._fresh = False
@@ -183,6 +184,33 @@ class Replica:
 
     def settle(self) -> None:
         """Finish reading the loaded version: the server may write the next one."""
+
+    def watch_writes(self) -> None:
+        """Prepare for `rewritten`: remember torch's count of writes to each parameter, and where it lies."""
+        self._writes = [(parameter._version, parameter.data_ptr()) for parameter in self.parameters]
+
+    def rewritten(self) -> str | None:
+        """Return the name of a parameter that the script has written to or replaced since; None if there is none."""
+        if self.steps_itself:
+            return None
+        for place, (parameter, known) in enumerate(zip(self.parameters, self._writes, strict=False)):
+            if (parameter._version, parameter.data_ptr()) != known:
+                return self.spec.parameters[place][0]
+        return None
+
+    def require_unmoved(self) -> None:
+        """Refuse a model that the script has moved or whose precision it has changed since it was prepared."""
+        for parameter, value, (name, _, _) in zip(self.parameters, self._values, self.spec.parameters, strict=True):
+            if (parameter.dtype, parameter.device) != (value.dtype, value.device):
+                raise UserError(
+                    f"parameter {name} is {parameter.dtype} on {parameter.device} and was {value.dtype} on "
+                    f"{value.device} when it was prepared: call model.to(...), half() or cuda() before prepare()"
+                )
+
+    @property
+    def knows_edits(self) -> bool:
+        """Whether `edited` can tell."""
+        return self._read is not None
 
     def watch_edits(self) -> None:
         """Prepare for `edited`: remember the parameters of the loaded version."""

@@ -233,6 +233,10 @@ class SlotReplica(Replica):
     def watch_edits(self) -> None:
         self._checksum = self._parameters_checksum()
 
+    @property
+    def knows_edits(self) -> bool:
+        return self._checksum is not None
+
     def edited(self) -> bool:
         if self._checksum is None:
             return False
