@@ -1,7 +1,7 @@
 """Is one commit slower than another? Both are measured alternately in one run, each by its own benchmarks.
 
     python benchmarks/compare_commits.py OLD              # against HEAD: writes results/compare_commits.md and .json
-    python benchmarks/compare_commits.py OLD NEW --only datapath overhead
+    python benchmarks/compare_commits.py OLD NEW --only overhead    # that alone: writes results/compare_overhead.md
     python benchmarks/compare_commits.py OLD --quick --only simulator    # tiny sizes, 2 pairs, writes nothing
 
 Two results of different hours cannot be compared on a machine that others use too. Here a pair is one measurement of
@@ -163,12 +163,18 @@ def judge(found: Sequence[Comparison]) -> list[results.Verdict]:
     return verdicts
 
 
+def kind_of(probe: str) -> str:
+    """The benchmark that a probe is of; one of several loops is measured by a probe of its own."""
+    return probe.partition(":")[0]
+
+
 def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description="one commit's speed against another's, measured alternately")
     parser.add_argument("old", help="a revision")
     parser.add_argument("new", nargs="?", default="HEAD", help="another (HEAD)")
-    parser.add_argument("--only", nargs="+", choices=list(PROBES), default=list(PROBES), help="benchmarks; else all")
+    kinds = list(dict.fromkeys(kind_of(name) for name in PROBES))
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="benchmarks; else all")
     parser.add_argument("--pairs", type=int, help=f"measurements of each commit ({PAIRS}; {QUICK_PAIRS} with --quick)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; writes no result")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -178,8 +184,9 @@ def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) ->
     pairs = given.pairs or (QUICK_PAIRS if given.quick else PAIRS)
     if pairs < 1:
         parser.error(f"--pairs must be >= 1, not {pairs}")
-    part = given.quick or given.only != list(PROBES)
-    of = sources.checked(given) if given.out is not None or not part else None
+    name = "compare_commits" if given.only == kinds else f"compare_{'_'.join(given.only)}"
+    probes = [probe for probe in PROBES if kind_of(probe) in given.only]
+    of = sources.checked(given) if given.out is not None or not given.quick else None
     names = {"old": given.old, "new": given.new}
     commits = {side: git(repository, "rev-parse", "--short", f"{name}^{{commit}}") for side, name in names.items()}
     with contextlib.ExitStack() as stack:
@@ -187,16 +194,17 @@ def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) ->
         trees = {
             side: stack.enter_context(checkout(repository, commit, folder / side)) for side, commit in commits.items()
         }
-        rows = alternate(trees, given.only, pairs, given.quick)
+        rows = alternate(trees, probes, pairs, given.quick)
     found = compare(rows)
     if given.json:
         print(json.dumps({**commits, "comparisons": msgspec.to_builtins(found), "rows": rows}))
     else:
         print(results.table(shown(found)))
     if of is not None:
-        command = f"python benchmarks/compare_commits.py {commits['old']} {commits['new']} --pairs {pairs}"
+        only = "" if given.only == kinds else f" --only {' '.join(given.only)}"
+        command = f"python benchmarks/compare_commits.py {commits['old']} {commits['new']} --pairs {pairs}{only}"
         told = f"{notes(commits, pairs)}\n\n{results.table(shown(found))}"
-        page = results.write("compare_commits", command, judge(found), rows, told, of, given.out or results.FOLDER)
+        page = results.write(name, command, judge(found), rows, told, of, given.out or results.FOLDER)
         print(f"written to {page}", file=sys.stderr)
 
 
