@@ -27,6 +27,7 @@ from paceline.core.settings import (
     Every,
     NonFinite,
     RunConfig,
+    ScaleRate,
     Start,
     Target,
     Transport,
@@ -37,6 +38,7 @@ from paceline.core.settings import (
     unset,
     usual_threads,
     usual_workers,
+    with_shared_batch,
 )
 from paceline.records.journal import Header, Sink, refuse_other_files
 from paceline.records.metrics import Report
@@ -136,6 +138,8 @@ def launch(
     workers: int | None = unset.workers,
     seed: int = unset.seed,
     batch_size: int | None = unset.batch_size,
+    global_batch: int | None = unset.global_batch,
+    scale_lr: ScaleRate = unset.scale_lr,
     epochs: float | None = unset.epochs,
     max_versions: int | None = unset.max_versions,
     max_seconds: float | None = unset.max_seconds,
@@ -207,6 +211,7 @@ def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunCon
     else:
         workers = settled.workers or usual_workers(torch.cuda.device_count())
     threads = usual_threads(settled, workers, can)
+    settled = with_shared_batch(settled, workers)
     return msgspec.structs.replace(settled, workers=workers, threads=threads), cluster, workers
 
 
@@ -226,6 +231,11 @@ def _strategy(config: RunConfig, workers: int) -> str:
     if is_peer(spelled) and config.on_divergence == "bsp":
         name = machine_class(spelled).name
         raise OptionError(f"{name} has no server that could go on under bsp: give --on-divergence stop")
+    if is_peer(spelled) and config.scale_lr != "none":
+        raise OptionError(
+            f"--scale-lr {config.scale_lr}: under {machine_class(spelled).name} each node steps by itself, over its "
+            "own batch, so nothing grows with the workers: leave it out"
+        )
     if _capabilities(config.engine).own_processes:
         require_findable(spelled)
     return spelled

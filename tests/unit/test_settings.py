@@ -353,6 +353,7 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
     examples = {
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
+        "scale_lr": "sqrt",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")

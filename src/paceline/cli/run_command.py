@@ -88,6 +88,7 @@ def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configur
         workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
     workers = workers or configuration.usual_workers(_cuda_devices())
     strategies.checked(settings.strategy, settings.seed, workers)
+    configuration.with_shared_batch(settings, workers)
     return msgspec.structs.replace(
         settings, scenario=name, workers=workers, runs_dir=settings.runs_dir or configuration.DEFAULT_RUNS_DIR
     )

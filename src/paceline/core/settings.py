@@ -6,6 +6,7 @@ docs/reference/settings.md. The command line ranks first, then the variables (re
 `[run]` table, then the defaults. An error about a value names the source that gave it.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,7 @@ Divergence = Literal["warn", "stop", "bsp"]
 NonFinite = Literal["skip", "stop"]
 Transport = Literal["shm", "zeromq"]
 Start = Literal["nursery", "fresh"]
+ScaleRate = Literal["none", "linear", "sqrt"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Unit = Literal["v", "s", "e"]
 Count = Annotated[int, Meta(ge=1)]
@@ -138,6 +140,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         why="times and faults follow the scenario's own seed")] = 0
     batch_size: Annotated[Count | None, About(
         "Samples per worker and push, instead of what the script gives `batches`.", "B")] = None
+    global_batch: Annotated[Count | None, About(
+        "Samples of all workers together, shared equally: a worker's batch is this over their number.", "B")] = None
+    scale_lr: Annotated[ScaleRate, About(
+        "Multiply the script's learning rate by the number of workers, or by its square root.", "none|linear|sqrt",
+        why="a rate means what the script says, until one asks for more")] = "none"
     epochs: Annotated[Positive | None, About(
         "Passes over the data, instead of what the script gives `batches`.", "E", then=_whole_where_possible)] = None
     max_versions: Annotated[Count | None, About("End after this many updates of the model.", "N")] = None
@@ -233,6 +240,7 @@ def _declared() -> dict[str, Setting]:
 
 
 SETTINGS = _declared()
+_EXCLUSIVE = {"batch_size": "global_batch", "global_batch": "batch_size"}  # two ways to say the same
 
 
 class Unset:
@@ -273,6 +281,8 @@ def resolve(
     for values, origin in sources:
         for name, value in values.items():
             found = SETTINGS[name].read(value, origin(SETTINGS[name]))
+            if name in _EXCLUSIVE and _EXCLUSIVE[name] not in values:
+                settings.pop(_EXCLUSIVE[name], None)  # of a source that ranks lower
             settings[name] = {**settings.get(name, {}), **found} if isinstance(found, dict) else found
     return RunConfig(**settings, given=tuple(sorted(settings)))
 
@@ -308,6 +318,16 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
     """Refuse settings that contradict each other or the engine."""
     if config.target is not None and config.evaluate_every is None:
         raise OptionError(f"the target {config.target} is never reached with --evaluate-every off; leave one out")
+    if config.batch_size is not None and config.global_batch is not None:
+        raise OptionError(
+            f"--batch-size {config.batch_size} is per worker and --global-batch {config.global_batch} for all of them: "
+            "leave one out"
+        )
+    if config.scale_lr != "none" and config.global_batch is not None:
+        raise OptionError(
+            f"--scale-lr {config.scale_lr} is for updates that grow with the workers, and with --global-batch "
+            f"{config.global_batch} they do not: leave one out"
+        )
     if engine.own_processes:
         return
     for setting in SETTINGS.values():
@@ -332,6 +352,29 @@ def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
     if config.threads is not None:
         return config.threads
     return max(1, cores() // workers) if engine.own_processes else 1
+
+
+def with_shared_batch(config: RunConfig, workers: int) -> RunConfig:
+    """Return the settings with each worker's batch size, where `global_batch` gives that of all workers together.
+
+    All workers have one batch size, since a round is `workers` equal batches; so the total must be divisible.
+    """
+    total = config.global_batch
+    if total is None:
+        return config
+    share, rest = divmod(total, workers)
+    if rest:
+        nearest_valid = [workers * size for size in (share, share + 1) if size]
+        raise OptionError(
+            f"--global-batch: {total} samples cannot be shared equally by {workers} workers; give "
+            f"{' or '.join(map(str, nearest_valid))}, or another number of workers"
+        )
+    return msgspec.structs.replace(config, batch_size=share)
+
+
+def rate_factor(scale: str, workers: int) -> float:
+    """Return what `scale_lr` multiplies the script's learning rate by."""
+    return {"linear": float(workers), "sqrt": math.sqrt(workers)}.get(scale, 1.0)
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:

@@ -27,6 +27,11 @@ class JointOptimizer:
         notices = dict.fromkeys(part.notice for part in self._parts if part.notice is not None)
         self.notice = "; ".join(notices) or None
 
+    def scale_rate(self, factor: float) -> None:
+        """Multiply every learning rate that pushes bring by this factor."""
+        for part in self._parts:
+            part.scale_rate(factor)
+
     def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
         """Return whether `step` writes to its gradients; if so, the caller must pass a copy."""
         parts = zip(self._parts, self._ranges, strict=True)

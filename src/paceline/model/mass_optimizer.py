@@ -186,6 +186,7 @@ class MassOptimizer:
             if any("lr" not in group for group in self.torch.param_groups):
                 self.notice = f"{name} has no learning rate: every update is a whole step, whatever its mass"
         self._parameters = list(parameters)
+        self._rate_factor = 1.0
         self._mass: dict[int, float] = {}  # Adam: mass so far, by the parameter's position
         self._fractional = False  # false: all steps so far were whole, and torch's step count is right
         self._in_force: tuple[float, bool, list[GroupOptions]] = (math.nan, False, [])  # mass, stock, options
@@ -195,6 +196,11 @@ class MassOptimizer:
             _kernels(spec.name, self.torch, members, self._parameters) if self._fuses else []
             for members in spec.members
         ]
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply every learning rate that pushes bring by this factor, whatever their schedulers do."""
+        self._rate_factor = factor
+        self._in_force = (math.nan, False, [])
 
     def multiplies_gradients(self, mass: float, options: Sequence[GroupOptions], *, stock: bool) -> bool:
         """Return whether `step` writes to its gradients; if so, the caller must pass a copy."""
@@ -235,6 +241,8 @@ class MassOptimizer:
             for key, value in wanted.items():
                 if key in group and key not in _SERVERS_OWN:
                     group[key] = value
+            if self._rate_factor != 1.0 and "lr" in group:
+                group["lr"] *= self._rate_factor
             self._gains.append(self._scale(group, mass, stock) if mass != 1.0 else 1.0)
         self._in_force = (mass, stock, [dict(wanted) for wanted in options])
 

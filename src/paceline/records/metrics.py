@@ -12,8 +12,9 @@ from the last line before the restored header until it joins again.
 
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
@@ -21,11 +22,14 @@ from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, T
 from paceline.core.events import Event, Joined, Left, Pushed
 from paceline.core.peer_actions import Ask, Average, Exchange, Send
 from paceline.core.peer_events import Sent, Stepped
+from paceline.core.settings import rate_factor
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
 from paceline.records.report import (
+    BatchReport,
     PeerPoint,
     PeerReport,
     Report,
+    ReportedNumber,
     Staleness,
     TableReads,
     TargetReport,
@@ -146,6 +150,42 @@ class _Worker(msgspec.Struct, gc=False):
         return self.present_s + seen - self.joined_at, self.wait_s + (at if granted is None else granted) - self.free_at
 
 
+class Batches:
+    """How large updates were, how many pushes they merged, and the mass they stood for."""
+
+    def __init__(self) -> None:
+        self._batch_size: int | None = None
+        self._updates: dict[tuple[int, int], int] = {}  # how many had so many pushes and samples
+        self._pushes = 0  # in all updates, as are the other two
+        self._samples = 0
+        self._mass = 0.0
+
+    def phase(self, data: Mapping[str, Any]) -> None:
+        """Note the batch size of a loop; one on tables has none."""
+        if data.get("sampling") != "clocks":
+            self._batch_size = data.get("batch_size")
+
+    def updated(self, pushes: int, samples: int, mass: float) -> None:
+        """Count an update."""
+        size = (pushes, samples)
+        self._updates[size] = self._updates.get(size, 0) + 1
+        self._pushes += pushes
+        self._samples += samples
+        self._mass += mass
+
+    def report(self, header: Header) -> BatchReport | None:
+        """Return what most updates were like; None before the first phase."""
+        if self._batch_size is None:
+            return None
+        scale, count = str(header.options.get("scale_lr", "none")), sum(self._updates.values())
+        most, often = max(self._updates.items(), key=lambda each: each[1], default=((0, 0), 0))
+        pushes, samples = most if 2 * often >= count else (self._pushes / count, self._samples / count)
+        return BatchReport(
+            self._batch_size, samples, pushes, self._mass / count if count else None,
+            header.options.get("global_batch"), scale, rate_factor(scale, header.workers),
+        )  # fmt: skip
+
+
 class _Workers(dict[int, _Worker]):
     """Workers by number; a journal that starts from a snapshot may name a worker before it joins."""
 
@@ -177,6 +217,8 @@ class Metrics:
         self._warnings: dict[str, int] = {}
         self._reads: dict[str, list[int]] = {}  # by table: rows read, by their age in clocks
         self._peers = PeerMetrics()
+        self._batches = Batches()
+        self._reported: dict[str, ReportedNumber] = {}
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -267,8 +309,9 @@ class Metrics:
             self._workers[action.worker].state = action.state
 
     def _applied(self, action: Apply) -> None:
-        counts = sum(action.weights) > 0  # an Apply of mass 0 makes no version
-        version, staleness = self.versions, self._staleness
+        mass = sum(action.weights)
+        counts = mass > 0  # an Apply of mass 0 makes no version
+        version, staleness, before = self.versions, self._staleness, self.samples_used
         for push, weight in zip(action.pushes, action.weights, strict=True):
             event = self._held.pop(push, None)
             if event is None:
@@ -283,6 +326,8 @@ class Metrics:
             if event.loss is not None and event.samples:
                 self._losses.append((event.samples, event.loss))
         self.versions = version + counts
+        if counts:
+            self._batches.updated(len(action.pushes), self.samples_used - before, mass)
 
     def _observed(self, line: Observation) -> None:
         data = line.data
@@ -310,6 +355,13 @@ class Metrics:
                 self._target = TargetReport(data["metric"], float(data["value"]), data["reached_at"])
             case "warning" | "error":
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
+            case "phase":
+                self._batches.phase(data)
+            case "report":
+                before, value = self._reported.get(data["name"]), float(data["value"])
+                count, mean = (before.count, before.mean) if before is not None else (0, 0.0)
+                mean += (value - mean) / (count + 1)
+                self._reported[data["name"]] = ReportedNumber(value, mean, count + 1)
             case "reads":
                 self._reads[data["table"]] = _sum(
                     self._reads.get(data["table"], []), [0] * data["first"] + data["ages"]
@@ -350,8 +402,8 @@ class Metrics:
             return None
         return sum(samples * loss for samples, loss in self._losses) / sum(samples for samples, _ in self._losses)
 
-    def report(self, journal: str | None) -> Report:
-        """Report on the run so far; `journal` is the path to name in it."""
+    def report(self, journal: str | None, folder: str | None = None, model: str | None = None) -> Report:
+        """Report on the run so far; `journal`, `folder` and `model` are the paths to name in it."""
         header = self.header or Header(engine="", strategy="", seed=0, workers=0)
         fastest = self._monitor.fastest()
         per_worker = [self._worker_report(number, fastest) for number in sorted(self._workers)]
@@ -382,6 +434,10 @@ class Metrics:
             or None,
             peers=self._peers.report(),
             journal=journal,
+            batch=self._batches.report(header),
+            reported=dict(self._reported),
+            folder=folder,
+            model=model,
         )
 
     def _worker_report(self, number: int, fastest: float | None) -> WorkerReport:

@@ -10,7 +10,10 @@ import msgspec
 
 from paceline.records.journal import spelled_out
 
-__all__ = ["PeerPoint", "PeerReport", "Report", "Staleness", "TableReads", "TargetReport", "WorkerReport", "to_json"]
+__all__ = [
+    "BatchReport", "PeerPoint", "PeerReport", "Report", "ReportedNumber", "Staleness", "TableReads", "TargetReport",
+    "WorkerReport", "to_json",
+]  # fmt: skip
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -19,6 +22,30 @@ class Staleness(msgspec.Struct, frozen=True):
     mean: float | None
     p95: int | None
     max: int | None
+
+
+class BatchReport(msgspec.Struct, frozen=True):
+    """The size of batches and updates, and what the script's learning rate was multiplied by.
+
+    Samples and pushes are those of most updates, which a short last round does not change; where no size is that
+    frequent they are means.
+    """
+
+    batch_size: int  # of one worker, as the last loop had it
+    update_samples: float
+    update_pushes: float
+    update_mass: float | None  # the mean: the share of a whole optimizer step that an update stands for
+    global_batch: int | None = None
+    scale_lr: str = "none"
+    rate_factor: float = 1.0
+
+
+class ReportedNumber(msgspec.Struct, frozen=True):
+    """A number that scripts gave to `session.report`, over all workers."""
+
+    last: float
+    mean: float
+    count: int
 
 
 class TargetReport(msgspec.Struct, frozen=True):
@@ -97,6 +124,10 @@ class Report(msgspec.Struct, frozen=True):
     journal: str | None
     table_reads: dict[str, TableReads] | None = None  # by table
     peers: PeerReport | None = None
+    batch: BatchReport | None = None
+    reported: dict[str, ReportedNumber] = {}  # by name
+    folder: str | None = None
+    model: str | None = None  # the file with the trained model, or the tables
 
     def __repr__(self) -> str:
         from paceline.records.text import one_line  # it loads rich

@@ -11,12 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from paceline.records.report import PeerReport, Report, TargetReport, WorkerReport
+from paceline.records.report import BatchReport, PeerReport, Report, ReportedNumber, TargetReport, WorkerReport
 
 MOST_ROWS = 16  # beyond this, workers of similar score and equal state share a row
+SCORED = "score: speed relative to the fastest worker's; higher is better"
 GROUPED = "clock, seconds and score: means over the group; samples: its sum"
 ROOM_FOR_BARS = 96  # terminal columns
 MOST_METRICS = 3  # in one line
+WHOLE = 0.02  # how far the mean mass of whole steps may be from 1
 SIMILAR = 0.75  # lowest score in a row, relative to its fastest worker
 
 
@@ -32,8 +34,9 @@ def show(report: Report, console: Console) -> None:
         console.print(_workers(report.per_worker, bars=console.width >= ROOM_FOR_BARS))
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/yellow] {_verbatim(warning)}", highlight=False, soft_wrap=True)
-    if report.journal is not None:
-        console.print(f"[dim]journal {escape(report.journal)}[/dim]", highlight=False, soft_wrap=True)
+    for label, path in (("folder", report.folder), ("model", report.model), ("journal", report.journal)):
+        if path is not None:
+            console.print(f"[dim]{label:<7} {_verbatim(path)}[/dim]", highlight=False, soft_wrap=True)
 
 
 def one_line(report: Report, ended: str | None = None) -> str:
@@ -94,10 +97,14 @@ def _headline(report: Report) -> Table:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     facts = [("time", f"[bold]{_seconds(report.seconds)}[/bold] {_clock(report)}")]
+    if report.batch is not None:
+        facts = [*_batch_facts(report, report.batch), *facts]
     if report.target is not None:
         facts.append(("target", _target(report.target)))
     if results := _results(report):
         facts.append(("result", ", ".join(results)))
+    if report.reported:
+        facts.append(("reported", "; ".join(_reported(name, number) for name, number in report.reported.items())))
     rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
     lost = f", {_count(report.samples_discarded)} discarded" if report.samples_discarded else ""
     facts.append(("samples", f"{_count(report.samples_used)} used{rate}{lost}"))
@@ -115,6 +122,42 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     if report.exchanges is not None:
         facts.append(("exchanges", f"{report.exchanges:,}{_of_nodes(report.peers)}"))
     return facts
+
+
+def _batch_facts(report: Report, batch: BatchReport) -> list[tuple[str, str]]:
+    """Return how many samples an update takes, and what that means for the learning rate."""
+    workers, size = report.workers, batch.batch_size
+    if report.exchanges is not None:
+        return [("batch", f"{size:,} samples a step of each node; no update is common to all")]
+    if not batch.update_pushes:
+        return []
+    samples, pushes = batch.update_samples, batch.update_pushes
+    passes = samples / (pushes * size)  # more than one of a script that accumulates
+    size *= int(passes) if passes.is_integer() else 1
+    if workers == 1:
+        return [("batch", f"{_count(samples)} samples an update")]
+    everybody = f"{workers} workers x {size:,} = {workers * size:,}"
+    if (pushes, samples) == (workers, workers * size):
+        text = f"{everybody} samples an update (1 worker: {size:,})"
+    else:
+        merged = "1 push" if pushes == 1 else f"{_count(pushes)} pushes"
+        text = f"{merged} of {_count(samples)} samples an update; {everybody} a round"
+    return [("batch", text), ("rate", _rate(batch, workers * size))]
+
+
+def _rate(batch: BatchReport, round_samples: int) -> str:
+    scaled = "" if batch.scale_lr == "none" else f" times {batch.rate_factor:.4g} (--scale-lr {batch.scale_lr})"
+    mass = batch.update_mass or 1.0
+    if math.isclose(mass, 1.0, rel_tol=WHOLE):
+        return f"the script's{scaled}, for a step over {_count(batch.update_samples)} samples"
+    parts = round(1 / mass)
+    share = f"1/{parts}" if math.isclose(mass * parts, 1.0, rel_tol=WHOLE) else f"{mass:.2g}"
+    return f"the script's{scaled}, for a round of {round_samples:,} samples: an update is {share} of a step"
+
+
+def _reported(name: str, number: ReportedNumber) -> str:
+    mean = f" (mean {number.mean:.4g} of {number.count:,})" if number.count > 1 else ""
+    return f"{_verbatim(name)} {number.last:.4g}{mean}"
 
 
 def _of_nodes(peers: PeerReport | None) -> str:
@@ -164,8 +207,11 @@ def _workers(workers: Sequence[WorkerReport], bars: bool) -> Table:
         table.add_column(heading, justify="left" if left else "right")
     for row in grid.rows:
         table.add_row(*row)
+    notes = [SCORED] if any(worker.score is not None for worker in workers) else []
     if grid.grouped:
-        table.caption = GROUPED
+        notes.append(GROUPED)
+    if notes:
+        table.caption = "\n".join(notes)
         table.caption_justify = "left"
     return table
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.core.errors import CheckpointError, InternalError, OptionError
+from paceline.core.settings import rate_factor
 from paceline.core.updates import Contents
 from paceline.model.measuring import Evaluator
 from paceline.model.spec import ModelSpec, Parameters
@@ -117,6 +118,9 @@ class ModelExchange(RunExchange):
     def adopt(self, store: Store, at: float) -> None:
         """Train the model in this store."""
         self.store_or_none = store
+        factor = rate_factor(self.run.plan.config.scale_lr, self.run.plan.workers)
+        if factor != 1.0:
+            store.optimizer.scale_rate(factor)
         if store.notice is not None:
             self.run.coordinator.observe(at, "warning", {"text": store.notice})
 

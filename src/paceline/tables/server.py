@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CheckpointError, OptionError, UserError
 from paceline.core.events import Cause
+from paceline.core.settings import RunConfig
 from paceline.core.updates import Contents, PushRef
 from paceline.server.exchange import Result, RunExchange
 from paceline.server.workers import WorkerRecord
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 Call = Callable[[], None]
 
 
+def _refuse_batches(config: RunConfig) -> None:
+    """Refuse settings about batches and rates that a run on tables does not have."""
+    for flag, given in (("--global-batch", config.global_batch), ("--scale-lr", config.scale_lr)):
+        if given not in (None, "none"):
+            raise OptionError(f"{flag} {given}: the script works on tables, without batches and rates; leave it out")
+
+
 class TableExchange(RunExchange):
     """The exchange of a run whose workers share tables."""
 
@@ -38,6 +46,7 @@ class TableExchange(RunExchange):
         if not strategy.serves_tables:
             serving = [name for name in names() if strategy_class(name).serves_tables]
             raise OptionError(f"{strategy.name} does not work on tables: choose {', '.join(serving)}")
+        _refuse_batches(run.plan.config)
         self.store = TableStore(run)
         self._traffic = TableTraffic(run)
         self._host = Host(run.coordinator, self.store, self._traffic.deliver, paced=run.emulation is not None)

@@ -322,18 +322,22 @@ class Server:
         left = run.result()
         state = trained_state(left)
         data = safetensors.torch.save(state) if state is not None else None
+        model: str | None = None
         try:
             if data is not None and plan.folder is not None:
                 name = "model" if left.tables is None else "tables"
                 complaint = save_result(data, plan.folder, name) or save_nodes(left.nodes, plan.folder)
                 if complaint is not None:
                     self._warn(complaint)
+                else:
+                    model = os.fspath(plan.folder / f"{name}.safetensors")
             if self._writer is not None:
                 self._writer.close()
         except PacelineError as error:  # a full disk costs neither the report nor the model
             failure = failure or as_failure(error)
         self._relay.flush()
-        report = to_json(self._metrics.report(None if plan.journal is None else os.fspath(plan.journal))).encode()
+        journal, folder = (None if path is None else os.fspath(path) for path in (plan.journal, plan.folder))
+        report = to_json(self._metrics.report(journal, folder, model)).encode()
         cause = "error" if failure is not None else run.cause or "done"
         finished = m.Finished(cause, report, failure, list(state or ()), left.tables is not None)
         with behind_descriptor(data) as descriptors:

@@ -305,6 +305,7 @@ def launch(
             if writer is not None:
                 writer.close()
         finally:  # a journal that cannot be written does not cost the report
-            report = metrics.report(str(plan.journal) if plan.journal is not None else None)
+            journal, folder = (str(path) if path is not None else None for path in (plan.journal, plan.folder))
+            report = metrics.report(journal, folder)
             save_report(report, plan.folder)
     return Launched(report, done.cause or "done", done.result())
