@@ -40,13 +40,14 @@ from paceline.core.settings import (
     usual_workers,
     with_shared_batch,
 )
+from paceline.records import run_file
 from paceline.records.journal import Header, Sink, refuse_other_files
 from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 from paceline.strategies import Machine, checked, is_peer, machine_class, require_findable, written
 from paceline.strategies.sources import require_not_loading
-from paceline.worker.scripts import load_script
+from paceline.worker.scripts import Script, load_script
 
 __all__ = ["Run", "launch", "load_script"]
 
@@ -179,6 +180,7 @@ def launch(
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
     plan = _plan(config, cluster, workers, restore)
+    _say_how_to_repeat(plan, train)
     from paceline import engines  # each is loaded when it is asked for
 
     done = engines.load(config.engine).launch(train, plan, sink, progress)
@@ -255,6 +257,21 @@ def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Pa
         refuse_other_files(journal)
     header = _header(config, cluster, workers)
     return Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
+
+
+def _say_how_to_repeat(plan: Plan, train: Callable[[], None]) -> None:
+    """Leave in the run's folder what `paceline resume` needs; only real processes have checkpoints to resume from."""
+    if plan.folder is None or not _capabilities(plan.config.engine).own_processes:
+        return
+    script, task = (train, None) if isinstance(train, Script) else (None, _task_of(train))
+    path, arguments = (script.path, script.arguments) if script is not None else (None, [])
+    run_file.save(plan.folder, path, arguments, task, plan.config)
+
+
+def _task_of(train: Callable[[], None]) -> str | None:
+    """Return the name of a built-in task."""
+    room, _, name = getattr(train, "__module__", "").rpartition(".")
+    return name if room == "paceline.tasks" and getattr(train, "__name__", "") == "train" else None
 
 
 def _folder(config: RunConfig) -> Path | None:

@@ -13,7 +13,7 @@ import typer
 
 from paceline._version import __version__
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
-from paceline.cli.run_command import run
+from paceline.cli.run_command import resume, run
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.core.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
 from paceline.worker.scripts import script_traceback
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 # Arguments after the script are the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(resume)
 app.command()(strategies)
 app.command()(check_strategy)
 app.command()(scenario)

@@ -2,7 +2,9 @@
 
 import contextlib
 import inspect
+import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from pathlib import Path
@@ -16,11 +18,14 @@ from paceline.cli.streams import logging_shown, output_kept_clean, progress_show
 from paceline.core import settings as configuration
 from paceline.core.errors import DataError, OptionError
 from paceline.core.values import shown
+from paceline.records import run_file
 
 if TYPE_CHECKING:
     from paceline.launching import Run
 
 DEFAULT_TASK = "digits"
+
+logger = logging.getLogger("paceline")
 
 
 def run(
@@ -29,19 +34,70 @@ def run(
 ) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
     given = {name: value or None for name, value in given.items()}  # a flag that was not given is False to typer
-    with logging_shown(configuration.chosen_log_level(log_level, os.environ)):
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
         settings = settle(given, os.environ)
         train = _workload(script, arguments or [], task)
         _make_places(settings)
         if not quiet:
             _say_what_was_assumed(settings, no_workload=script is None and task is None)
+            _warn_of_misplaced_options(script, arguments or [])
         finished = _train(train, settings, json=json, quiet=quiet)
+    return _report(finished, json=json, quiet=quiet)
+
+
+def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: Any) -> int:
+    """Go on with a run from its newest checkpoint; RUN is its folder, its name in `runs`, or one of its checkpoints.
+
+    Script, arguments and settings are those of that run; an option given here replaces its own.
+    """
+    given = {name: value or None for name, value in given.items()}
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
+        folder = run_file.find(run, Path(given.get("runs_dir") or configuration.DEFAULT_RUNS_DIR))
+        before = run_file.load(folder)
+        if before.script is None and before.task is None:
+            raise OptionError(
+                f"{folder} is of a function that was given to launch(): call launch(..., resume={os.fspath(folder)!r})"
+            )
+        if not run_file.has_checkpoint(folder):
+            raise OptionError(
+                f"{folder} holds no checkpoint: it had no --checkpoint-every and was not interrupted while it trained; "
+                "start it again with `paceline run`"
+            )
+        settings = settle({**given, "resume": os.fspath(folder)}, {}, before.settings)
+        train = _workload(before.script, before.arguments, before.task)
+        _make_places(settings)
+        if not quiet:
+            say(f"going on with {folder}: {before.script or before.task}, {settings.workers} workers")
+            for line in run_file.differences(before.settings, settings):
+                say(line)
+            if before.folder != os.fspath(Path.cwd()) and before.script is not None:
+                say(f"the run was started in {before.folder}: the script's own relative paths are taken from here")
+        finished = _train(train, settings, json=json, quiet=quiet)
+    return _report(finished, json=json, quiet=quiet)
+
+
+def _report(finished: "Run", *, json: bool, quiet: bool) -> int:
     _print_report(finished, json=json)
     _say_how_it_ended(finished, quiet=quiet)
     return finished.exit_code
 
 
-def _parameters() -> Iterator[Parameter]:
+def _warn_of_misplaced_options(script: str | None, arguments: list[str]) -> None:
+    """Warn of options of ours behind the script, unless the script's own text has them in quotes."""
+    if script is None:
+        return
+    known = {setting.flag for setting in configuration.SETTINGS.values()} | {"--task", "--json", "--quiet"}
+    text = Path(script).read_text(encoding="utf-8", errors="replace")
+    given = dict.fromkeys(argument.partition("=")[0] for argument in arguments)
+    ours = [flag for flag in given if flag in known and f'"{flag}"' not in text and f"'{flag}'" not in text]
+    if ours:
+        logger.warning(
+            "%s after the script %s the script's own: for paceline, write `paceline run %s ... %s`",
+            ", ".join(ours), "is" if len(ours) == 1 else "are", ours[0], script,
+        )  # fmt: skip
+
+
+def _parameters(*, resumes: bool = False) -> Iterator[Parameter]:
     """Yield the parameters for typer: every declared setting, as text, and what only the command has."""
 
     def parameter(name: str, kind: Any, about: Any) -> Parameter:
@@ -51,11 +107,18 @@ def _parameters() -> Iterator[Parameter]:
     def option(name: str, kind: Any, *flags: str, metavar: str = "", text: str) -> Parameter:
         return parameter(name, kind, typer.Option(*flags, metavar=metavar or None, help=text, show_default=False))
 
-    for name, kind, text in (("script", str | None, "A training script."), ("arguments", list[str] | None, "Its own.")):
-        yield parameter(name, kind, typer.Argument(metavar=name.upper(), help=text, show_default=False))
-    task = "A built-in task instead of a script (`paceline tasks`)."
-    yield option("task", str | None, "--task", metavar="NAME", text=task)
+    if resumes:
+        about = typer.Argument(metavar="RUN", help="A run's folder, its name in `runs`, or a checkpoint's folder.")
+        yield Parameter("run", Parameter.KEYWORD_ONLY, annotation=Annotated[str, about])
+    else:
+        texts = {"script": (str | None, "A training script."), "arguments": (list[str] | None, "Its own.")}
+        for name, (kind, text) in texts.items():
+            yield parameter(name, kind, typer.Argument(metavar=name.upper(), help=text, show_default=False))
+        task = "A built-in task instead of a script (`paceline tasks`)."
+        yield option("task", str | None, "--task", metavar="NAME", text=task)
     for setting in configuration.SETTINGS.values():
+        if resumes and setting.name == "resume":
+            continue
         kinds: Any = bool if setting.default is False else list[str] | None if setting.default == {} else str | None
         text = setting.about.text + (f" Default: {setting.default_text}." if setting.default_text else "")
         yield option(setting.name, kinds, setting.flag, metavar=setting.about.metavar, text=text)
@@ -65,18 +128,31 @@ def _parameters() -> Iterator[Parameter]:
     yield option("log_level", str | None, "--log-level", metavar="LEVEL", text=levels)
 
 
-run.__signature__ = inspect.Signature(list(_parameters()), return_annotation=int)  # type: ignore[attr-defined]
-run.__annotations__ = {each.name: each.annotation for each in _parameters()}
+for command, resumes in ((run, False), (resume, True)):
+    taken = list(_parameters(resumes=resumes))
+    command.__signature__ = inspect.Signature(taken, return_annotation=int)  # type: ignore[union-attr]
+    command.__annotations__ = {each.name: each.annotation for each in taken}
 
 
-def settle(given: Mapping[str, Any], environment: Mapping[str, str]) -> configuration.RunConfig:
-    """Return the settings in force, checked as far as possible before torch is loaded."""
+def settle(
+    given: Mapping[str, Any], environment: Mapping[str, str], before: Mapping[str, Any] | None = None
+) -> configuration.RunConfig:
+    """Return the settings in force, checked as far as possible before torch is loaded.
+
+    `before` has those of the run to go on with, which take the place of a scenario's `[run]` table.
+    """
+    if before is not None:
+        scenario = given.get("scenario") or before.get("scenario")
+        given = {**given, "scenario": scenario}
+        before = {name: value for name, value in before.items() if name != "scenario"}
+        before = before if scenario is None else {**before, "workers": None}  # the scenario says how many
     from paceline import strategies
     from paceline.core.scenario import file as scenarios
 
     name = configuration.chosen_scenario(given, environment)
     cluster = scenarios.load(name) if name is not None else None
-    settings = configuration.resolve(given, environment, cluster.run if cluster is not None else {})
+    run_table = before if before is not None else cluster.run if cluster is not None else {}
+    settings = configuration.resolve(given, environment, run_table)
     by_default = cluster is None and engines.capabilities(settings.engine).virtual_time
     if by_default:
         name = configuration.DEFAULT_SCENARIO
@@ -173,6 +249,8 @@ def _say_how_it_ended(finished: "Run", *, quiet: bool) -> None:
         say("stopped by the convergence guard: the report's warnings say why")
     elif finished.ended == "interrupted" and not quiet:
         say("interrupted: the report covers the run up to here")
+        if finished.folder is not None and run_file.has_checkpoint(finished.folder):
+            say(f"to go on: paceline resume {shlex.quote(os.fspath(finished.folder))}")
 
 
 def _print_report(finished: "Run", *, json: bool) -> None:

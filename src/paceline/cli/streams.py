@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.records.logs import NOTICE
+
 if TYPE_CHECKING:
     from paceline.server.progress import Progress
 
@@ -17,15 +19,22 @@ if TYPE_CHECKING:
 class _ToStandardError(logging.Handler):
     """Looks up `sys.stderr` for each record, so that a progress display that wraps it stays in one piece."""
 
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__()
+        self._quiet = quiet
+
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        if not getattr(record, NOTICE, False):
+            print(self.format(record), file=sys.stderr)
+        elif not self._quiet:
+            say(record.getMessage())
 
 
 @contextlib.contextmanager
-def logging_shown(level: str) -> Iterator[None]:
-    """Show the records of the `paceline` logger on standard error inside this context."""
+def logging_shown(level: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show the records of the `paceline` logger on standard error inside this context; `quiet` leaves out notices."""
     logger = logging.getLogger("paceline")
-    handler = _ToStandardError()
+    handler = _ToStandardError(quiet=quiet)
     handler.setFormatter(logging.Formatter("paceline: %(levelname)s: %(message)s"))
     before = logger.level
     logger.addHandler(handler)

@@ -21,9 +21,11 @@ from paceline.records.metrics import fold as fold_metrics
 from paceline.records.replay import Difference, Replay
 from paceline.records.replay import replay as replay_journal
 from paceline.records.report import (
+    BatchReport,
     PeerPoint,
     PeerReport,
     Report,
+    ReportedNumber,
     Staleness,
     TableReads,
     TargetReport,
@@ -34,6 +36,7 @@ from paceline.records.wait_attribution import Culprit, WaitAttribution, Waited
 from paceline.records.wait_attribution import fold as attribute_waits
 
 __all__ = [
+    "BatchReport",
     "Culprit",
     "Decision",
     "Difference",
@@ -47,6 +50,7 @@ __all__ = [
     "PeerReport",
     "Replay",
     "Report",
+    "ReportedNumber",
     "Restored",
     "Sink",
     "Staleness",

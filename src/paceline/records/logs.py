@@ -5,9 +5,18 @@ import logging
 from paceline.records.journal import Decision, Line, Observation
 
 logger = logging.getLogger("paceline")
+NOTICE = "paceline_notice"  # attribute of records that are no warnings
 
 LEVELS = {"warning": logging.WARNING, "phase": logging.INFO, "scenario": logging.INFO, "evaluation": logging.INFO,
           "end": logging.INFO}  # fmt: skip
+
+
+def notice(text: str) -> None:
+    """Tell the user what the run does; the command line prints it without a level, or not at all if asked to be quiet.
+
+    A warning to any other handler, so that a program that sets up no logging sees it too.
+    """
+    logger.warning(text, extra={NOTICE: True})
 
 
 class Log:

@@ -41,6 +41,7 @@ from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
 RESPAWNS = 3  # consecutive processes of a worker that die without a push; a fourth would hardly do better
+LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an update, and each worker's next grant
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
@@ -546,7 +547,14 @@ class ServerRun:
         self.engine.wake()
 
     def interrupt(self, at: float) -> None:
-        """End the run cleanly, with its report, at the user's request."""
+        """End the run cleanly, with a checkpoint where one is possible and its report, at the user's request."""
+        if self.stage == "training" and self.active and self.checkpoints.take_last(self._interrupt):
+            self.engine.call_at(at + LAST_CHECKPOINT_S, lambda _: self.checkpoints.give_up_last())
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        at = self.engine.now()
         if self.stage in ("training", "gathering"):
             self.engine.call_at(at + GATHERING_S, self._give_up_gathering)
         if self.stage != "finished":

@@ -25,7 +25,7 @@ from paceline.engines.local.processes import Process
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
-from paceline.records.logs import Log
+from paceline.records.logs import Log, notice
 from paceline.records.report import save_report
 from paceline.server.checkpoint import files as checkpoint
 from paceline.server.exchange import Launched, Result
@@ -178,6 +178,8 @@ class Launcher:
         if self._finished is not None:
             self._end_all()
         else:
+            how = "ending the run" if self._plan.folder is None else "ending the run, with a checkpoint if it trains"
+            notice(f"interrupted: {how}; once more ends it at once")
             self._send_to_server(control.Interrupt())
 
     # -- ends --------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 A checkpoint is taken between two decisions. The first grant that each worker gets after the version that made the
 checkpoint due also asks for the worker's own state (random generators, kept objects), so that under bsp the states are
 exactly those of that version. One checkpoint is taken when training begins and one at the end of every phase, before
-workers leave it: a restored server never resumes a phase that all its workers have left.
+workers leave it: a restored server never resumes a phase that all its workers have left. An interrupted run takes a
+last one at its next version, whether or not checkpoints were asked for.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of one run; there are none without --checkpoint-every."""
+    """The checkpoints of one run; without --checkpoint-every there is at most one, of a run that was interrupted."""
 
     def __init__(self, run: "ServerRun", flush: Callable[[], None]) -> None:
         config, folder = run.plan.config, run.plan.folder
@@ -35,10 +37,17 @@ class Checkpoints:
         self._writer: files.Checkpointer | None = None
         if self.every is not None and folder is not None:
             self._writer = files.Checkpointer(folder / files.FOLDER, config.checkpoint_keep)
+        self._then: Callable[[], None] | None = None  # what follows the last checkpoint, once it is wanted
+        self._last: int | None = None  # the number of that one, once workers are asked for their states
         self.due = False
         self._number = 0  # of the latest request for workers' states
         self._began = 0.0
         self._next_version = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether grants have to ask for workers' states."""
+        return self._writer is not None
 
     @property
     def busy(self) -> bool:
@@ -49,6 +58,60 @@ class Checkpoints:
         """Make the next checkpoint due the set number of versions after this one."""
         if self.every is not None:
             self._next_version = version + round(self.every.amount)
+
+    # -- the last one ------------------------------------------------------------------------------------------------
+
+    def take_last(self, then: Callable[[], None]) -> bool:
+        """Take a checkpoint at the next version, then call `then`; return False if the run cannot have one.
+
+        At a version, since only there the workers' own states are those of what the server saves.
+        """
+        run, folder = self._run, self._run.plan.folder
+        if folder is None or not run.engine.capabilities.own_processes or self._then is not None:
+            return False
+        if run.exchange.contents() is None or not run.phases.running:
+            return False
+        if self._writer is None:
+            self._writer = files.Checkpointer(folder / files.FOLDER, run.plan.config.checkpoint_keep)
+        self._then = then
+        run.on_version.append(self._ask_last)
+        return True
+
+    def _ask_last(self, version: int, at: float) -> None:
+        del version, at
+        if self._last is None and self._then is not None:
+            self._last = self._number + 1
+            self.ask()
+
+    def give_up_last(self) -> None:
+        """Take the last checkpoint as far as it has come: workers that did not answer lose their own states."""
+        if self._then is None:
+            return
+        if self._last is None:
+            self._last = self._number + 1
+            self.ask()
+        if self.due:
+            self.take()
+        if self.busy:
+            self.finish()
+        else:  # nodes that did not send their models
+            self._end_last()
+
+    def _end_last(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Let a checkpoint that cannot be written cost the run, but not the report of one that was interrupted."""
+        try:
+            yield
+        except CheckpointError as error:
+            if self._last is None:
+                raise
+            self._run.remark(str(error), self._run.moment())
+            self._end_last()
 
     @property
     def by_versions(self) -> bool:
@@ -65,7 +128,7 @@ class Checkpoints:
 
     def ask(self) -> None:
         """Start a checkpoint: every grant asks for its worker's state, and `take` follows between two decisions."""
-        if self._writer is None or self.every is None:
+        if self._writer is None or (self._last is not None and self._last <= self._number):
             return
         self.finish()
         self._number += 1
@@ -93,9 +156,10 @@ class Checkpoints:
             "sampling": phases.current.sampling if phases.current is not None else None,
             **run.exchange.extra(),
         }  # fmt: skip
-        writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, present)
-        if not present:
-            self.finish()
+        with self._written():
+            writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, present)
+            if not present:
+                self.finish()
 
     def number_for(self, worker: int) -> int | None:
         """Return the number under which a grant asks for this worker's state; None if it need not ask."""
@@ -113,8 +177,9 @@ class Checkpoints:
         writer = self._writer
         if writer is None or state.number != self._number or writer.number is None:
             return
-        if writer.state(writer.number, worker, state.data):
-            self.finish()
+        with self._written():
+            if writer.state(writer.number, worker, state.data):
+                self.finish()
 
     def on_removed(self, worker: int) -> None:
         """Stop waiting for the state of a worker that is gone."""
@@ -134,12 +199,18 @@ class Checkpoints:
         if self._writer is None or self._writer.number is None:
             return
         version, lacking = self._writer.number, sorted(self._writer.waiting)
-        folder = self._writer.complete()
+        with self._written():
+            self._complete(version, self._writer, lacking)
+
+    def _complete(self, version: int, writer: files.Checkpointer, lacking: list[int]) -> None:
+        folder = writer.complete()
         data = {"version": version, "folder": folder.name, "seconds": time.monotonic() - self._began}
         if lacking:
             data["without_state_of"] = lacking
         self._run.coordinator.observe(self._run.moment(), "checkpoint", data)
         self.flush()  # else a killed server's journal could end before the checkpoint that its successor uses
+        if self._last == self._number:
+            self._end_last()
 
     def close(self) -> None:
         """Give up the checkpoint under way."""
