@@ -94,7 +94,7 @@ def test_an_interrupted_run_goes_on_without_any_option_as_if_nothing_had_happene
     Path("hurry").touch()
     assert main(["resume", run.name]) == 0
     err = capsys.readouterr().err
-    assert f"going on with {run}: {Path('train.py').resolve()}, 2 workers" in err
+    assert f"going on with {run}: {Path('train.py').resolve()} on 2 workers" in err
     assert "instead of" not in err
     (resumed,) = (path for path in Path("runs").iterdir() if path != run)
     assert run_file.load(resumed).settings == run_file.load(run).settings

@@ -34,7 +34,7 @@ def run(
 ) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
     given = {name: value or None for name, value in given.items()}  # a flag that was not given is False to typer
-    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         settings = settle(given, os.environ)
         train = _workload(script, arguments or [], task)
         _make_places(settings)
@@ -51,7 +51,7 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
     Script, arguments and settings are those of that run; an option given here replaces its own.
     """
     given = {name: value or None for name, value in given.items()}
-    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         folder = run_file.find(run, Path(given.get("runs_dir") or configuration.DEFAULT_RUNS_DIR))
         before = run_file.load(folder)
         if before.script is None and before.task is None:
@@ -67,13 +67,17 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
         train = _workload(before.script, before.arguments, before.task)
         _make_places(settings)
         if not quiet:
-            say(f"going on with {folder}: {before.script or before.task}, {settings.workers} workers")
+            say(f"going on with {folder}: {before.script or before.task} on {_crowd(settings)}")
             for line in run_file.differences(before.settings, settings):
                 say(line)
             if before.folder != os.fspath(Path.cwd()) and before.script is not None:
                 say(f"the run was started in {before.folder}: the script's own relative paths are taken from here")
         finished = _train(train, settings, json=json, quiet=quiet)
     return _report(finished, json=json, quiet=quiet)
+
+
+def _crowd(settings: configuration.RunConfig) -> str:
+    return f"{settings.workers} worker{'s' * (settings.workers != 1)}"
 
 
 def _report(finished: "Run", *, json: bool, quiet: bool) -> int:
@@ -229,7 +233,9 @@ def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json
     with contextlib.ExitStack() as until_the_end:
         if engines.capabilities(settings.engine).own_processes:
             if not json and not quiet:
-                say(f"starting {settings.workers} workers")  # nothing else is shown for the next seconds
+                say(
+                    f"starting {settings.workers} worker{'s' * (settings.workers != 1)}"
+                )  # nothing else is shown for the next seconds
             until_the_end.enter_context(engines.prepared(settings))
         return _launched(train, settings, json=json, quiet=quiet)
 

@@ -116,6 +116,10 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
         line = bar.add_task("starting", total=None)
 
         def draw(progress: "Progress") -> None:
+            if progress.paused:
+                bar.stop()
+                return
+            bar.start()
             total, done = progress.total_samples, progress.samples_used + progress.samples_lost
             bar.update(line, description=describe(progress), total=total, completed=done)
 

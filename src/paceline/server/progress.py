@@ -22,6 +22,7 @@ class Progress(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     loss: float | None
     samples_lost: int = 0  # settled without being used; they count towards the total, too
+    paused: bool = False  # a debugger has the terminal: show nothing
 
 
 class ProgressReports:

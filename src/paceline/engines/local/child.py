@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,8 +27,19 @@ import torch
 
 from paceline.core.errors import InternalError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
-from paceline.engines.local import scratch
-from paceline.engines.local.control import Failure, Finished, Relinked, Role, Unlinked, encode, for_child
+from paceline.engines.local import scratch, titles
+from paceline.engines.local.control import (
+    Debugging,
+    Failure,
+    Finished,
+    Relinked,
+    Role,
+    Unlinked,
+    Warned,
+    encode,
+    for_child,
+)
+from paceline.engines.local.debugging import BreakpointHook
 from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.workload import unpacked
 from paceline.model.spec import ModelSpec
@@ -67,6 +79,7 @@ def main() -> NoReturn:
 def begin(name: str, descriptor: int) -> NoReturn:
     """Be the process of this name, in a fresh interpreter or a nursery's child, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    titles.show(name)
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
@@ -98,7 +111,7 @@ def work(channel: Channel) -> int:
         raise InternalError(f"the first message of a worker must be its role, not {role!r}")
     links = WorkerLinks(channel)
     endpoint = links.endpoint(role, frame.descriptors)
-    _settle_in(role)
+    _settle_in(role, links)
     mail = _mailbox(role)
     given = WorkerContext(
         worker=role.worker,
@@ -148,8 +161,8 @@ def _mailbox(role: Role) -> Mail | None:
     return ZeromqMail()
 
 
-def _settle_in(role: Role) -> None:
-    """Set up what is per process: threads, random generators, a folder for sockets, logging."""
+def _settle_in(role: Role, links: "WorkerLinks") -> None:
+    """Set up what is per process: threads, random generators, a folder for sockets, warnings, logging, debugging."""
     scratch.claim()
     torch.set_num_threads(role.threads)
     if role.yields and hasattr(os, "SCHED_BATCH"):
@@ -161,9 +174,39 @@ def _settle_in(role: Role) -> None:
     random.seed(seed)
     if role.log_level:
         logging.getLogger("paceline").setLevel(role.log_level)
-        handler = logging.StreamHandler()
+        handler = _Relayed(links.warn)
         handler.setFormatter(logging.Formatter("paceline: %(levelname)s: %(message)s"))
         logging.getLogger("paceline").addHandler(handler)
+    _relay_warnings(links.warn)
+    why = f"{role.workers} workers share one terminal" if role.workers > 1 else "this process has no terminal"
+    sys.breakpointhook = BreakpointHook(role.terminal, why, role.script or "train.py", links.warn, links.debugs)
+
+
+class _Relayed(logging.StreamHandler):  # type: ignore[type-arg]
+    """Prints records, but hands warnings to the launcher, which shows the same one of all workers once."""
+
+    def __init__(self, warn: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._warn = warn
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING or not self._warn(self.format(record)):
+            super().emit(record)
+
+
+def _relay_warnings(warn: Callable[[str], bool]) -> None:
+    """Hand Python's warnings to the launcher instead of printing them."""
+    shown_before = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None,
+        line: str | None = None,
+    ) -> None:  # fmt: skip
+        text = warnings.formatwarning(message, category, filename, lineno, line).rstrip()
+        if file is not None or not warn(text):
+            shown_before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def _run(role: Role, given: WorkerContext) -> Failure | None:
@@ -278,6 +321,8 @@ class WorkerLinks:
     def __init__(self, control: Channel) -> None:
         self._control = control
         self._fresh: SimpleQueue[Fresh] = SimpleQueue()
+        self._owner = os.getpid()
+        self._sending = threading.Lock()  # any thread may warn
         threading.Thread(target=self._watch, name="paceline-control", daemon=True).start()
 
     def endpoint(self, role: Role, descriptors: list[int]) -> "ShmEndpoint | ZeromqEndpoint":
@@ -290,8 +335,28 @@ class WorkerLinks:
 
     def report(self, failure: Failure) -> None:
         """Send the launcher a failure, in case there is no server left to report it."""
-        self._control.send(encode(failure))
-        self._control.finish(LAST_WORDS_S)
+        with self._sending:
+            self._control.send(encode(failure))
+            self._control.finish(LAST_WORDS_S)
+
+    def warn(self, text: str) -> bool:
+        """Send the launcher a warning; return False if this process cannot: a fork has no socket of its own."""
+        return self._tell(Warned(_sendable(text)))
+
+    def debugs(self, waits: bool) -> None:
+        """Tell the launcher whether a debugger waits for a command."""
+        self._tell(Debugging(waits))
+
+    def _tell(self, message: Warned | Debugging) -> bool:
+        if os.getpid() != self._owner:
+            return False
+        try:
+            with self._sending:
+                self._control.send(encode(message))
+                self._control.finish(LAST_WORDS_S)
+        except Lost:
+            return False
+        return True
 
     def _await(self) -> tuple[str, list[int]]:
         """Wait for a restarted server and return its address or link; skip servers that have died meanwhile."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlinked, encode
+from paceline.engines.local.debugging import terminal_of_this_process
 from paceline.engines.local.nursery import Nursery, import_path
 from paceline.engines.local.output import Console, Transcript
 from paceline.engines.local.processes import Process
@@ -113,6 +114,10 @@ class Children:
     def _exited(self, place: ProcessPlace) -> Exited:
         return Exited(place.worker, place.incarnation, place.evaluator, self._codes[place])
 
+    def _terminal(self, place: ProcessPlace) -> str | None:
+        """Return the terminal for the only worker's debugger; several could not share one."""
+        return terminal_of_this_process() if self._plan.workers == 1 and not place.evaluator else None
+
     def _role(self, place: ProcessPlace) -> Role:
         config, workload = self._plan.config, self._workload
         return Role(
@@ -135,5 +140,6 @@ class Children:
             token=self._tokens[place],
             log_level=logging.getLogger("paceline").level,
             peer=config.strategy if is_peer(config.strategy) and not place.evaluator else None,
+            terminal=self._terminal(place),
             yields=self._plan.scenario is None,  # not under emulation: a worker must wake from its sleep on time
         )

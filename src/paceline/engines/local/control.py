@@ -120,7 +120,28 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     tables: bool = False  # the state is that of tables, not of a model
 
 
-ToLauncher = Listening | Began | StartWorker | Signal | Progressed | JournalLines | Failure | Finished
+class Noticed(msgspec.Struct, frozen=True, tag=True):
+    """Something to tell the user that is not about training, such as whom the run waits for."""
+
+    text: str
+
+
+class Warned(msgspec.Struct, frozen=True, tag=True):
+    """A warning of Python or of a logger in a worker's process; the launcher shows the same text once."""
+
+    text: str
+
+
+class Debugging(msgspec.Struct, frozen=True, tag=True):
+    """A worker's debugger waits for a command on the terminal, or does so no longer."""
+
+    waits: bool
+
+
+ToLauncher = (
+    Listening | Began | StartWorker | Signal | Progressed | JournalLines | Failure | Finished | Noticed | Warned
+    | Debugging
+)  # fmt: skip
 
 
 # -- launcher to workers and evaluator ---------------------------------------------------------------------------------
@@ -149,6 +170,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same
+    terminal: str | None = None  # for a debugger
 
 
 class Relinked(msgspec.Struct, frozen=True, tag=True):

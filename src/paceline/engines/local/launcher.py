@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+import msgspec
+
 from paceline.core.errors import InternalError, UserError
 from paceline.engines.local import control, relay
 from paceline.engines.local import nursery as nurseries
@@ -31,6 +33,7 @@ from paceline.server.checkpoint import files as checkpoint
 from paceline.server.exchange import Launched, Result
 from paceline.server.plan import Cause, Plan, how_it_ended
 from paceline.server.progress import Progress
+from paceline.server.waits import PATIENCE_S
 from paceline.transport.frames import Frame
 from paceline.worker import context
 
@@ -62,6 +65,9 @@ class Launcher:
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
         self._kill_at: dict[Process, float] = {}
+        self._warnings: set[str] = set()  # of workers, shown so far
+        self._debugging = False  # a worker's debugger has the terminal
+        self._shown = Progress(0.0, 0, 0, None, {}, None)
         self._interrupts = 0
         self._restored_from = plan.restore
         self._restarts = 0
@@ -93,6 +99,11 @@ class Launcher:
         with contextlib.closing(Loop()) as waiting:
             waiting.watch_descriptor(interrupts, lambda: self._on_interrupt(interrupts))
             waiting.watch_descriptor(nursery.fileno(), nursery.listen)
+            patient_until = time.monotonic() + PATIENCE_S
+            while nursery.starting and (left := patient_until - time.monotonic()) > 0:
+                waiting.turn(left)
+            if nursery.starting:
+                notice("waiting for an interpreter to import torch, from which all processes are started")
             while nursery.starting:
                 waiting.turn(None)
 
@@ -120,7 +131,7 @@ class Launcher:
 
     def _start(self, place: ProcessPlace) -> None:
         process = self._children.start(place)
-        self._loop.watch(process, self._on_child_word, lambda: self._on_exit(place))
+        self._loop.watch(process, lambda frame: self._on_child_word(process, frame), lambda: self._on_exit(place))
 
     # -- words -------------------------------------------------------------------------------------------------------
 
@@ -135,6 +146,7 @@ class Launcher:
                 for line in relay.unpacked(message):
                     self._write(line)
             case control.Progressed():
+                self._shown = message.progress
                 if self._progress is not None:
                     self._progress(message.progress)
             case control.StartWorker():
@@ -150,6 +162,11 @@ class Launcher:
                 self._on_finished(message, frame.descriptors)
             case control.Failure():
                 self._fail(message)
+            case control.Noticed():
+                if not self._debugging:
+                    notice(message.text)
+            case control.Warned() | control.Debugging():
+                raise InternalError(f"the server sent {message}, which only workers do")
             case _:
                 assert_never(message)
 
@@ -158,10 +175,17 @@ class Launcher:
         if self._sink is not None:
             self._sink.write(line)
 
-    def _on_child_word(self, frame: Frame) -> None:
+    def _on_child_word(self, process: Process, frame: Frame) -> None:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(frame.data)
-        if isinstance(message, control.Failure):
+        if isinstance(message, control.Warned):
+            process.warn(message.text, show=message.text not in self._warnings)
+            self._warnings.add(message.text)
+        elif isinstance(message, control.Debugging):
+            self._debugging = message.waits
+            if self._progress is not None:
+                self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
+        elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
                 self._fail(message)

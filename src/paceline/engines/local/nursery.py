@@ -363,7 +363,6 @@ def main(descriptor: int, launcher: int) -> None:
         file.seek(0)
         birth = msgspec.msgpack.decode(file.read(), type=Birth)
     _settle(birth)
-    _show_name(birth.name)
 
     from paceline.engines.local import child
 
@@ -482,14 +481,3 @@ def _give_blas_its_threads() -> None:
         if hasattr(library, name):  # absent: another BLAS, which starts no threads on import
             getattr(library, name)(count)
             return
-
-
-def _show_name(name: str) -> None:
-    """Show the name in `ps`: overwrite the nursery's command line with it, as `setproctitle` does."""
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])
-    title = f"paceline: {name}".encode()
-    if len(title) + 2 <= end - begin:
-        ctypes.memset(begin, 0, end - begin)
-        ctypes.memmove(begin, title, len(title))
-        ctypes.memset(end - 1, 1, 1)  # tells the kernel that the title ends at the first zero

@@ -33,6 +33,7 @@ class Process:
         self.name = name
         self.code: int | None = None  # exit code, once reaped
         self._transcript = transcript
+        self._stage = stage
         self._popen: subprocess.Popen[bytes] | None = None  # of a fresh interpreter
         self._outputs: list[int] = []
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -68,6 +69,13 @@ class Process:
         """Send it a message; a no-op if it is gone."""
         with contextlib.suppress(Lost):
             self.channel.send(data, descriptors)
+
+    def warn(self, text: str, *, show: bool) -> None:
+        """Log a warning of this process, and show it if asked to."""
+        self._transcript.write(f"{text}\n".encode(errors="replace"))
+        if show:
+            for line in text.splitlines():
+                self._stage.show(f"[{self.name}] ", line, "stderr")
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""

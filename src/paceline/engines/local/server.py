@@ -37,6 +37,7 @@ from paceline.server.emulation import Timing
 from paceline.server.engine import EVALUATOR, Call, Control
 from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
+from paceline.server.waits import Waits
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
@@ -275,7 +276,7 @@ class Server:
         peer = is_peer(config.strategy)
         # The checkpoint's, because the run may have switched to bsp.
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
-        self._engine = LocalEngine(channel, setup, self._flush_relay)
+        self._engine = LocalEngine(channel, setup, self._on_idle)
         self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
         relay = self._relay
         sink = Tee(self._writer, self._metrics, relay if setup.relay else None, observations=relay)
@@ -285,6 +286,7 @@ class Server:
             progress=self._show if setup.progress else None, flush=self._flush_journal,
         )  # fmt: skip
         self._engine.carry(self._run)
+        self._waits = Waits(self._run, lambda text: self._engine.send_to_launcher(m.Noticed(text)))
 
     def serve(self) -> None:
         """Run to the end, and send the launcher the result."""
@@ -348,8 +350,9 @@ class Server:
         """Warn in the report and the log; the journal already has its last line."""
         Tee(self._metrics, self._relay).write(Observation(self._run.moment(), "warning", {"text": complaint}))
 
-    def _flush_relay(self) -> None:
+    def _on_idle(self) -> None:
         self._relay.flush()
+        self._waits.look(time.monotonic())
 
     def _flush_journal(self) -> None:
         if self._writer is not None:
