@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline._version import __version__
+from paceline.cli.calibrate_command import calibrate
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.run_command import resume, run
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
@@ -31,6 +32,7 @@ app = typer.Typer(
 # Arguments after the script are the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(resume)
+app.command(context_settings={"allow_interspersed_args": False})(calibrate)
 app.command()(strategies)
 app.command()(check_strategy)
 app.command()(scenario)

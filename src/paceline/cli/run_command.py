@@ -36,7 +36,7 @@ def run(
     given = {name: value or None for name, value in given.items()}  # a flag that was not given is False to typer
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         settings = settle(given, os.environ)
-        train = _workload(script, arguments or [], task)
+        train = workload(script, arguments or [], task)
         _make_places(settings)
         if not quiet:
             _say_what_was_assumed(settings, no_workload=script is None and task is None)
@@ -64,7 +64,7 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
                 "start it again with `paceline run`"
             )
         settings = settle({**given, "resume": os.fspath(folder)}, {}, before.settings)
-        train = _workload(before.script, before.arguments, before.task)
+        train = workload(before.script, before.arguments, before.task)
         _make_places(settings)
         if not quiet:
             say(f"going on with {folder}: {before.script or before.task} on {_crowd(settings)}")
@@ -213,7 +213,8 @@ def _refusing(what: str) -> Iterator[None]:
         raise OptionError(f"{what}: {error.strerror}") from error
 
 
-def _workload(script: str | None, arguments: list[str], task: str | None) -> Callable[[], None]:
+def workload(script: str | None, arguments: list[str], task: str | None) -> Callable[[], None]:
+    """Return what to train: the script with its arguments, or a task."""
     if script is not None and task is not None:
         raise OptionError(f"give a script or --task, not both: got {script!r} and --task {task}")
     if script is not None:
