@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.server.waits import PATIENCE_S
+
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow, pytest.mark.fresh]
 
 SCRIPT = """
@@ -141,3 +143,15 @@ def test_a_debugger_of_ones_own_is_respected(folder: Path, chosen: str, said: in
     lines = run(folder, "breakpoint()", "--workers", "2", environment=environment)
     assert sum("my own debugger" in line for line in lines) == said
     assert not any("is ignored" in line for line in lines)
+
+
+def test_a_worker_that_does_not_come_is_named_while_the_others_wait(folder: Path) -> None:
+    script = SCRIPT.format(inside="pass")
+    late = f"import time; session.worker == 1 and time.sleep({PATIENCE_S + 3})\n"
+    written = command(folder, "pass", "--workers", "2")
+    (folder / "train.py").write_text(script.replace("model = torch", f"{late}model = torch", 1))
+    done = subprocess.run(written, capture_output=True, text=True, check=True)
+    said = [line for line in done.stderr.splitlines() if "waiting for worker 1 " in line]
+    assert said == [
+        "paceline: waiting for worker 1 to call prepare(): the script imports, loads data or makes its model"
+    ]

@@ -80,7 +80,9 @@ def model_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.fresh
-@pytest.mark.parametrize("options", [[], ["--checkpoint-every", "7v"], ["--strategy", "ssp:staleness=1"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--checkpoint-every", "7v"], ["--strategy", "ssp:staleness=1"], ["--strategy", "gossip"]]
+)
 def test_an_interrupted_run_goes_on_without_any_option_as_if_nothing_had_happened(
     folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:

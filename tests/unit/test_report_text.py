@@ -37,6 +37,19 @@ def test_summary_names_every_worker_the_target_and_the_warnings() -> None:
     assert [row[:3] for row in rows] == [["0", "2", "8"], ["1", "1", "24"]]
 
 
+def test_the_files_of_the_run_are_named_at_its_end() -> None:
+    report = fold(two_workers()).report("runs/1/journal.jsonl", "runs/1", "runs/1/model.safetensors")
+    last = shown(report).splitlines()[-3:]
+    assert last == ["folder  runs/1", "model   runs/1/model.safetensors", "journal runs/1/journal.jsonl"]
+    assert "model " not in shown(fold(two_workers()).report(None))
+
+
+def test_it_is_said_what_a_score_is_where_there_is_one() -> None:
+    said = "score: speed relative to the fastest worker's; higher is better"
+    assert said in shown(fold(two_workers()).report(None))
+    assert said not in shown(fold([header(), joined(0.0, 0)]).report(None))
+
+
 def test_many_workers_are_shown_in_groups_of_similar_speed() -> None:
     lines: list[Line] = [header(workers=40)]
     for worker in range(40):

@@ -40,7 +40,7 @@ def run(
         _make_places(settings)
         if not quiet:
             _say_what_was_assumed(settings, no_workload=script is None and task is None)
-            _warn_of_misplaced_options(script, arguments or [])
+        _warn_of_misplaced_options(script, arguments or [])
         finished = _train(train, settings, json=json, quiet=quiet)
     return _report(finished, json=json, quiet=quiet)
 

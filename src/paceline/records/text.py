@@ -34,7 +34,8 @@ def show(report: Report, console: Console) -> None:
         console.print(_workers(report.per_worker, bars=console.width >= ROOM_FOR_BARS))
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/yellow] {_verbatim(warning)}", highlight=False, soft_wrap=True)
-    for label, path in (("folder", report.folder), ("model", report.model), ("journal", report.journal)):
+    trained = "model" if report.table_reads is None else "tables"
+    for label, path in (("folder", report.folder), (trained, report.model), ("journal", report.journal)):
         if path is not None:
             console.print(f"[dim]{label:<7} {_verbatim(path)}[/dim]", highlight=False, soft_wrap=True)
 
