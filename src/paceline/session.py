@@ -28,6 +28,7 @@ from paceline.tables.table import Table, initial_values
 from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import (
+    Collective,
     Note,
     Number,
     OptimizerAsked,
@@ -42,6 +43,7 @@ from paceline.transport.messages import (
 )
 from paceline.worker import context
 from paceline.worker.batch_loop import OVER, BatchLoop
+from paceline.worker.collective_calls import CollectiveCalls
 from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.fetching import Fetcher, parts_of
@@ -90,11 +92,13 @@ class Session:
 
     def __init__(self, given: WorkerContext) -> None:
         self._context = given
-        self._endpoint = given.endpoint
         self._state = WorkerState()
         self._kept: deque[ToWorker] = deque()  # messages that came while an answer was awaited
         self._parts = Parts()
         self._evaluates = False
+        self.device = _device(given)
+        self._collectives = CollectiveCalls(given.endpoint, self._kept, self.device)
+        self._endpoint = self._collectives.endpoint
         self._replica: Replica | None = None
         self._handshake: Handshake | None = None
         self._loop: BatchLoop | None = None
@@ -106,7 +110,6 @@ class Session:
         self._rounds_done = 0.0
         self._run_over = False
         self._empty_phases = 0
-        self.device = _device(given)
 
     @property
     def worker(self) -> int:
@@ -303,6 +306,54 @@ class Session:
             else:
                 self._endpoint.send(Note(name, number))
 
+    # -- all workers together ----------------------------------------------------------------------------------------
+
+    def gather(self, value: Any) -> list[Any]:
+        """Wait until all workers have made this call, and return the list of their values, in worker order.
+
+        Call it before, between or after loops, in every worker. A value is a number, text, True, False, None, a torch
+        tensor, or a list, tuple or dict (with text as keys) of them. A worker that has died is left out.
+        """
+        return self._together("gather", value)
+
+    def mean(self, value: Any) -> Any:
+        """Wait until all workers have made this call, and return the mean of their values.
+
+        Call it as `gather`. A value is a number, a tensor, or a list or dict of them, of the same form in all workers.
+        """
+        return self._together("mean", value)[0]
+
+    def barrier(self) -> None:
+        """Wait until all workers have made this call, before, between or after loops.
+
+        On tables: after it, all workers read what any of them wrote in clocks completed before it.
+        """
+        if self._tables is not None:
+            self._tables.barrier()
+        else:
+            self._together("barrier", None)
+
+    def _together(self, call: Collective, value: Any) -> list[Any]:
+        if self._loop is not None:
+            raise UserError(
+                f"{call}() inside a batches() or steps() loop: workers make unequal numbers of passes, so one would "
+                "wait for a call that another never makes; call it after the loop, or use report(name=value) in it"
+            )
+        if self._tables is not None and self._tables.has_begun:
+            raise UserError(
+                f"{call}() after the work on tables has begun: workers complete clocks at their own pace; call it "
+                "before the first clock(), get(), inc() or share(), or share the value in a table"
+            )
+        return self._collectives.make(call, value, self._find_server)
+
+    def _find_server(self) -> None:
+        if self._handshake is not None:
+            self._handshake.again()
+        elif self._tables is not None:
+            self._tables.find_server()
+        else:
+            self._endpoint.reconnect()
+
     # -- tables ------------------------------------------------------------------------------------------------------
 
     def table(
@@ -348,10 +399,6 @@ class Session:
         client = self._on_tables("clocks")
         client.require_going("clocks")
         return client.clock
-
-    def barrier(self) -> None:
-        """Wait for all workers; after it, all of them read what any of them wrote in clocks completed before it."""
-        self._on_tables("barrier()").barrier()
 
     def share(self, count: int) -> Any:
         """Return this worker's part of `count` rows, an array of row numbers; it changes as workers join or leave."""

@@ -99,6 +99,11 @@ class RunExchange:
     def look_at_waiting(self, at: float) -> None:
         """Serve workers that were waiting for another one to come, wait or leave."""
 
+    def waits_for_all(self, worker: int) -> str | None:
+        """Return the call in which the worker waits until every other worker has made it; None if in none."""
+        del worker
+        return None
+
     def left(self, worker: int, cause: LeaveCause, at: float) -> None:
         """Handle a worker that takes no more part."""
 

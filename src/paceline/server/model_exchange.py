@@ -85,6 +85,9 @@ class ModelExchange(RunExchange):
                 "the same calls in every worker, before the loop"
             )
 
+    def waits_for_all(self, worker: int) -> str | None:
+        return None if self.run.workers.records[worker].script.hello is None else "prepare()"
+
     def _welcome(self, record: WorkerRecord, at: float) -> None:
         hello, record.script.hello = record.script.hello, None
         if hello is None:  # answered while another worker was

@@ -1,5 +1,6 @@
 """Phases: the k-th `batches` call is phase k on every worker, and starts once every worker has called it."""
 
+from collections.abc import Set
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,7 @@ class Phases:
         self.number = -1  # of the phase begun last
         self.begun = 0  # by this run and those it was resumed from
         self.running = False
+        self.stopped: str | None = None  # why it is to end early
         self.current: Ready | None = None
 
     def ready(self, worker: int, message: Ready) -> Answer:
@@ -33,11 +35,10 @@ class Phases:
         self._workers.waiting[worker] = message
         return "wait"
 
-    @property
-    def can_begin(self) -> bool:
-        """Whether every worker whose script is running has called `batches`."""
+    def can_begin(self, left: Set[int] = frozenset()) -> bool:
+        """Return whether every worker whose script is running has called `batches`, but for those that have left it."""
         waiting = self._workers.waiting
-        return not self.running and bool(waiting) and self._workers.alive <= waiting.keys()
+        return not self.running and bool(waiting) and self._workers.alive <= waiting.keys() | left
 
     def begin(self, seed: int, workers: int) -> tuple[Ready, Ledger]:
         """Start the phase that all workers wait for."""

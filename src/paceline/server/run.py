@@ -26,6 +26,7 @@ from paceline.core.events import Cause as LeaveCause
 from paceline.core.updates import Contents
 from paceline.records.journal import Sink
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
+from paceline.server.collectives import Collectives
 from paceline.server.coordinator import Coordinator, OnVersion
 from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
@@ -87,6 +88,7 @@ class ServerRun:
         self.workers = Workers()
         self.workers.alive |= set(range(plan.workers))  # the first phase waits for all of them
         self.phases = Phases(self.workers)
+        self.collectives = Collectives(self)
         self.emulation = Emulation(plan.scenario) if plan.scenario is not None else None
         self.on_version: list[OnVersion] = [self._check_after_first_round] if config.options else []
         self.coordinator = Coordinator(
@@ -102,7 +104,6 @@ class ServerRun:
         self.cause: Cause | None = None
         self.stage: Stage = "training"
         self._others = exchanges[1:]
-        self._phase_stopped: str | None = None
         self._diverged = False  # and --on-divergence asks to continue under bsp
         self.stood_at: float | None = 0.0  # the run's time while no phase is running, else None
         if progress is not None:
@@ -124,6 +125,7 @@ class ServerRun:
             self.stood_at, resumption.seen_until = moment, seen_until
             if at is not None:
                 self.engine.start_clock(at)  # time passed while there was no server
+                resumption.workers_live = True
             resumption.carry_out(self, moment)
         self.checkpoints.count_from(self.coordinator.version)
 
@@ -192,6 +194,7 @@ class ServerRun:
         if self.plan.config.respawn and code < 0:
             self.start(worker)
         self.exchange.look_at_waiting(at)
+        self.collectives.left(worker)
 
     def _respawn(self, record: WorkerRecord, at: float) -> None:
         """Start the worker again, unless its last `RESPAWNS` processes all died without a push."""
@@ -215,6 +218,7 @@ class ServerRun:
         self.workers.script_gone(worker)
         self.exchange.left(worker, cause, at)
         self.exchange.look_at_waiting(at)
+        self.collectives.left(worker)
         self._notice_empty_phase()
         self.begin_phase_if_ready(at)
 
@@ -260,8 +264,14 @@ class ServerRun:
                 self._on_ended(record, at)
             case m.Failed():
                 raise as_error(message)
+            case m.CollectiveCall():
+                self.collectives.on_call(worker, record, message)
+                self.begin_phase_if_ready(at)
+            case m.CollectiveKept():
+                self.collectives.on_kept(message)
             case _:
                 self._exchange_of(message).on_message(record, message, at)
+        self.collectives.look()
 
     def _exchange_of(self, message: Any) -> RunExchange:
         """Return the exchange that the message belongs to; the first message of another exchange switches to it."""
@@ -299,6 +309,7 @@ class ServerRun:
         self.workers.script_gone(record.worker)
         self.exchange.look_at_waiting(at)
         self._out_of_loop(record, at)
+        self.collectives.left(record.worker)
         self.begin_phase_if_ready(at)
 
     def remark(self, text: str, at: float) -> None:
@@ -323,7 +334,7 @@ class ServerRun:
 
     def begin_phase_if_ready(self, at: float) -> None:
         """Start the next phase once every worker waits for it."""
-        if not self.phases.can_begin or not self.active or self.evaluations.awaited:
+        if not self.active or self.evaluations.awaited or not self.phases.can_begin(self.collectives.left_the_phase()):
             return
         config, first, restored = self.plan.config, self.phases.current is None, self.resumption
         current, ledger = self.phases.begin(config.seed, self.plan.header.workers)
@@ -339,7 +350,7 @@ class ServerRun:
             before = restored.take_up(self.phases.number, ledger)
             round_samples = round_samples if before is None or self.exchange.counts_rounds else before
         self.coordinator.observe(at, "phase", as_data(current, math.ceil(ledger.total / round_samples)))
-        self._phase_stopped = None
+        self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
         self.evaluations.phase_begins(current.size, at)
         self.checkpoints.ask()
@@ -370,13 +381,13 @@ class ServerRun:
     def stop_phase(self, reason: str, at: float) -> None:
         """End this phase for all workers, as a script asks."""
         self.coordinator.observe(self.moment(at), "warning", {"text": f"the script ended the phase: {reason}"})
-        self._phase_stopped = reason
+        self.phases.stopped = reason
         self.engine.wake()
 
     def _end_phase(self, at: float) -> None:
         """Release all workers from the loop; their scripts may go on to another phase."""
         self.evaluations.phase_ends()
-        self._phase_stopped = None
+        self.phases.stopped = None
         self.stood_at = at
         self.coordinator.close(at)
         inside = self._close_phase(at)
@@ -420,7 +431,7 @@ class ServerRun:
         if not workers.alive:
             self.engine.wake()  # the run may be over
         elif empty and (by_choice or not self._somebody_comes_back()):
-            self._phase_stopped = "every worker has left the loop"
+            self.phases.stopped = "every worker has left the loop"
             self.engine.wake()
 
     def _somebody_comes_back(self) -> bool:
@@ -492,7 +503,7 @@ class ServerRun:
             self._switch_to_bsp(at)
         elif c.at_limit or (limit is not None and at >= limit and self.phases.running):
             self.end("limit")
-        elif (c.phase_over or self._phase_stopped is not None) and self.exchange.can_end_phase(at):
+        elif (c.phase_over or self.phases.stopped is not None) and self.exchange.can_end_phase(at):
             self._end_phase(at)
         if self.checkpoints.due:
             self.checkpoints.take()

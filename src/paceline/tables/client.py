@@ -247,6 +247,15 @@ class Client:
             case _:
                 raise InternalError(f"{type(message).__name__} has no meaning to a worker on tables")
 
+    def find_server(self) -> None:
+        """Wait for the successor of a lost server and register there."""
+        self._meet_another_server()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker has begun to work on its tables."""
+        return self._takes_part
+
     def _meet_another_server(self) -> None:
         """Wait for the next server and go on with the tables of its last checkpoint.
 

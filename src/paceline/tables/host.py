@@ -65,6 +65,10 @@ class Host:
                 self._asked[number] = min(openers)
                 self._deliver(min(openers), t.Opened(number, wanted=True))
 
+    def is_opening(self, worker: int) -> bool:
+        """Return whether the worker waits for a table that others have not opened yet."""
+        return any(worker in openers for openers in self._openers.values())
+
     def fill(self, worker: int, message: t.TableInit) -> None:
         """Set a table's first values and let its openers go on."""
         if self._asked.get(message.table) != worker or message.table not in self._openers:

@@ -181,6 +181,9 @@ class TableExchange(RunExchange):
         del at
         self._host.look_at_openers(self.run.workers.alive, set(self.run.workers.waiting))
 
+    def waits_for_all(self, worker: int) -> str | None:
+        return "table()" if self._host.is_opening(worker) else None
+
     def settle(self, at: float) -> None:
         if self.run.cause is not None:
             return

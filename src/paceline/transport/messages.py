@@ -26,6 +26,7 @@ else:  # from another process only arrays arrive
 
 
 Number = int | float | bool | None
+Collective = Literal["mean", "gather", "barrier"]  # calls that all workers make together
 
 
 class ToServer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -211,6 +212,26 @@ class ModelLoaded(ToServer, frozen=True):
     buffers: list[torch.Tensor]
 
 
+@registered(40)
+class CollectiveCall(ToServer, frozen=True):
+    """A script has made its collective call of this number, with a value as `pack_value` encodes it."""
+
+    number: int
+    call: Collective
+    value: bytes
+    tensors: list[torch.Tensor]
+
+
+@registered(41)
+class CollectiveKept(ToServer, frozen=True):
+    """To a restarted server: the last `CollectiveAnswer` that this worker got, which others may still lack."""
+
+    number: int
+    call: Collective
+    values: list[bytes]
+    tensors: list[list[torch.Tensor]]
+
+
 # -- to a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +299,16 @@ class OptimizerHeld(ToWorker, frozen=True):
 
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Number]
+
+
+@registered(104)
+class CollectiveAnswer(ToWorker, frozen=True):
+    """The answer to `CollectiveCall`: the mean alone, or the values of all workers, in worker order."""
+
+    number: int
+    call: Collective
+    values: list[bytes]
+    tensors: list[list[torch.Tensor]]  # of each value
 
 
 @registered(71)

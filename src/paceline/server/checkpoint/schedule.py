@@ -225,6 +225,7 @@ class Resumption:
         self.found = files.read(path)
         self.engine = self.found.head.engine
         self.unfinished_phase: int | None = None  # the phase whose ledger is not yet restored
+        self.workers_live = False  # only the server was restarted
         self.seen_until: float | None = None  # scenario events up to that time have happened
 
     @property
