@@ -7,6 +7,8 @@ import contextlib
 import copy
 import math
 import numbers
+import os
+import sys
 import types
 import weakref
 from collections import deque
@@ -48,6 +50,7 @@ from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.fetching import Fetcher, parts_of
 from paceline.worker.handshake import Handshake, serve_versions
+from paceline.worker.other_frameworks import require_no_launcher, require_no_process_group, unwrapped
 from paceline.worker.parts import Parts
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
@@ -67,10 +70,12 @@ def init() -> "Session":
     Outside of a run the script is the only worker, and trains as usual in its own process.
     """
     given = context.current()
+    require_no_process_group("paceline.init()")
     if given is None:
         from paceline import engines  # it imports this module
 
         context.require_no_run("paceline.init()")
+        require_no_launcher(os.environ, sys.argv)
         return Session(engines.start_alone())
     if given.sessions:
         raise UserError(
@@ -165,6 +170,9 @@ class Session:
             raise UserError("prepare() was called after the first loop: prepare all models and optimizers before it")
         if self._tables is not None:
             raise UserError("prepare() was called after table(): a run trains a model or works on tables")
+        require_no_process_group("prepare()")
+        as_given = model, optimizer, scheduler
+        model, optimizer, scheduler = [self._unwrapped(each) for each in (model, optimizer, scheduler)]
         if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             given = f"{type(model).__name__} and {type(optimizer).__name__}"
             raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
@@ -175,14 +183,15 @@ class Session:
         self._evaluates = evaluate is not None
         self._parts.add(model, optimizer)
         if self._context.evaluator and evaluate is None:
-            return model, optimizer  # a later call may have something to measure
+            return as_given[:2]  # a later call may have something to measure
         whole, groups = self._parts.whole()
         measure = None if evaluate is None else self._parts.measured(evaluate)
         evaluator = None
         if measure is not None and self._context.evaluates:
             evaluator = (copy.deepcopy(whole).eval(), measure)
         replica = self._replica = self._make_replica(whole, groups)
-        self._state.leave_out(model, *([optimizer, scheduler] if scheduler is not None else []))
+        for each in ((model, optimizer, scheduler), as_given):
+            self._state.leave_out(*(each if scheduler is not None else each[:1]))
         handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and measure is not None:
             serve_versions(self._endpoint, handshake, replica, measure)
@@ -200,7 +209,14 @@ class Session:
         replica.watch_backward()
         if scheduler is not None:
             self._follower = RunScheduler(scheduler, optimizer, self._run_rounds_done)
-        return model, optimizer
+        return as_given[:2]
+
+    def _unwrapped(self, thing: Any) -> Any:
+        inner, remarks = unwrapped(thing)
+        for remark in remarks:
+            with contextlib.suppress(Closed):  # after the run is over
+                self._endpoint.send(Remark(remark))
+        return inner
 
     def _make_replica(self, model: torch.nn.Module, groups: Any) -> Replica:
         make = self._context.make_replica
@@ -241,6 +257,7 @@ class Session:
         """
         replica = self._require_prepared("batches()")
         given, remark = self._context, None
+        dataset = self._unwrapped(dataset)
         if isinstance(dataset, DataLoader):
             loader = parts_of(dataset)
             dataset, remark, loader_options = loader.dataset, loader.remark, {**loader.options, **loader_options}

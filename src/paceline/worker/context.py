@@ -13,6 +13,7 @@ from paceline.core.errors import OptionError, UserError
 from paceline.core.values import read
 from paceline.model.spec import ModelSpec
 from paceline.transport.base import Endpoint
+from paceline.worker.other_frameworks import process_groups_refused
 from paceline.worker.replica import Replica
 
 
@@ -67,7 +68,8 @@ def running() -> Iterator[None]:
         require_no_run("launch()")
         _running.acquire()
     try:
-        yield
+        with process_groups_refused(_current_worker):
+            yield
     finally:
         if not inside:
             _running.release()
@@ -90,6 +92,11 @@ def bind(context: WorkerContext | None) -> None:
 def current() -> WorkerContext | None:
     """Return the worker that this thread runs as; None outside an engine."""
     return getattr(_current, "context", None)
+
+
+def _current_worker() -> int | None:
+    given = current()
+    return None if given is None else given.worker
 
 
 def convert_option(name: str, text: str, default: Any) -> Any:

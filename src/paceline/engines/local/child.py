@@ -53,6 +53,7 @@ from paceline.transport.messages import Ended, Failed
 from paceline.transport.shm import ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import MakeReplica, Shared, WorkerContext
+from paceline.worker.other_frameworks import advice_for
 from paceline.worker.scripts import script_traceback
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _settle_in(role: Role, links: "WorkerLinks") -> None:
     """Set up what is per process: threads, random generators, a folder for sockets, warnings, logging, debugging."""
     scratch.claim()
     torch.set_num_threads(role.threads)
+    os.environ.update(torchrun_variables(role.worker, role.workers))
     if role.yields and hasattr(os, "SCHED_BATCH"):
         # A worker that wakes up must not preempt the server, for which all others may be waiting.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -209,6 +211,13 @@ def _relay_warnings(warn: Callable[[str], bool]) -> None:
     warnings.showwarning = show
 
 
+def torchrun_variables(worker: int, workers: int) -> dict[str, str]:
+    """Return what scripts written for torchrun read. They take LOCAL_RANK for a device's number, so it is 0 where this
+    process sees exactly one."""
+    local = 0 if torch.cuda.device_count() == 1 else worker
+    return {"RANK": str(worker), "LOCAL_RANK": str(local), "WORLD_SIZE": str(workers)}
+
+
 def _run(role: Role, given: WorkerContext) -> Failure | None:
     """Run the script; return its failure, if any."""
     try:
@@ -245,7 +254,7 @@ def _failure_of(role: Role, given: WorkerContext, error: BaseException) -> Failu
     if isinstance(error, Lost):
         return Failure("peer", f"{_who(role)} lost its server and could not go on", script_traceback(error))
     batch = given.shared.batches.get(role.worker, 0)
-    text = f"the script raised {type(error).__name__} in {_who(role)}, batch {batch}: {error}"
+    text = f"the script raised {type(error).__name__} in {_who(role)}, batch {batch}: {error}{advice_for(error)}"
     return Failure("script", text, script_traceback(error))
 
 
