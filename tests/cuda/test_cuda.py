@@ -323,3 +323,23 @@ def test_real_processes_come_to_one_process_on_the_union_batch(tmp_path, transpo
     with torch.no_grad():
         loss = float(mean_square(model, rows.x, rows.y))
     assert done.summary.metrics["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["alone", "sim"])
+def test_exchanged_tensors_come_back_on_the_device_of_the_callers_own(engine):
+    found = {}
+
+    def script():
+        session = paceline.init()
+        given = {"there": torch.ones(3, device=CUDA), "here": torch.ones(2, dtype=torch.bfloat16)}
+        found[session.worker] = [*session.gather(given), session.mean(given)]
+
+    if engine == "alone":
+        script()
+    else:
+        paceline.launch(script, engine="sim", scenario="even4")
+    assert len(found) == (1 if engine == "alone" else 4)
+    for values in found.values():
+        assert {value["there"].device for value in values} == {CUDA}
+        assert {value["here"].device.type for value in values} == {"cpu"}
+        assert all(torch.equal(value["there"].cpu(), torch.ones(3)) for value in values)
