@@ -86,7 +86,9 @@ class ModelExchange(RunExchange):
             )
 
     def waits_for_all(self, worker: int) -> str | None:
-        return None if self.run.workers.records[worker].script.hello is None else "prepare()"
+        hello = self.run.workers.records[worker].script.hello
+        known = 0 if self.store_or_none is None else self.store.spec.calls
+        return "prepare()" if hello is not None and hello.spec.calls > known else None
 
     def _welcome(self, record: WorkerRecord, at: float) -> None:
         hello, record.script.hello = record.script.hello, None
