@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch.utils.data import DataLoader
 
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
@@ -48,8 +47,9 @@ from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.collective_calls import CollectiveCalls
 from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
-from paceline.worker.fetching import Fetcher, parts_of
+from paceline.worker.fetching import Fetcher
 from paceline.worker.handshake import Handshake, serve_versions
+from paceline.worker.loop_plan import plan_loop, rounds_of
 from paceline.worker.other_frameworks import require_no_launcher, require_no_process_group, unwrapped
 from paceline.worker.parts import Parts
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
@@ -256,23 +256,9 @@ class Session:
         sampler, batch_sampler and drop_last.
         """
         replica = self._require_prepared("batches()")
-        given, remark = self._context, None
-        dataset = self._unwrapped(dataset)
-        if isinstance(dataset, DataLoader):
-            loader = parts_of(dataset)
-            dataset, remark, loader_options = loader.dataset, loader.remark, {**loader.options, **loader_options}
-            if batch_size is None and given.batch_size is None and loader.batch_size is None:
-                raise OptionError("the DataLoader has no batch size: give one, batches(loader, batch_size=...)")
-            batch_size = loader.batch_size if batch_size is None else batch_size
-        batch_size = 1 if batch_size is None else batch_size
-        batch_size = given.batch_size if given.batch_size is not None else batch_size
-        if isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool):
-            batch_size = int(batch_size)
-        epochs = given.epochs if given.epochs is not None else epochs
-        if type(batch_size) is not int or batch_size < 1:
-            raise OptionError(f"batch_size must be a whole number >= 1, not {batch_size!r}")
-        if not (isinstance(epochs, int | float) and epochs > 0 and math.isfinite(epochs)):
-            raise OptionError(f"epochs must be > 0 and finite, not {epochs!r}")
+        dataset, batch_size, epochs, loader_options, remark = plan_loop(
+            self._context, self._unwrapped(dataset), batch_size, epochs, loader_options
+        )
         if sampling not in SAMPLINGS:
             raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
         least = 2 if has_batch_statistics(replica.model) else 1
@@ -307,6 +293,18 @@ class Session:
         if self._replica is None:
             raise UserError(f"{what} was called before prepare(model, optimizer)")
         return self._replica
+
+    def rounds(self, dataset: Any, batch_size: int | None = None, epochs: float = 1) -> int:
+        """Return the `len()` of `batches(...)` with these arguments: how many rounds such a loop has.
+
+        It can be called before `prepare`, for the horizon of a scheduler. `--batch-size` and `--epochs` override the
+        arguments, as they do in `batches`.
+        """
+        plan = plan_loop(self._context, unwrapped(dataset)[0], batch_size, epochs, {})
+        size = Fetcher(plan.dataset, {}).size
+        if not size:
+            raise OptionError("the data set is empty: rounds() needs at least 1 sample")
+        return rounds_of(size, plan.batch_size, plan.epochs, self.workers)
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -615,8 +613,7 @@ class Batches:
         return self._ready.batch_size
 
     def __len__(self) -> int:
-        total = max(1, round(self._ready.epochs * self._ready.size))
-        return math.ceil(total / (self._ready.batch_size * self._session.workers))
+        return rounds_of(self._ready.size, self._ready.batch_size, self._ready.epochs, self._session.workers)
 
     def __iter__(self) -> Iterator[Any]:
         return self._session._run_phase(self._fetcher, self._ready)

@@ -242,6 +242,34 @@ def test_a_given_scheduler_follows_the_run_not_the_calls():
     assert list(rates.values()) == [pytest.approx(1e-3 / 21)] * 4  # 400 samples in rounds of 20, whoever made how many
 
 
+def test_rounds_are_known_before_prepare_and_agree_with_the_loop():
+    lengths = []
+
+    def train():
+        session = paceline.init()
+        loader = DataLoader(ROWS, batch_size=7)
+        asked = [session.rounds(ROWS), session.rounds(ROWS, 5, 3)]
+        asked += [session.rounds(loader), session.rounds(loader, 3, 0.5)]
+        with pytest.raises(OptionError, match="the data set is empty"):
+            session.rounds([])
+        model = network()
+        session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        loops = [session.batches(ROWS), session.batches(ROWS, 5, 3)]
+        loops += [session.batches(loader), session.batches(loader, 3, 0.5)]
+        assert asked == [len(loop) for loop in loops]
+        lengths.append(asked)
+
+    launch(train)
+    launch(train, batch_size=2, epochs=4)
+    assert lengths == [[13, 8, 2, 3]] * 4 + [[25] * 4] * 4
+
+
+@pytest.mark.parametrize(("batch_size", "epochs", "message"), [(0, 1, "batch_size must be"), (1, 0, "epochs must be")])
+def test_rounds_of_no_loop_are_refused(batch_size, epochs, message):
+    with pytest.raises(OptionError, match=message):
+        paceline.init().rounds(ROWS, batch_size, epochs)
+
+
 def test_stop_ends_the_phase_for_all():
     def train():
         session = paceline.init()
