@@ -13,11 +13,13 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
@@ -30,6 +32,8 @@ from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import (
     Collective,
+    EvaluationsAsked,
+    EvaluationsHeld,
     Note,
     Number,
     OptimizerAsked,
@@ -40,6 +44,7 @@ from paceline.transport.messages import (
     Ready,
     Remark,
     Stop,
+    ToServer,
     ToWorker,
 )
 from paceline.worker import context
@@ -54,12 +59,14 @@ from paceline.worker.other_frameworks import require_no_launcher, require_no_pro
 from paceline.worker.parts import Parts
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
-from paceline.worker.run_scheduler import RunScheduler
+from paceline.worker.run_position import RunProgress
+from paceline.worker.schedules import Schedules, check_schedule
 from paceline.worker.state import WorkerState
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Answer = TypeVar("Answer", bound=ToWorker)
 CLOCKS = 1 << 40  # stands for the size of the data where there is none
 EMPTY_PHASES = 1000  # loops that a script may start after the run is over; they get no data
 
@@ -109,7 +116,7 @@ class Session:
         self._loop: BatchLoop | None = None
         self._tables: Client | None = None
         self._handles: dict[str, Table] = {}  # one per open table
-        self._follower: RunScheduler | None = None
+        self._schedules = Schedules(given.endpoint, self._state)
         self._asked: set[str] = set()
         self._phase = 0
         self._rounds_done = 0.0
@@ -154,17 +161,19 @@ class Session:
         return made
 
     def prepare(
-        self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None
-    ) -> tuple[Model, Optimizer]:
+        self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None,
+        plateau: str | None = None,
+    ) -> tuple[Model, Optimizer]:  # fmt: skip
         """Put the model and optimizer under the run's control and return them, the same objects.
 
         All workers start from worker 0's parameters. Inside a `batches` loop `optimizer.step()` pushes the gradient and
         returns with the model to go on with. Call it once for each optimizer that the script has; then all steps of a
         pass are one push, made at the next batch.
 
-        A `scheduler` given here follows the run's rounds: its `step()` no longer counts this worker's calls.
+        A `scheduler` follows the run: stepped inside a loop it counts the run's rounds, between loops its calls.
         `evaluate(model)` measures versions as the run goes on: it gets a module of its own in eval mode and returns
-        numbers by name, such as {"accuracy": 0.97}. It may use only what exists before this call.
+        numbers by name, such as {"accuracy": 0.97}. It may use only what exists before this call. With it, a
+        `ReduceLROnPlateau` takes a step at every evaluation, by the number called `plateau`, by default the first.
         """
         if self._phase:
             raise UserError("prepare() was called after the first loop: prepare all models and optimizers before it")
@@ -178,6 +187,7 @@ class Session:
             raise OptionError(f"prepare(model, optimizer) takes a torch module and a torch optimizer, not {given}")
         if evaluate is not None and not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the model, not {type(evaluate).__name__}")
+        check_schedule(scheduler, evaluate, plateau)
         if self._evaluates:
             raise UserError("evaluate was given to an earlier prepare(): give it to the last one")
         self._evaluates = evaluate is not None
@@ -192,6 +202,8 @@ class Session:
         replica = self._replica = self._make_replica(whole, groups)
         for each in ((model, optimizer, scheduler), as_given):
             self._state.leave_out(*(each if scheduler is not None else each[:1]))
+        follows = evaluate is not None and isinstance(scheduler, ReduceLROnPlateau)
+        self._schedules.give(scheduler, optimizer, partial(self._ask_evaluations, plateau) if follows else None)
         handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and measure is not None:
             serve_versions(self._endpoint, handshake, replica, measure)
@@ -207,8 +219,8 @@ class Session:
         else:
             self._hook_optimizer(optimizer)
         replica.watch_backward()
-        if scheduler is not None:
-            self._follower = RunScheduler(scheduler, optimizer, self._run_rounds_done)
+        if follows:
+            self._ask_evaluations(plateau, 0)  # from here on, checkpoints hold them
         return as_given[:2]
 
     def _unwrapped(self, thing: Any) -> Any:
@@ -305,6 +317,13 @@ class Session:
         if not size:
             raise OptionError("the data set is empty: rounds() needs at least 1 sample")
         return rounds_of(size, plan.batch_size, plan.epochs, self.workers)
+
+    @property
+    def progress(self) -> RunProgress:
+        """How far the run has come: `fraction` of the loop, and `rounds`, `epochs` and `samples` of all workers."""
+        if self._tables is not None:
+            raise UserError("progress is that of batches() and steps() loops: on tables use session.clocks")
+        return self._schedules.position.progress
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -452,10 +471,10 @@ class Session:
         self._require_whole(self._replica, self._handshake)
         ready = msgspec.structs.replace(ready, phase=self._phase)
         self._phase += 1
-        on_work = self._follower.on_work if self._follower is not None else None
+        self._schedules.enter(ready.phase)
         loop = self._loop = BatchLoop(
-            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept, on_work,
-            leads=self._context.worker == 0,
+            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept,
+            self._schedules.on_news, leads=self._context.worker == 0,
         )  # fmt: skip
         loop.rounds_done = self._rounds_done
         try:
@@ -469,6 +488,7 @@ class Session:
             self._loop = None
             if isinstance(loop.over, Over):
                 self._run_over = loop.over.run_over
+            self._schedules.position.inside = False
             loop.abandon()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -499,10 +519,16 @@ class Session:
             self._endpoint.send(Remark(text))
 
     def _ask_optimizer(self) -> OptimizerHeld:
+        return self._ask(OptimizerAsked(), OptimizerHeld)
+
+    def _ask_evaluations(self, metric: str | None, start: int) -> list[float]:
+        return self._ask(EvaluationsAsked(start, metric), EvaluationsHeld).values
+
+    def _ask(self, question: ToServer, kind: type[Answer]) -> Answer:
         while True:
             try:
-                self._endpoint.send(OptimizerAsked())
-                while not isinstance(answer := self._endpoint.receive(), OptimizerHeld):
+                self._endpoint.send(question)
+                while not isinstance(answer := self._endpoint.receive(), kind):
                     self._kept.append(answer)
                 return answer
             except Lost:
@@ -580,6 +606,7 @@ class Session:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._schedules.position.steps += 1
         if self._parts.several:
             self._loop.on_step_of(self._parts.places_of(optimizer, self._loop.replica.parameters))
         else:

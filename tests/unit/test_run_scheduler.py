@@ -1,4 +1,4 @@
-"""A scheduler given to prepare(): it stands where the run does, forward and back, and stays an ordinary object."""
+"""Schedulers stand where the run does, forward and back, and stay ordinary objects."""
 
 import copy
 import io
@@ -12,14 +12,26 @@ from clusters import Rows, mean_square, network
 from one_worker import Conversation, work, worker
 from torch.optim import lr_scheduler
 
-from paceline.core.errors import OptionError
+from paceline.core.errors import OptionError, UserError
 from paceline.transport.base import Lost
-from paceline.transport.messages import Over, Push, SavedState
-from paceline.worker.run_scheduler import RunScheduler
-from paceline.worker.state_codec import unpack
+from paceline.transport.messages import (
+    EvaluationsAsked,
+    EvaluationsHeld,
+    Over,
+    Push,
+    Remark,
+    SavedState,
+    SchedulerStepped,
+    Standing,
+)
+from paceline.worker.run_position import RunPosition
+from paceline.worker.run_scheduler import RunPlateau, RunScheduler
+from paceline.worker.schedules import schedulers_on
+from paceline.worker.state_codec import pack, unpack
 
 ROWS = Rows()
 LAST = Over(0, None, 3.0, run_over=True)
+LAST_OF_TWO = Over(1, None, 8.0, run_over=True, standing=Standing(began=4.0))
 
 SCHEDULERS = {
     "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, gamma=0.5),
@@ -58,14 +70,39 @@ class Run:
 
     def __init__(self, make, rate=0.1):
         self.optimizer = optimizer_of(rate)
-        self.rounds_done = 0.0
         self.scheduler = make(self.optimizer)
-        self.follower = RunScheduler(self.scheduler, self.optimizer, lambda: self.rounds_done)
+        self.position = RunPosition()
+        self.told, self.remarks = [], []
+        self.follower = RunScheduler(
+            type(self.scheduler).__name__, self.scheduler, self.optimizer, self.position, self.told.append,
+            self.remarks.append,
+        )  # fmt: skip
 
     def step_at(self, rounds_done):
-        self.rounds_done = rounds_done
+        """Step it inside the first loop."""
+        self.loop(0)
+        self.grant(rounds_done)
+        self.position.steps += 1
         self.scheduler.step()
         return options(self.optimizer), self.scheduler.get_last_lr()
+
+    def loop(self, phase):
+        if self.position.phase != phase:
+            self.position.enter(phase)
+
+    def grant(self, rounds_done, **standing):
+        self.position.on_news(work(1, 5, rounds_done=rounds_done, standing=Standing(**standing)))
+        self.follower.on_standing(granted=True)
+
+    def over(self, rounds_done, **standing):
+        """End the loop."""
+        self.position.on_news(Over(0, None, rounds_done, standing=Standing(**standing)))
+        self.follower.on_standing(granted=False)
+        self.position.inside = False
+
+    @property
+    def steps(self):
+        return self.scheduler.last_epoch
 
 
 def stepped(make, steps, rate=0.1):
@@ -124,11 +161,12 @@ class Counting:
 
 
 def test_one_without_a_state_waits_until_the_run_is_there_again():
-    counting = Counting()
-    follower = RunScheduler(counting, optimizer_of(), lambda: 0.0)
+    run = Run(lambda _: Counting())
     for rounds_done, steps in ((3.0, 3), (1.0, 3), (2.5, 3), (4.0, 4)):
-        follower.move_to(rounds_done)
-        assert counting.steps == steps
+        run.loop(0)
+        run.grant(rounds_done)
+        run.scheduler.step()
+        assert run.scheduler.steps == steps
 
 
 @pytest.mark.parametrize("wrapped", ["class", "attribute", "namespace"])
@@ -139,17 +177,202 @@ def test_whatever_has_a_step_can_follow(wrapped):
         counting.step = counting.step
     elif wrapped == "namespace":
         scheduler = types.SimpleNamespace(step=counting.step)
-    RunScheduler(scheduler, optimizer_of(), lambda: 3.0)
+    run = Run(lambda _: scheduler)
+    run.loop(0)
+    run.grant(3.0)
     scheduler.step()
     scheduler.step()
     assert counting.steps == 3
 
 
-def test_what_cannot_follow_is_refused():
-    with pytest.raises(OptionError, match="int has none"):
-        RunScheduler(3, optimizer_of(), lambda: 0.0)
-    with pytest.raises(OptionError, match="ReduceLROnPlateau decides by a metric"):
-        RunScheduler(lr_scheduler.ReduceLROnPlateau(optimizer_of()), optimizer_of(), lambda: 0.0)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scheduler": 3}, "int has none"),
+        ({"plateau": "loss"}, "plateau='loss' needs a ReduceLROnPlateau"),
+        ({"plateau": 3}, "the name of a number that evaluate\\(\\) returns, not 3"),
+        ({"plateau": "loss", "evaluate": lambda _: {}}, "needs a ReduceLROnPlateau as scheduler"),
+    ],
+)
+def test_what_cannot_follow_is_refused(given, message):
+    with worker(Conversation(LAST)) as session, pytest.raises(OptionError, match=message):
+        session.prepare(network(), optimizer_of(), **given)
+
+
+# -- where step() is called --------------------------------------------------------------------------------------------
+
+
+def test_between_loops_every_call_is_one_step():
+    run = Run(SCHEDULERS["cosine"])
+    for phase in range(4):
+        run.loop(phase)
+        run.grant(100.0 * phase, began=100.0 * phase)
+        assert run.steps == phase
+        run.over(100.0 * (phase + 1), began=100.0 * phase)
+        run.scheduler.step()
+    assert (options(run.optimizer), run.scheduler.get_last_lr()) == stepped(SCHEDULERS["cosine"], 4)
+    assert (run.told, run.remarks) == ([], [])
+
+
+def test_nothing_is_stepped_before_a_step_was_seen():
+    run = Run(SCHEDULERS["exponential"])
+    run.loop(0)
+    run.grant(50.0)
+    run.grant(60.0)
+    assert run.steps == 0
+
+
+def test_a_newcomer_stands_where_the_others_do_before_its_first_push():
+    others, newcomer = Run(SCHEDULERS["sequence"]), Run(SCHEDULERS["sequence"])
+    others.step_at(7.5)
+    assert others.told == ["SequentialLR"]
+    newcomer.loop(0)
+    newcomer.grant(7.5, stepped=("SequentialLR",))
+    assert newcomer.steps == others.steps == 7
+    assert newcomer.told == []
+
+
+def test_one_that_only_others_step_follows_their_word():
+    """A script may step it on worker 0 alone: the rate travels with each push, so all need it."""
+    run = Run(SCHEDULERS["exponential"])
+    run.loop(0)
+    for rounds_done, steps in ((0.5, 0), (2.0, 2), (5.5, 5), (3.0, 3)):
+        run.grant(rounds_done, stepped=("ExponentialLR",) if rounds_done > 1 else ())
+        assert run.steps == steps
+    assert run.told == []
+
+
+def test_a_server_that_went_back_is_told_again():
+    run = Run(SCHEDULERS["exponential"])
+    run.step_at(4.0)
+    run.grant(6.0)
+    assert (run.steps, run.told) == (4, ["ExponentialLR"])
+    run.grant(2.0)
+    assert (run.steps, run.told) == (2, ["ExponentialLR"] * 2)
+
+
+def test_phases_in_whose_loops_it_was_stepped_count_by_their_rounds():
+    """A warm-up by rounds, then a schedule by epochs; one worker is there from the start, one comes in the third."""
+    member, newcomer = Run(SCHEDULERS["exponential"]), Run(SCHEDULERS["exponential"])
+    member.step_at(1.0)
+    member.step_at(2.0)
+    member.over(4.5, stepped=("ExponentialLR",))
+    assert member.steps == 4
+    member.loop(1)
+    member.grant(4.5, began=4.5)
+    assert member.steps == 4
+    member.over(9.0, began=4.5)
+    member.scheduler.step()
+    for phase, ended in (
+        (0, {"rounds_done": 4.5, "stepped": ("ExponentialLR",)}),
+        (1, {"rounds_done": 9, "began": 4.5}),
+    ):
+        newcomer.loop(phase)
+        newcomer.over(**ended)
+    newcomer.scheduler.step()
+    for run in (member, newcomer):
+        run.loop(2)
+        run.grant(10.0, began=9.0)
+        assert run.steps == 5
+
+
+def test_a_phase_that_another_worker_ends_counts_whole_for_one_that_left_it():
+    run = Run(SCHEDULERS["exponential"])
+    run.step_at(2.0)
+    run.position.inside = False  # it broke out of the loop, and the others went on
+    run.loop(1)
+    run.grant(8.0, began=8.0)
+    assert run.steps == 8
+
+
+def test_calls_inside_a_loop_whose_phase_is_over_change_nothing():
+    run = Run(SCHEDULERS["exponential"])
+    run.loop(0)
+    run.scheduler.step()
+    run.over(6.0)
+    assert (run.steps, run.told) == (0, [])
+
+
+def test_a_cycle_is_not_stepped_beyond_its_end():
+    run = Run(SCHEDULERS["one cycle"])
+    run.step_at(25.0)
+    assert run.steps == 20
+
+
+def test_a_place_that_the_script_names_is_taken():
+    run = Run(SCHEDULERS["restarts"])
+    run.loop(0)
+    run.grant(7.0)
+    run.scheduler.step(1.5)
+    assert run.scheduler.T_cur == 1.5
+
+
+def test_a_scheduler_that_counts_something_else_inside_a_loop_is_remarked_upon():
+    run = Run(SCHEDULERS["exponential"])
+    run.step_at(1.0)
+    assert run.remarks == []
+    run.position.steps += 9
+    run.step_at(11.0)
+    assert "not called after every optimizer.step()" in run.remarks[0]
+
+
+# -- by a metric -------------------------------------------------------------------------------------------------------
+
+
+def plateau_of(optimizer):
+    return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+
+def by_metrics(values):
+    optimizer = optimizer_of()
+    scheduler = plateau_of(optimizer)
+    for value in values:
+        scheduler.step(value)
+    return options(optimizer), scheduler.state_dict()
+
+
+def test_a_plateau_follows_the_evaluations_forward_and_back():
+    values = [3.0, 2.0, 2.5, 2.5, 2.5, 2.5, 1.0, 1.5, 1.5]
+    optimizer = optimizer_of()
+    scheduler, position, remarks = plateau_of(optimizer), RunPosition(), []
+    follower = RunPlateau(scheduler, optimizer, position, lambda start: values[start:], remarks.append)
+    for known in (1, 4, 9, 5, 5, 9):
+        position.on_news(work(1, 5, standing=Standing(evaluations=known)))
+        follower.on_standing(granted=True)
+        scheduler.step(100.0)  # the script's own metric
+        assert (options(optimizer), scheduler.state_dict()) == by_metrics(values[:known])
+    assert "its own step() does nothing" in remarks[0]
+
+
+def test_a_plateau_without_evaluations_takes_the_scripts_metrics_between_loops():
+    optimizer = optimizer_of()
+    scheduler, position = plateau_of(optimizer), RunPosition()
+    follower = RunPlateau(scheduler, optimizer, position, None, print)
+    for value in (2.0, 3.0, 3.0):
+        scheduler.step(value)
+    assert (options(optimizer), scheduler.state_dict()) == by_metrics([2.0, 3.0, 3.0])
+    position.enter(0)
+    scheduler.step(7.0)  # a phase that is over
+    position.on_news(work(1, 5))
+    with pytest.raises(UserError, match="inside a loop: every worker would have a metric of its own"):
+        scheduler.step(7.0)
+    assert (options(optimizer), scheduler.state_dict()) == by_metrics([2.0, 3.0, 3.0])
+    saved, other = follower.state_dict(), optimizer_of()
+    again = plateau_of(other)
+    RunPlateau(again, other, RunPosition(), None, print).load_state_dict(unpack(pack(saved)))
+    assert (options(other), again.state_dict()) == by_metrics([2.0, 3.0, 3.0])
+
+
+# -- found on the optimizer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_the_outermost_scheduler_of_an_optimizer_is_found(kind):
+    optimizer, other = optimizer_of(), optimizer_of()
+    made, _ = SCHEDULERS[kind](optimizer), SCHEDULERS[kind](other)
+    plateau = plateau_of(optimizer)
+    assert schedulers_on(optimizer) == [made]
+    assert plateau.optimizer is optimizer
 
 
 # -- an ordinary object ------------------------------------------------------------------------------------------------
@@ -242,9 +465,10 @@ def test_what_the_run_restores_may_be_kept_and_is_restored_once():
     assert pushed_rates(first, keeps) == [1.0, 0.5**4]
     (state,) = first.sent_of(SavedState)
     assert unpack(state.data)["kept"] == {}
+    seen = Standing(stepped=("ExponentialLR",))
     again = Conversation(
-        lambda link: work(2, 5, rounds_done=4.0, parameters=link.version(2, 0.25)),
-        work(3, 5, rounds_done=5.0),
+        lambda link: work(2, 5, rounds_done=4.0, parameters=link.version(2, 0.25), standing=seen),
+        work(3, 5, rounds_done=5.0, standing=seen),
         LAST,
         region=True,
         welcomes=[{"state": state.data}],
@@ -272,3 +496,105 @@ def test_an_optimizer_without_a_scheduler_is_kept_like_anything_else():
     assert script(first, 0.125) == [0.125]
     (state,) = first.sent_of(SavedState)
     assert script(Conversation(work(1, 5), LAST, welcomes=[{"state": state.data}]), None) == [0.125]
+
+
+def test_a_scheduler_that_was_not_given_is_found_at_the_next_loop():
+    second = work(3, 5, rounds_done=4.0, standing=Standing(began=4.0))
+    last = Over(1, None, 5.0, run_over=True, standing=Standing(began=4.0))
+    link = Conversation(work(1, 5), work(2, 5, rounds_done=3.0), Over(0, None, 4.0), second, last)
+    rates = []
+    with worker(link) as session:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        session.prepare(model, optimizer)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        session.keep("optimizer", optimizer)
+        for _ in range(2):
+            for x, y, _ in session.batches(ROWS, batch_size=5):
+                optimizer.zero_grad()
+                mean_square(model, x, y).backward()
+                optimizer.step()
+                scheduler.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [0.5**3, 0.5**4, 0.5**5]
+    assert link.sent_of(SchedulerStepped) == [
+        SchedulerStepped(0, "ExponentialLR"),
+        SchedulerStepped(1, "ExponentialLR"),
+    ]
+
+
+def test_two_of_a_kind_each_go_by_their_own_calls():
+    """Their names tell nothing apart, so nothing is said of them."""
+    link = Conversation(work(1, 5), work(2, 5, rounds_done=3.0), Over(0, None, 4.0), LAST)
+    with worker(link) as session:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        session.prepare(model, optimizer)
+        by_round, by_epoch = lr_scheduler.ExponentialLR(optimizer, 0.5), lr_scheduler.ExponentialLR(optimizer, 0.25)
+        for x, y, _ in session.batches(ROWS, batch_size=5):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+            by_round.step()
+        by_epoch.step()
+    assert (by_round.last_epoch, by_epoch.last_epoch) == (4, 1)
+    assert optimizer.param_groups[0]["lr"] == 0.5**4 * 0.25
+    assert link.sent_of(SchedulerStepped) == []
+
+
+def test_evaluations_are_asked_for_when_there_are_new_ones():
+    values = [4.0, 3.0, 3.0, 3.0]
+
+    class Server(Conversation):
+        def send(self, message):
+            super().send(message)
+            if isinstance(message, EvaluationsAsked):
+                self.answers.appendleft(EvaluationsHeld(values[message.start : self.known]))
+
+        known = 0
+
+    def grant(ticket, known):
+        def made(link):
+            link.known = known
+            return work(ticket, 5, standing=Standing(evaluations=known))
+
+        return made
+
+    link = Server(grant(1, 1), grant(2, 1), grant(3, 4), LAST)
+    with worker(link) as session:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        session.prepare(model, optimizer, plateau_of(optimizer), evaluate=lambda _: {"loss": 0.0}, plateau="loss")
+        for x, y, _ in session.batches(ROWS, batch_size=5):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+    assert link.sent_of(EvaluationsAsked) == [EvaluationsAsked(start, "loss") for start in (0, 0, 1)]
+    assert [push.gradient.options[0]["lr"] for push in link.sent_of(Push)] == [1.0, 1.0, 0.5]
+    assert link.sent_of(Remark) == []
+
+
+def test_a_scheduler_built_for_a_later_loop_starts_there_and_the_earlier_one_rests():
+    first = work(1, 5, rounds_done=0.0)
+    ended = Over(0, None, 4.0, standing=Standing(stepped=("ExponentialLR",)))
+    second = [work(n, 5, rounds_done=r, standing=Standing(began=4.0)) for n, r in ((2, 4.0), (3, 6.0))]
+    member = Conversation(first, Over(0, None, 4.0), *second, LAST_OF_TWO)
+    late = work(3, 5, rounds_done=6.0, standing=Standing(began=4.0, stepped=("ExponentialLR 2",)))
+    newcomer = Conversation(ended, late, LAST_OF_TWO)
+    for link, pushed in ((member, [1.0, 1.0, 0.25**2]), (newcomer, [0.25**2])):
+        with worker(link) as session:
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            session.prepare(model, optimizer)
+            for factor in (0.5, 0.25):
+                for group in optimizer.param_groups:
+                    group["lr"] = 1.0
+                scheduler = lr_scheduler.ExponentialLR(optimizer, factor)
+                for x, y, _ in session.batches(ROWS, batch_size=5):
+                    optimizer.zero_grad()
+                    mean_square(model, x, y).backward()
+                    optimizer.step()
+                    scheduler.step()
+        assert [push.gradient.options[0]["lr"] for push in link.sent_of(Push)] == pushed
+    names = [SchedulerStepped(0, "ExponentialLR"), SchedulerStepped(1, "ExponentialLR 2")]
+    assert member.sent_of(SchedulerStepped) == names

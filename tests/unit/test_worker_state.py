@@ -9,7 +9,7 @@ from clusters import Rows, mean_square, network
 from one_worker import Conversation, work, worker
 
 from paceline.core.errors import OptionError
-from paceline.transport.messages import Over, Push, SavedState
+from paceline.transport.messages import Over, Push, SavedState, Standing
 from paceline.worker.state_codec import unpack
 
 ROWS = Rows()
@@ -126,7 +126,11 @@ def test_what_cannot_be_kept(talk, name, thing, message):
 
 @pytest.mark.parametrize("rounds_done", [0.0, 2.5])
 def test_the_first_push_has_the_learning_rate_of_the_runs_rounds(talk, rounds_done):
-    link = talk(Over(0, None, rounds_done), work(1, 5, rounds_done=rounds_done), LAST)
+    stepped = Standing(stepped=("ExponentialLR",))
+    link = talk(
+        Over(0, None, rounds_done, standing=stepped),
+        work(1, 5, rounds_done=rounds_done, standing=Standing(began=rounds_done)), LAST,
+    )  # fmt: skip
 
     def scheduler(optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)

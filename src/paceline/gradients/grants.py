@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from paceline.model.store import Store
+from paceline.server.standing import standing
 from paceline.server.workers import GrantOrder
 from paceline.transport.messages import Work
 
@@ -35,7 +36,8 @@ class Grants:
             slot = self._slots[worker] = self._store.free_slot(region, self._slots.get(worker, 0))
         save = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
         work = Work(
-            order.ticket, order.allotment, parameters, order.rounds_done, slot, save=save, phase=run.phases.number
+            order.ticket, order.allotment, parameters, order.rounds_done, slot, save=save, phase=run.phases.number,
+            standing=standing(run),
         )  # fmt: skip
         run.engine.dispatch(worker, work, timing)
 

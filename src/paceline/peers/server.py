@@ -23,6 +23,7 @@ from paceline.peers.node import WIRES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
 from paceline.server.model_exchange import ModelExchange
+from paceline.server.standing import standing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.transport.mail import as_bytes, from_bytes
@@ -362,7 +363,7 @@ class PeerExchange(PeerExchangeBase):
             timing = run.emulation.compute(node, order.allotment.samples, order.at)
         work = Work(
             order.ticket, order.allotment, None, order.rounds_done, save=run.checkpoints.number_for(node),
-            phase=run.phases.number, step=record.through,
+            phase=run.phases.number, step=record.through, standing=standing(run),
         )  # fmt: skip
         run.engine.dispatch(node, work, timing)
 

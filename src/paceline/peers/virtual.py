@@ -39,11 +39,12 @@ from paceline.peers.node_replica import NodeReplica
 from paceline.peers.server import NodeModel, PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
+from paceline.server.standing import standing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer
 from paceline.transport.base import Endpoint
-from paceline.transport.messages import Hello, Push
+from paceline.transport.messages import Hello, Push, Standing
 from paceline.worker.context import MakeReplica
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class NodeFlight(msgspec.Struct):
     order: GrantOrder
     timing: Timing
     granted_at: float
+    standing: Standing
 
 
 class VirtualPeerExchange(PeerExchangeBase):
@@ -275,7 +277,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         attempt = run.emulation.attempt(worker)
         begin = self._links.can_compute_at(worker, at, overlaps=self._option(worker, "overlap", True))
         timing = Timing(attempt, at, begin, self._times.compute_s(worker, attempt, order.allotment.samples, begin))
-        flight = self._flights[worker] = NodeFlight(order, timing, at)
+        flight = self._flights[worker] = NodeFlight(order, timing, at, standing(run))
         run.engine.call_at(timing.end, self._computed, flight)
 
     def cancel(self, worker: int, ticket: int) -> None:
@@ -288,8 +290,9 @@ class VirtualPeerExchange(PeerExchangeBase):
         if self._flights.get(order.worker) is flight:
             phase = self.run.phases.number
             step = Step(
-                order.ticket, order.allotment, None, order.rounds_done, phase=phase, border=self._border(flight)
-            )
+                order.ticket, order.allotment, None, order.rounds_done, phase=phase, border=self._border(flight),
+                standing=flight.standing,
+            )  # fmt: skip
             self.run.engine.send(order.worker, step)
 
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:

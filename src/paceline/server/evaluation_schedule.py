@@ -104,6 +104,7 @@ class Evaluations:
         self._run = run
         self.awaited = awaited  # the first phase waits for the evaluator's process
         self.metrics: dict[str, float] = {}
+        self.history: list[dict[str, float]] = []  # the metrics of every evaluation
         self.watch = TargetWatch(config.target)
         self._schedule = Schedule(config.evaluate_every)
         self._measure: Measure | None = None
@@ -113,6 +114,7 @@ class Evaluations:
         self._measured = self._measured_before = -1  # versions
         self._size = 0  # of the phase's data
         self._epochs_before = 0.0
+        self._followed = False  # a scheduler follows the evaluations: checkpoints need all of them
 
     # -- who measures ------------------------------------------------------------------------------------------------
 
@@ -223,6 +225,7 @@ class Evaluations:
             return  # asked for before the run was restored
         self._pending = None
         self.metrics = metrics
+        self.history.append(metrics)
         data = {
             "version": taken.version, "samples_used": taken.samples_used, "epoch": taken.epoch, "metrics": metrics
         }  # fmt: skip
@@ -233,6 +236,19 @@ class Evaluations:
         elif self._due_again:
             self._due_again = False
             self.evaluate(at)
+
+    def values(self, start: int, metric: str | None) -> list[float]:
+        """Return one metric of the evaluations from this number on; by default the first that evaluate() returns."""
+        self._followed = True
+        found = []
+        for metrics in self.history[start:]:
+            name = next(iter(metrics), "") if metric is None else metric
+            if name not in metrics:
+                names = ", ".join(metrics) or "nothing"
+                wanted = "ReduceLROnPlateau follows evaluate()" if metric is None else f"plateau={metric!r}"
+                raise OptionError(f"{wanted}, but evaluate() returns {names}: name one of its numbers")
+            found.append(metrics[name])
+        return found
 
     @property
     def measuring(self) -> bool:
@@ -255,6 +271,7 @@ class Evaluations:
         return {
             "evaluated": measured, "evaluations": self._count, "metrics": self.metrics,
             "epochs_before": self._epochs_before, "epochs": self.epochs, "target": self.watch.snapshot(),
+            **({"history": self.history} if self._followed else {}),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -264,6 +281,8 @@ class Evaluations:
         self._epochs_before = data["epochs_before"]
         self._schedule.catch_up(self._run.coordinator.version, data["epochs"])
         self.watch.restore(data["target"])
+        self._followed = "history" in data
+        self.history = [dict(metrics) for metrics in data.get("history", [])]
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.core.errors import OptionError
 from paceline.core.ledger import Ledger, make_ledger
+from paceline.server.standing import PhaseRecords
 from paceline.server.workers import Workers
 from paceline.transport.messages import Ready
 
@@ -23,6 +24,7 @@ class Phases:
         self.running = False
         self.stopped: str | None = None  # why it is to end early
         self.current: Ready | None = None
+        self.records = PhaseRecords()
 
     def ready(self, worker: int, message: Ready) -> Answer:
         """Handle a worker's call of `batches`: it waits, joins the running phase, or is told that its phase is over."""

@@ -36,6 +36,7 @@ from paceline.server.phases import Phases, as_data
 from paceline.server.plan import Cause, Plan, as_error, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
+from paceline.server.standing import standing_after
 from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
@@ -258,6 +259,11 @@ class ServerRun:
                 self.remark(message.text, self.moment(at))
             case m.Done() if record is not None:
                 self._out_of_loop(record, at)
+            case m.SchedulerStepped():
+                self.phases.records.stepped(message.phase, message.name)
+            case m.EvaluationsAsked():
+                values = self.evaluations.values(message.start, message.metric)
+                self.engine.send(worker, m.EvaluationsHeld(values))
             case m.Stop():
                 self.stop_phase(message.reason, at)
             case m.Ended():
@@ -324,7 +330,7 @@ class ServerRun:
         record.script.computing = False
         answer = "over" if not self.active else self.phases.ready(record.worker, message)
         if answer == "over":
-            self._send_over(record)
+            self._send_over(record, message.phase)
         elif answer == "join":
             self.coordinator.join(record.worker, message.batch_size, at)
             self.exchange.settle(at)
@@ -352,6 +358,7 @@ class ServerRun:
         self.coordinator.observe(at, "phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
+        self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done)
         self.evaluations.phase_begins(current.size, at)
         self.checkpoints.ask()
         self.exchange.begin_phase(members, at)
@@ -390,6 +397,8 @@ class ServerRun:
         self.phases.stopped = None
         self.stood_at = at
         self.coordinator.close(at)
+        c = self.coordinator
+        self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, self.evaluations.epochs)
         inside = self._close_phase(at)
         self.checkpoints.on_phase_end()  # before any worker leaves: see `Checkpoints`
         for worker in inside:
@@ -402,14 +411,15 @@ class ServerRun:
         self.exchange.phase_over(at)
         return self.phases.end()
 
-    def _send_over(self, record: WorkerRecord) -> None:
+    def _send_over(self, record: WorkerRecord, asked: int | None = None) -> None:
+        """Send a worker out of its loop; `asked` is the phase that it came to, if not the last one."""
         record.script.order = None
         if record.script.gone or record.script.ended:
             return
         worker = record.worker
         final, save = self.exchange.final(worker), self.checkpoints.number_for(worker)
-        rounds_done = self.coordinator.totals.rounds_done
-        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save))
+        rounds_done, stood = standing_after(self, self.phases.number if asked is None else asked)
+        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save, stood))
 
     def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
         """Take out of the phase a worker whose script left the loop; what it was computing is not delivered."""
@@ -656,12 +666,16 @@ class ServerRun:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what a resumed run must know beside the coordinator's state."""
-        return {**self.evaluations.snapshot(), "phases": self.phases.begun, "options_checked": self.words.checked}
+        return {
+            **self.evaluations.snapshot(), "phases": self.phases.begun, "options_checked": self.words.checked,
+            "phase_records": self.phases.records.snapshot(),
+        }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Continue from a snapshot."""
         self.evaluations.restore(data)
         self.phases.begun, self.words.checked = data["phases"], data["options_checked"]
+        self.phases.records.restore(data.get("phase_records", ()))  # not in older checkpoints
 
     def restore_exchange(
         self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]

@@ -232,7 +232,34 @@ class CollectiveKept(ToServer, frozen=True):
     tensors: list[list[torch.Tensor]]
 
 
+@registered(42)
+class SchedulerStepped(ToServer, frozen=True):
+    """A script has stepped the scheduler of this name inside the loop of this phase, for the first time in it."""
+
+    phase: int
+    name: str
+
+
+@registered(43)
+class EvaluationsAsked(ToServer, frozen=True):
+    """A worker asks for the run's evaluations from this number on."""
+
+    start: int
+    metric: str | None  # None: the first number that evaluate() returns
+
+
 # -- to a worker -------------------------------------------------------------------------------------------------------
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Where the run stands, beside its rounds: what schedulers follow and a script is shown."""
+
+    samples: int = 0  # used by the run
+    epochs: float = 0.0  # passes over the data, of all phases
+    fraction: float = 0.0  # of the phase's planned samples that are settled
+    began: float = 0.0  # rounds done when the phase began
+    stepped: tuple[str, ...] = ()  # schedulers that were stepped inside this phase's loop
+    evaluations: int = 0  # made so far
 
 
 @registered(65)
@@ -257,6 +284,7 @@ class Work(ToWorker, frozen=True):
     save: int | None = None  # send SavedState with this number before computing
     phase: int | None = None  # of the grant; an earlier one crossed the worker's `Done` on the way
     step: int = 0  # in a run without a server: the number of the step that the node makes with this grant
+    standing: Standing = Standing()
 
 
 @registered(67)
@@ -273,9 +301,10 @@ class Over(ToWorker, frozen=True):
 
     phase: int
     parameters: Parameters | None
-    rounds_done: float
+    rounds_done: float  # when the phase that the worker asked for had ended
     run_over: bool = False
     save: int | None = None
+    standing: Standing = Standing(fraction=1.0)  # likewise
 
 
 @registered(69)
@@ -309,6 +338,13 @@ class CollectiveAnswer(ToWorker, frozen=True):
     call: Collective
     values: list[bytes]
     tensors: list[list[torch.Tensor]]  # of each value
+
+
+@registered(95)
+class EvaluationsHeld(ToWorker, frozen=True):
+    """The answer to `EvaluationsAsked`: one number of each evaluation."""
+
+    values: list[float]
 
 
 @registered(71)

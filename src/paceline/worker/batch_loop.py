@@ -59,7 +59,7 @@ class BatchLoop:
 
     def __init__(
         self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, handshake: Handshake,
-        state: WorkerState, kept: deque[m.ToWorker], on_work: Callable[[float], None] | None = None, *,
+        state: WorkerState, kept: deque[m.ToWorker], on_news: Callable[[m.Work | m.Over], None] | None = None, *,
         leads: bool = False,
     ) -> None:  # fmt: skip
         self.replica = replica
@@ -72,7 +72,7 @@ class BatchLoop:
         self._state = state
         self._leads = leads  # what its script does to the model between phases counts
         self._kept = kept  # messages that came while the script waited for an answer of another kind
-        self._on_work = on_work  # called at every grant with the rounds done; they fall when a server resumes
+        self._on_news = on_news  # called at every grant and at the end; the rounds done fall when a server resumes
         self._grant = GrantPieces()
         self._steps = 0
         self._accumulates = False
@@ -371,8 +371,8 @@ class BatchLoop:
             self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
         self._grant.ticket = work.ticket
         self.rounds_done = work.rounds_done
-        if self._on_work is not None:
-            self._on_work(work.rounds_done)
+        if self._on_news is not None:
+            self._on_news(work)
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
@@ -396,6 +396,8 @@ class BatchLoop:
     def _finish(self, over: m.Over) -> None:
         self.over = over
         self.rounds_done = over.rounds_done
+        if self._on_news is not None:
+            self._on_news(over)
         self._grant.queue.clear()
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)
