@@ -116,7 +116,7 @@ class Session:
         self._loop: BatchLoop | None = None
         self._tables: Client | None = None
         self._handles: dict[str, Table] = {}  # one per open table
-        self._schedules = Schedules(given.endpoint, self._state)
+        self._schedules = Schedules(given.endpoint, self._state, alone=given.alone)
         self._asked: set[str] = set()
         self._phase = 0
         self._rounds_done = 0.0

@@ -57,7 +57,7 @@ class Schedules:
                 return
             plateau = RunPlateau(scheduler, optimizer, self.position, fetch, self._remark)
             if fetch is None:
-                self._state.keep(PLATEAU, plateau)
+                self._state.keep(f"{PLATEAU} {len(self._optimizers)}", plateau)
             self._followers.append(plateau)
         elif not self.alone:
             self._follow([scheduler], optimizer)
