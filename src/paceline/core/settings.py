@@ -139,7 +139,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: Annotated[Count | None, About(
         "Samples per worker and push, instead of what the script gives `batches`.", "B")] = None
     epochs: Annotated[Positive | None, About(
-        "Passes over the data, instead of what the script gives `batches`.", "E", then=_whole_where_possible)] = None
+        "Passes over the data, instead of the script's; in all, where it has a loop around `batches`.", "E",
+        then=_whole_where_possible)] = None
     max_versions: Annotated[Count | None, About("End after this many updates of the model.", "N")] = None
     max_seconds: Annotated[Positive | None, About("End after this many seconds (virtual in sim).", "T")] = None
     target: Annotated[Target | None, About(

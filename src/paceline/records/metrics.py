@@ -177,6 +177,7 @@ class Metrics:
         self._warnings: dict[str, int] = {}
         self._reads: dict[str, list[int]] = {}  # by table: rows read, by their age in clocks
         self._peers = PeerMetrics()
+        self._streams = False
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -319,6 +320,8 @@ class Metrics:
             case "exchange":  # with the centre, or of an average
                 self._peers.exchanged()
                 self.bytes_up += data["bytes"]
+            case "phase":
+                self._streams |= data["sampling"] == "stream"
             case "end":
                 self.ended = data["cause"]
 
@@ -381,6 +384,7 @@ class Metrics:
             table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
             or None,
             peers=self._peers.report(),
+            streams=self._streams,
             journal=journal,
         )
 

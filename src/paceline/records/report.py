@@ -97,6 +97,7 @@ class Report(msgspec.Struct, frozen=True):
     journal: str | None
     table_reads: dict[str, TableReads] | None = None  # by table
     peers: PeerReport | None = None
+    streams: bool = False  # workers read streams of their own: which samples were used is up to the script
 
     def __repr__(self) -> str:
         from paceline.records.text import one_line  # it loads rich

@@ -93,8 +93,12 @@ class Checkpoints:
             "sampling": phases.current.sampling if phases.current is not None else None,
             **run.exchange.extra(),
         }  # fmt: skip
-        writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, present)
-        if not present:
+        done = {worker: state for worker, state in workers.done.items() if phases.running}
+        writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, [*present, *done])
+        complete = not present
+        for worker, state in done.items():  # they get no grant that could ask for it
+            complete = writer.state(run.coordinator.version, worker, state)
+        if complete:
             self.finish()
 
     def number_for(self, worker: int) -> int | None:
@@ -114,6 +118,12 @@ class Checkpoints:
         if writer is None or state.number != self._number or writer.number is None:
             return
         if writer.state(writer.number, worker, state.data):
+            self.finish()
+
+    def on_done(self, worker: int, state: bytes) -> None:
+        """Add the state of a worker that gets no further grant to the checkpoint under way."""
+        writer = self._writer
+        if writer is not None and writer.number is not None and writer.state(writer.number, worker, state):
             self.finish()
 
     def on_removed(self, worker: int) -> None:
