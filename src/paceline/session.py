@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.errors import OptionError, UserError
-from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
+from paceline.core.ledger import ENDLESS, SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
 from paceline.tables.client import Client, serve_evaluations
 from paceline.tables.client import Evaluate as EvaluateTables
@@ -32,6 +33,8 @@ from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import (
     Collective,
+    EpochAsked,
+    EpochHeld,
     EvaluationsAsked,
     EvaluationsHeld,
     Note,
@@ -52,16 +55,20 @@ from paceline.worker.batch_loop import OVER, BatchLoop
 from paceline.worker.collective_calls import CollectiveCalls
 from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
-from paceline.worker.fetching import Fetcher
+from paceline.worker.enclosing_loops import is_in_loop
+from paceline.worker.epoch_loops import EpochLoops
+from paceline.worker.fetching import Fetcher, Source
 from paceline.worker.handshake import Handshake, serve_versions
-from paceline.worker.loop_plan import plan_loop, rounds_of
+from paceline.worker.loop_plan import plan_loop, rounds_of, whole_size
 from paceline.worker.other_frameworks import require_no_launcher, require_no_process_group, unwrapped
 from paceline.worker.parts import Parts
+from paceline.worker.rehearsal import Rehearsal
 from paceline.worker.replica import Replica, has_batch_statistics, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
 from paceline.worker.run_position import RunProgress
 from paceline.worker.schedules import Schedules, check_schedule
 from paceline.worker.state import WorkerState
+from paceline.worker.streaming import StreamFetcher, Unread, is_stream, open_stream
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -113,12 +120,14 @@ class Session:
         self._endpoint = self._collectives.endpoint
         self._replica: Replica | None = None
         self._handshake: Handshake | None = None
-        self._loop: BatchLoop | None = None
+        self._loop: BatchLoop | Rehearsal | None = None
         self._tables: Client | None = None
         self._handles: dict[str, Table] = {}  # one per open table
         self._schedules = Schedules(given.endpoint, self._state, alone=given.alone)
         self._asked: set[str] = set()
         self._phase = 0
+        self._epoch_loops = EpochLoops(given.epochs)
+        self._unread: Unread = []
         self._rounds_done = 0.0
         self._run_over = False
         self._empty_phases = 0
@@ -226,8 +235,7 @@ class Session:
     def _unwrapped(self, thing: Any) -> Any:
         inner, remarks = unwrapped(thing)
         for remark in remarks:
-            with contextlib.suppress(Closed):  # after the run is over
-                self._endpoint.send(Remark(remark))
+            self._remark(remark)
         return inner
 
     def _make_replica(self, model: torch.nn.Module, groups: Any) -> Replica:
@@ -253,12 +261,13 @@ class Session:
 
     def batches(
         self, dataset: Any, batch_size: int | None = None, epochs: float = 1, sampling: Sampling = "epoch",
-        **loader_options: Any,
+        *, steps: int | None = None, **loader_options: Any,
     ) -> "Batches":  # fmt: skip
         """Return this worker's share of the data, sized by the strategy, as batches of at most `batch_size` samples.
 
         Iterating over it is one phase, which begins when every worker has come to it. Its `len()` is the number of
-        rounds, the unit of schedulers. The settings `--batch-size` and `--epochs` override the arguments.
+        rounds, the unit of schedulers. The settings `--batch-size` and `--epochs` override the arguments; inside a loop
+        of the script's own, `--epochs` is the total of all its passes.
 
         `dataset` has `len()` and is indexed by number, or is a `DataLoader`, whose data set, batch size, collate_fn and
         loader processes are used; what the call says itself comes first, and without either a batch is one sample.
@@ -266,10 +275,21 @@ class Session:
         one global shuffle per epoch; "shard", rows of its own; "replacement", uniform draws from the whole data set.
         `loader_options` are those of `torch.utils.data.DataLoader` (collate_fn, num_workers, ...), without shuffle,
         sampler, batch_sampler and drop_last.
+
+        `dataset` may also be a stream, of which each worker reads its own: an `IterableDataset`, whose items become
+        batches as in a `DataLoader`; a `DataLoader` over one; any other iterable, whose items are batches already. It
+        is read for `steps` rounds, shared out by speed, or until the streams of all workers have ended. Which samples
+        come, and how often, is then up to the script.
         """
-        replica = self._require_prepared("batches()")
+        replica, given, dataset = self._require_prepared("batches()"), self._context, self._unwrapped(dataset)
+        if is_stream(dataset):
+            if sampling != "epoch":
+                raise OptionError(f"a stream is read in its own order: leave out sampling={sampling!r}")
+            return self._stream(dataset, batch_size, steps, epochs, loader_options)
+        if steps is not None:
+            raise OptionError(f"steps={steps!r} is for streams: give epochs for a data set that has a length")
         dataset, batch_size, epochs, loader_options, remark = plan_loop(
-            self._context, self._unwrapped(dataset), batch_size, epochs, loader_options
+            given, dataset, batch_size, epochs, loader_options
         )
         if sampling not in SAMPLINGS:
             raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
@@ -280,12 +300,46 @@ class Session:
         if not fetcher.size:
             raise OptionError("the data set is empty: batches() needs at least 1 sample")
         if remark is not None:
-            with contextlib.suppress(Closed):  # after the run is over there is nothing to share out
-                self._endpoint.send(Remark(remark))
-        if sampling == "epoch":
-            epochs = whole_epochs(fetcher.size, epochs, least)  # here, so that `len()` and the journal agree with it
-        ready = Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
-        return Batches(self, fetcher, ready)
+            self._remark(remark)
+
+        def phase(epochs: float) -> Ready:
+            if sampling == "epoch":  # here, so that `len()` and the journal agree with it
+                epochs = whole_epochs(fetcher.size, epochs, least)
+            return Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
+
+        if given.epochs is None:
+            return Batches(self, fetcher, phase(epochs))
+        in_loop = is_in_loop(sys._getframe(1))  # then each pass of it has as many epochs as the script says
+        return Batches(self, fetcher, phase(epochs if in_loop else given.epochs), phase(epochs))
+
+    def _stream(
+        self, data: Any, batch_size: int | None, steps: int | None, epochs: float, options: dict[str, Any]
+    ) -> "Stream":  # fmt: skip
+        given = self._context
+        makes_batches = isinstance(data, DataLoader | IterableDataset)
+        if given.batch_size is not None and makes_batches:
+            batch_size = given.batch_size
+        elif given.batch_size is not None:
+            self._remark(f"--batch-size does not change the batches that {type(data).__name__} brings")
+        if given.epochs is not None:
+            self._remark("--epochs does not apply to a stream, which is read for `steps` or until it ends")
+        least = 2 if self._replica is not None and has_batch_statistics(self._replica.model) else 1
+        fetcher, ready = open_stream(
+            data,
+            None if batch_size is None else whole_size(batch_size),
+            steps,
+            epochs,
+            self.workers,
+            options,
+            self._unread,
+        )
+        if makes_batches and ready.batch_size < least and getattr(data, "batch_size", batch_size) is not None:
+            raise OptionError(f"a model with BatchNorm needs batch_size >= {least}, not {ready.batch_size}")
+        return Stream(self, fetcher, ready)
+
+    def _remark(self, text: str) -> None:
+        with contextlib.suppress(Closed):  # after the run is over there is nobody to tell
+            self._endpoint.send(Remark(text))
 
     def steps(self, count: int) -> "Steps":
         """Return a loop without a data set: `count` rounds, that is `count` steps for each worker of the run.
@@ -313,10 +367,11 @@ class Session:
         arguments, as they do in `batches`.
         """
         plan = plan_loop(self._context, unwrapped(dataset)[0], batch_size, epochs, {})
+        epochs = plan.epochs if self._context.epochs is None else self._context.epochs
         size = Fetcher(plan.dataset, {}).size
         if not size:
             raise OptionError("the data set is empty: rounds() needs at least 1 sample")
-        return rounds_of(size, plan.batch_size, plan.epochs, self.workers)
+        return rounds_of(size, plan.batch_size, epochs, self.workers)
 
     @property
     def progress(self) -> RunProgress:
@@ -324,6 +379,21 @@ class Session:
         if self._tables is not None:
             raise UserError("progress is that of batches() and steps() loops: on tables use session.clocks")
         return self._schedules.position.progress
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Return the epochs of an outer loop, from 0: `for epoch in session.epochs(10)`, with `batches` loops inside.
+
+        After `--resume`, and in a worker that joins later, it starts at the epoch where the run stands; the ones before
+        are not run again. `--epochs` overrides `count`. The loop ends with the run.
+        """
+        self._require_prepared("epochs()")
+        return self._epoch_loops.epochs(count, self._ask_epoch, self._begin_at, lambda: self._run_over)
+
+    def _ask_epoch(self, loop: int) -> EpochHeld:
+        return self._ask(EpochAsked(loop), EpochHeld)
+
+    def _begin_at(self, phase: int) -> None:
+        self._phase = max(self._phase, phase)
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -337,7 +407,7 @@ class Session:
                     self._loop.on_loss(number)
                 elif self._tables is not None:
                     self._tables.report_loss(number)
-            else:
+            elif not isinstance(self._loop, Rehearsal):
                 self._endpoint.send(Note(name, number))
 
     # -- all workers together ----------------------------------------------------------------------------------------
@@ -455,12 +525,15 @@ class Session:
         return self._tables
 
     def stop(self, reason: str) -> None:
-        """End this phase for all workers; the journal records the reason."""
-        self._endpoint.send(Stop(reason))
+        """End this phase for all workers, this one's loop with the current batch; the journal records the reason."""
+        if self._loop is not None:
+            self._loop.stop(reason)
+        else:
+            self._endpoint.send(Stop(reason))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _run_phase(self, fetcher: Fetcher, ready: Ready) -> Iterator[Any]:
+    def _run_phase(self, fetcher: Source, ready: Ready, *, in_loop: bool = False) -> Iterator[Any]:
         if self._loop is not None:
             raise UserError("a batches() loop is already running in this session; finish it first")
         if self._run_over or self._replica is None or self._handshake is None:
@@ -469,8 +542,12 @@ class Session:
                 raise Closed  # else a script that loops until it has seen enough data would never end
             return
         self._require_whole(self._replica, self._handshake)
-        ready = msgspec.structs.replace(ready, phase=self._phase)
+        share = self._epoch_loops.share(ready) if in_loop else ready
+        if share is None:
+            return
+        ready = msgspec.structs.replace(share, phase=self._phase, mark=self._epoch_loops.mark)
         self._phase += 1
+        self._state.stream = self._stream_to_keep(fetcher)
         self._schedules.enter(ready.phase)
         loop = self._loop = BatchLoop(
             self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept,
@@ -480,12 +557,17 @@ class Session:
         try:
             loop.begin()
             batches, worker = self._context.shared.batches, self.worker
+            before = batches.get(worker, 0)
             while (batch := loop.next_batch()) is not OVER:
                 batches[worker] = batches.get(worker, 0) + 1
                 yield batch
+            over = loop.over
+            if over is not None and over.late and not over.run_over and batches.get(worker, 0) == before:
+                self._loop = Rehearsal(self._replica, self._state, loop.rounds_done, self._handshake.again)
+                yield from self._loop.batches(fetcher, ready.batch_size)
         finally:
             self._rounds_done = loop.rounds_done
-            self._loop = None
+            self._loop = self._state.stream = None
             if isinstance(loop.over, Over):
                 self._run_over = loop.over.run_over
             self._schedules.position.inside = False
@@ -506,17 +588,20 @@ class Session:
         names = self._parts.ownerless()
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            self._remark_once(
+            self._remark(
                 f"no prepared optimizer has the parameters {', '.join(names[:3])}{more}: they stay as they are"
             )
         if self._parts.several and not replica.at_once:
-            self._remark_once(
+            self._remark(
                 "several optimizers: all steps of a pass take effect at the next batch, as one update of all models"
             )
 
-    def _remark_once(self, text: str) -> None:
-        with contextlib.suppress(Closed):
-            self._endpoint.send(Remark(text))
+    def _stream_to_keep(self, fetcher: Source) -> StreamFetcher | None:
+        if not isinstance(fetcher, StreamFetcher):
+            return None
+        fetcher.restart()
+        fetcher.kept_by_script = self._state.keeps(fetcher.dataset) or self._state.keeps(fetcher.source)
+        return fetcher
 
     def _ask_optimizer(self) -> OptimizerHeld:
         return self._ask(OptimizerAsked(), OptimizerHeld)
@@ -608,7 +693,7 @@ class Session:
                 loss = closure()
         self._schedules.position.steps += 1
         if self._parts.several:
-            self._loop.on_step_of(self._parts.places_of(optimizer, self._loop.replica.parameters))
+            self._loop.on_step_of(self._parts.places_of(optimizer, self._parameters()))
         else:
             self._loop.on_step()
         return loss
@@ -624,10 +709,11 @@ def _device(given: WorkerContext) -> torch.device:
 class Batches:
     """One phase as an iterable of batches; its length is the number of nominal rounds."""
 
-    def __init__(self, session: Session, fetcher: Fetcher, ready: Ready) -> None:
+    def __init__(self, session: Session, fetcher: Source, ready: Ready, in_loop: Ready | None = None) -> None:
         self._session = session
         self._fetcher = fetcher
         self._ready = ready
+        self._in_loop = in_loop  # instead of `ready` inside a loop of the script's own, where --epochs is given
 
     @property
     def dataset(self) -> Any:
@@ -643,6 +729,8 @@ class Batches:
         return rounds_of(self._ready.size, self._ready.batch_size, self._ready.epochs, self._session.workers)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._in_loop is not None and is_in_loop(sys._getframe(1)):
+            return self._session._run_phase(self._fetcher, self._in_loop, in_loop=True)
         return self._session._run_phase(self._fetcher, self._ready)
 
 
@@ -653,3 +741,12 @@ class Steps(Batches):
         before = self._session._run_rounds_done()
         for _ in super().__iter__():
             yield min(len(self) - 1, max(0, math.floor(self._session._run_rounds_done() - before + 1e-9)))
+
+
+class Stream(Batches):
+    """One phase over each worker's own stream; its length is the number of rounds, if there is one."""
+
+    def __len__(self) -> int:
+        if self._ready.size == ENDLESS:
+            return len(self._fetcher.source)  # of this worker's stream; a TypeError where it has no length
+        return super().__len__()

@@ -43,6 +43,7 @@ REPORT_FIELDS = [
     "journal",
     "table_reads",
     "peers",
+    "streams",
 ]
 
 TRAINING = """

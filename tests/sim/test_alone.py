@@ -51,3 +51,25 @@ def test_accumulation_break_stop_and_a_second_phase():
             session.stop("enough")
         optimizer.step()
     assert count == 3
+
+
+def test_a_stream_and_an_epoch_loop():
+    session = paceline.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session.prepare(model, optimizer)
+    seen = []
+    for epoch in session.epochs(2):
+        for x, y in session.batches((ROWS.x[n : n + 5], ROWS.y[n : n + 5]) for n in (0, 5, 10)):
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+            seen.append(epoch)
+    assert seen == [0, 0, 0, 1, 1, 1]
+    plain = network()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.01)
+    for n in (0, 5, 10) * 2:
+        reference.zero_grad()
+        mean_square(plain, ROWS.x[n : n + 5], ROWS.y[n : n + 5]).backward()
+        reference.step()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True))

@@ -1,14 +1,16 @@
 """The ledger: which worker has which samples, and which are settled. The order of the calls fixes every allotment.
 
 A sample is unallotted, allotted, or settled (used or lost). Allotted samples come back when their work was cancelled,
-discarded or never delivered, and are issued again in the epoch they belong to. Three samplings:
+discarded or never delivered, and are issued again in the epoch they belong to. Four samplings:
 
 * `epoch`: a fresh global shuffle per epoch; each sample of an epoch is settled exactly once, by any worker;
 * `shard`: worker i of n owns the rows i, i+n, i+2n, ...; it goes through them in shuffled passes of its own;
-* `replacement`: every sample is drawn uniformly from the whole data set.
+* `replacement`: every sample is drawn uniformly from the whole data set;
+* `stream`: each worker reads a stream of its own, and whole batches are counted.
 
-The last two end when the samples used reach epochs times the data set's size. `Tally` counts without naming samples,
-for clusters of light workers that compute nothing.
+`shard` and `replacement` end when the samples used reach epochs times the data set's size; `stream` ends after a number
+of batches, or when every stream has ended. `Tally` counts without naming samples, for clusters of light workers that
+compute nothing.
 
 A snapshot is plain data in which nothing is allotted: it lists what workers have at that moment as given back, to be
 issued again first and in their order. The ledger itself is left unchanged. Seed and epoch reproduce the shuffles, so
@@ -26,8 +28,9 @@ import numpy as np
 
 from paceline.core.errors import CheckpointError, InternalError, OptionError
 
-Sampling = Literal["epoch", "shard", "replacement", "clocks"]
-SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # available to scripts
+Sampling = Literal["epoch", "shard", "replacement", "stream", "clocks"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
+ENDLESS = 1 << 40  # stands for the size of streams that are read until they end
 MOST_SAMPLES = 1 << 53  # above this a float cannot count single samples
 Indices = np.ndarray[Any, np.dtype[np.int64]]  # not npt.NDArray, which is a different object in each NumPy version
 if TYPE_CHECKING:
@@ -99,9 +102,19 @@ Outstanding = tuple[int, Allotment]  # (worker, its allotment)
 
 
 def make_ledger(
-    sampling: Sampling, size: int, epochs: float, seed: int, workers: int, phase: int = 0, least: int = 1
+    sampling: Sampling,
+    size: int,
+    epochs: float,
+    seed: int,
+    workers: int,
+    phase: int = 0,
+    least: int = 1,
+    batch: int = 1,
 ) -> Ledger:
-    """Make the ledger of a phase over `size` samples; `least` is the smallest piece the model can be trained on."""
+    """Make the ledger of a phase over `size` samples; `least` is the smallest piece the model can be trained on.
+
+    `batch` is how many samples a batch of a stream counts as.
+    """
     if size < 1:
         raise OptionError(f"the data set must have at least 1 sample, not {size}")
     if not (epochs > 0 and math.isfinite(epochs)):
@@ -119,6 +132,8 @@ def make_ledger(
             return ShardLedger(size, total, (seed, phase), workers, least)
         case "replacement":
             return ReplacementLedger(size, total, (seed, phase), least)
+        case "stream":
+            return StreamLedger(total, batch)
         case "clocks":
             return Unallotted(MOST_SAMPLES)
     raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
@@ -325,6 +340,32 @@ class ReplacementLedger(_Unbounded):
     def _restore(self, data: Mapping[str, Any]) -> None:
         self._again = deque(map(_indices, data["again"]))
         self._rng.bit_generator.state = data["random"]
+
+
+class StreamLedger(Ledger):
+    """Counts whole batches of the workers' own streams; any worker's batch will do for any other's."""
+
+    def __init__(self, total: int, batch: int) -> None:
+        super().__init__(total)
+        self._batch = batch
+        self._unallotted = total
+
+    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - any worker gets the next batches
+        if self.finished or not self._unallotted:
+            return None
+        taken = min(max(1, round(work / self._batch)) * self._batch, self._unallotted)
+        self._unallotted -= taken
+        return Allotment(0, taken, np.arange(taken))
+
+    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - any worker may get it next
+        self._unallotted += allotment.samples
+
+    @property
+    def has_unallotted(self) -> bool:
+        return self._unallotted > 0
+
+    def _restore(self, data: Mapping[str, Any]) -> None:
+        self._unallotted = self.total - data["used"] - data["lost"]
 
 
 class Tally(_Unbounded):

@@ -146,7 +146,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Multiply the script's learning rate by the number of workers, or by its square root.", "none|linear|sqrt",
         why="a rate means what the script says, until one asks for more")] = "none"
     epochs: Annotated[Positive | None, About(
-        "Passes over the data, instead of what the script gives `batches`.", "E", then=_whole_where_possible)] = None
+        "Passes over the data, instead of the script's; in all, where it has a loop around `batches`.", "E",
+        then=_whole_where_possible)] = None
     max_versions: Annotated[Count | None, About("End after this many updates of the model.", "N")] = None
     max_seconds: Annotated[Positive | None, About("End after this many seconds (virtual in sim).", "T")] = None
     target: Annotated[Target | None, About(

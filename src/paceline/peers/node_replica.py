@@ -103,9 +103,11 @@ class NodeReplica(Replica):
             self.node.border(border, self._samples_stepped, loss)
 
     def leave(self) -> None:
-        """Handle what had arrived for a step that is not made."""
+        self.drop_step()
+
+    def drop_step(self) -> None:
         self._samples_stepped = 0
-        self.on_computed(0.0, None)
+        NodeReplica.on_computed(self, 0.0, None)  # not a subclass's: only virtual nodes get a border with a grant
 
     def _make_step(self, gradients: Sequence[torch.Tensor | None]) -> None:
         before = [parameter.grad for parameter in self.parameters]

@@ -219,6 +219,7 @@ class Metrics:
         self._peers = PeerMetrics()
         self._batches = Batches()
         self._reported: dict[str, ReportedNumber] = {}
+        self._streams = False
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -371,6 +372,8 @@ class Metrics:
             case "exchange":  # with the centre, or of an average
                 self._peers.exchanged()
                 self.bytes_up += data["bytes"]
+            case "phase":
+                self._streams |= data["sampling"] == "stream"
             case "end":
                 self.ended = data["cause"]
 
@@ -433,6 +436,7 @@ class Metrics:
             table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
             or None,
             peers=self._peers.report(),
+            streams=self._streams,
             journal=journal,
             batch=self._batches.report(header),
             reported=dict(self._reported),

@@ -128,6 +128,7 @@ class Report(msgspec.Struct, frozen=True):
     reported: dict[str, ReportedNumber] = {}  # by name
     folder: str | None = None
     model: str | None = None  # the file with the trained model, or the tables
+    streams: bool = False  # workers read streams of their own: which samples were used is up to the script
 
     def __repr__(self) -> str:
         from paceline.records.text import one_line  # it loads rich

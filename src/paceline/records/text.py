@@ -109,6 +109,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
     lost = f", {_count(report.samples_discarded)} discarded" if report.samples_discarded else ""
     facts.append(("samples", f"{_count(report.samples_used)} used{rate}{lost}"))
+    if report.streams:
+        facts.append(("data", "streams of the script, which decides what samples come and how often"))
     facts.append(("updates", f"{report.versions:,} versions from {report.pushes:,} pushes"))
     if report.wait_fraction is not None:
         facts.append(("waiting", f"[bold]{report.wait_fraction:.1%}[/bold] of the workers' time"))

@@ -109,6 +109,16 @@ class Coordinator:
             record.allotments += (allotment,)
         return allotment
 
+    def fewer(self, worker: int, incarnation: int, ticket: int, samples: int) -> None:
+        """Take back the last samples of a grant, for which the worker's stream has no data."""
+        record = self.records.get(worker)
+        if record is None or record.incarnation != incarnation or record.ticket != ticket:
+            return
+        last = record.allotments[-1]
+        kept = max(0, last.samples - samples)
+        record.allotments = (*record.allotments[:-1], Allotment(last.epoch, kept, last.indices[:kept]))
+        self._give_back(worker, (Allotment(last.epoch, last.samples - kept, last.indices[kept:]),))
+
     def arrive(self, at: float, arrived: PushRef) -> None:
         """Check a push, hold it, and tell the strategy."""
         worker = arrived.worker

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paceline.core.ledger import ENDLESS
+
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
@@ -40,5 +42,5 @@ class ProgressReports:
         self._shown = time.monotonic()
         c = self._run.coordinator
         before = c.totals.used_before + c.totals.lost_before
-        total = before + c.ledger.total if c.ledger is not None else None
+        total = before + c.ledger.total if c.ledger is not None and c.ledger.total < ENDLESS else None
         self._show(Progress(at, version, c.used, total, dict(self._run.evaluations.metrics), c.watch.loss, c.lost))

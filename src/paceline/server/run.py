@@ -23,6 +23,7 @@ from paceline.core.errors import (
     ScriptError,
 )
 from paceline.core.events import Cause as LeaveCause
+from paceline.core.ledger import ENDLESS
 from paceline.core.updates import Contents
 from paceline.records.journal import Sink
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
@@ -57,6 +58,7 @@ class ScriptWords:
         self.asked: set[str] = set()
         self.checked = not options
         self.remarks: set[str] = set()
+        self.said_what_is_over = False
 
     def check(self) -> None:
         """Refuse a `--set` name that no script has asked for: it is a typo."""
@@ -258,7 +260,11 @@ class ServerRun:
             case m.Remark():
                 self.remark(message.text, self.moment(at))
             case m.Done() if record is not None:
-                self._out_of_loop(record, at)
+                self._on_done(record, message, at)
+            case m.Fewer() if record is not None:
+                self.coordinator.fewer(record.worker, record.incarnation, message.ticket, message.samples)
+            case m.EpochAsked() if record is not None:
+                self.engine.send(record.worker, self.phases.epoch(message.loop))
             case m.SchedulerStepped():
                 self.phases.records.stepped(message.phase, message.name)
             case m.EvaluationsAsked():
@@ -330,13 +336,32 @@ class ServerRun:
         record.script.computing = False
         answer = "over" if not self.active else self.phases.ready(record.worker, message)
         if answer == "over":
-            self._send_over(record, message.phase)
+            self._send_over(record, message.phase, late=True)
+            if self.active and message.mark is None and message.sampling != "clocks":
+                self._say_what_is_over()
         elif answer == "join":
             self.coordinator.join(record.worker, message.batch_size, at)
             self.exchange.settle(at)
         else:
             self.exchange.look_at_waiting(at)
             self.begin_phase_if_ready(at)
+
+    def _say_what_is_over(self) -> None:
+        if not self.words.said_what_is_over:
+            self.words.said_what_is_over = True
+            last = self.phases.last_over
+            which = "phase 0 is" if last == 0 else f"phases 0-{last} are"
+            text = (
+                f"{which} over: a script that comes to them is shown one batch of each, without effect; "
+                "`for epoch in session.epochs(n)` skips them"
+            )
+            self.remark(text, self.moment())
+
+    def _on_done(self, record: WorkerRecord, message: m.Done, at: float) -> None:
+        if message.state is not None and self.phases.running:
+            self.workers.done[record.worker] = message.state
+            self.checkpoints.on_done(record.worker, message.state)
+        self._out_of_loop(record, at)
 
     def begin_phase_if_ready(self, at: float) -> None:
         """Start the next phase once every worker waits for it."""
@@ -354,12 +379,15 @@ class ServerRun:
         round_samples = current.batch_size * len(members)
         if restored is not None:
             before = restored.take_up(self.phases.number, ledger)
+            self.workers.late = set(members) if before is not None else set()
             round_samples = round_samples if before is None or self.exchange.counts_rounds else before
         self.coordinator.observe(at, "phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
         self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done)
         self.evaluations.phase_begins(current.size, at)
+        if current.sampling == "stream" and current.size == ENDLESS:
+            self._check_evaluations_of_streams(at)
         self.checkpoints.ask()
         self.exchange.begin_phase(members, at)
         for worker in members:
@@ -367,6 +395,12 @@ class ServerRun:
         self.exchange.settle(self.engine.now())
         if first:
             self._put_on_clock(at)
+
+    def _check_evaluations_of_streams(self, at: float) -> None:
+        every = self.plan.config.evaluate_every
+        if self.evaluations.possible and every is not None and every.unit == "e":
+            text = "streams that are read to their ends have no epochs to evaluate by: only the first and the final "
+            self.remark(f"{text}version are evaluated; --evaluate-every 50v, or 10s, evaluates others", at)
 
     def _put_on_clock(self, at: float) -> None:
         """Schedule evaluations and checkpoints that are due every so many seconds."""
@@ -396,9 +430,14 @@ class ServerRun:
         self.evaluations.phase_ends()
         self.phases.stopped = None
         self.stood_at = at
+        ledger, current = self.coordinator.ledger, self.phases.current
+        ended_early = ledger is not None and not ledger.finished and bool(self.workers.done)
         self.coordinator.close(at)
         c = self.coordinator
         self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, self.evaluations.epochs)
+        if ended_early and ledger is not None and current is not None and current.size != ENDLESS:
+            made, steps = ((count // current.batch_size) for count in (ledger.used + ledger.lost, ledger.total))
+            self.remark(f"the data streams of all workers ended after {made} of {steps} steps", at)
         inside = self._close_phase(at)
         self.checkpoints.on_phase_end()  # before any worker leaves: see `Checkpoints`
         for worker in inside:
@@ -411,7 +450,7 @@ class ServerRun:
         self.exchange.phase_over(at)
         return self.phases.end()
 
-    def _send_over(self, record: WorkerRecord, asked: int | None = None) -> None:
+    def _send_over(self, record: WorkerRecord, asked: int | None = None, *, late: bool = False) -> None:
         """Send a worker out of its loop; `asked` is the phase that it came to, if not the last one."""
         record.script.order = None
         if record.script.gone or record.script.ended:
@@ -419,7 +458,8 @@ class ServerRun:
         worker = record.worker
         final, save = self.exchange.final(worker), self.checkpoints.number_for(worker)
         rounds_done, stood = standing_after(self, self.phases.number if asked is None else asked)
-        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save, stood))
+        late = late or worker in self.workers.late
+        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save, stood, late))
 
     def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
         """Take out of the phase a worker whose script left the loop; what it was computing is not delivered."""
@@ -632,6 +672,10 @@ class ServerRun:
                     self.remark(complaint, at)
         if resumption is not None and self.coordinator.version == resumption.run.version:
             self.remark(f"nothing was left to train: {resumption.found.path} is of a run that was done", at)
+        asked, made = self.plan.config.epochs, self.phases.spent
+        if self.cause == "done" and asked is not None and 0 < made < asked * (1 - 1e-9):
+            text = f"--epochs {asked:g}: the script's own loop ended after {made:g}; "
+            self.remark(f"{text}`for epoch in session.epochs(n)` has as many as asked for", at)
         nothing = self.exchange.came_to_nothing() if self.cause == "done" else None
         if nothing is not None:
             self.remark(nothing, at)
@@ -667,14 +711,15 @@ class ServerRun:
     def snapshot(self) -> dict[str, Any]:
         """Return what a resumed run must know beside the coordinator's state."""
         return {
-            **self.evaluations.snapshot(), "phases": self.phases.begun, "options_checked": self.words.checked,
+            **self.evaluations.snapshot(), **self.phases.snapshot(), "options_checked": self.words.checked,
             "phase_records": self.phases.records.snapshot(),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Continue from a snapshot."""
         self.evaluations.restore(data)
-        self.phases.begun, self.words.checked = data["phases"], data["options_checked"]
+        self.phases.restore(data)
+        self.words.checked = data["options_checked"]
         self.phases.records.restore(data.get("phase_records", ()))  # not in older checkpoints
 
     def restore_exchange(

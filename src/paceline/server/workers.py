@@ -118,6 +118,8 @@ class Workers:
         self.alive: set[int] = set()  # whose scripts run, or are expected to
         self.waiting: dict[int, Ready] = {}  # who has called `batches` for a phase that has not begun
         self.in_phase: set[int] = set()  # inside the running phase's loop
+        self.done: dict[int, bytes] = {}  # whose streams have ended and who wait for the phase's end: their states
+        self.late: set[int] = set()  # who came to the running phase after its beginning
         self.starting: dict[int, int] = {}  # incarnations whose scripts have sent nothing yet
         self.incarnations: dict[int, int] = {}  # the latest of each
         self._in_vain: dict[int, int] = {}  # processes in a row that died without a push
@@ -161,6 +163,7 @@ class Workers:
         self.alive.discard(worker)
         self.waiting.pop(worker, None)
         self.in_phase.discard(worker)
+        self.done.pop(worker, None)
 
     def occupy(self, record: WorkerRecord, work: int, at: float) -> None:
         """Mark the worker as present with this nominal work, whether it was present before or not."""

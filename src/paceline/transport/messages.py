@@ -91,6 +91,13 @@ class Hello(ToServer, frozen=True):
     in_region: bool = False  # on a wire: values and buffers are in the worker's region
 
 
+class EpochMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One epoch of a `session.epochs` loop: which of the script's such loops, and its epoch."""
+
+    loop: int
+    epoch: int
+
+
 @registered(2)
 class Ready(ToServer, frozen=True):
     """A worker has called `batches` for the phase with this number."""
@@ -101,6 +108,8 @@ class Ready(ToServer, frozen=True):
     epochs: float
     sampling: Sampling
     least: int  # fewest samples in a piece that the model can be trained on
+    spent: float | None = None  # of --epochs, by earlier phases; None: this phase is in no loop of the script's
+    mark: EpochMark | None = None  # the `session.epochs` loop that it is in
 
 
 @registered(3)
@@ -125,9 +134,10 @@ class More(ToServer, frozen=True):
 
 @registered(5)
 class Done(ToServer, frozen=True):
-    """The script left the loop: this worker takes no more work in this phase."""
+    """This worker takes no more work in this phase: the script left the loop, or its stream has ended."""
 
     phase: int
+    state: bytes | None = None  # of a worker whose stream has ended: its script waits in the loop for the phase's end
 
 
 @registered(6)
@@ -248,6 +258,21 @@ class EvaluationsAsked(ToServer, frozen=True):
     metric: str | None  # None: the first number that evaluate() returns
 
 
+@registered(31)
+class EpochAsked(ToServer, frozen=True):
+    """A script begins the `session.epochs` loop of this number and asks where the run stands in it."""
+
+    loop: int
+
+
+@registered(32)
+class Fewer(ToServer, frozen=True):
+    """A worker's stream has ended: it returns the last so many samples of its grant."""
+
+    ticket: int
+    samples: int
+
+
 # -- to a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +330,7 @@ class Over(ToWorker, frozen=True):
     run_over: bool = False
     save: int | None = None
     standing: Standing = Standing(fraction=1.0)  # likewise
+    late: bool = False  # this worker came to it after its beginning, or after its end
 
 
 @registered(69)
@@ -345,6 +371,15 @@ class EvaluationsHeld(ToWorker, frozen=True):
     """The answer to `EvaluationsAsked`: one number of each evaluation."""
 
     values: list[float]
+
+
+@registered(86)
+class EpochHeld(ToWorker, frozen=True):
+    """The answer to `EpochAsked`: the loop's latest epoch that has begun; None if none has."""
+
+    epoch: int | None
+    phase: int = 0  # the epoch's first
+    spent: float | None = None  # as that phase's `Ready` said
 
 
 @registered(71)

@@ -23,7 +23,7 @@ from paceline.core.errors import InternalError, UserError
 from paceline.core.ledger import Allotment, Indices
 from paceline.transport import messages as m
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.worker.fetching import Fetcher, pieces_of
+from paceline.worker.fetching import Source, pieces_of
 from paceline.worker.handshake import Handshake
 from paceline.worker.replica import News, Replica
 from paceline.worker.state import WorkerState
@@ -58,7 +58,7 @@ class BatchLoop:
     """The loop of one worker over one phase."""
 
     def __init__(
-        self, endpoint: Endpoint, replica: Replica, fetcher: Fetcher, ready: m.Ready, handshake: Handshake,
+        self, endpoint: Endpoint, replica: Replica, fetcher: Source, ready: m.Ready, handshake: Handshake,
         state: WorkerState, kept: deque[m.ToWorker], on_news: Callable[[m.Work | m.Over], None] | None = None, *,
         leads: bool = False,
     ) -> None:  # fmt: skip
@@ -83,6 +83,7 @@ class BatchLoop:
         self._target_s: float | None = None  # how long the scenario has the computation take
         self._remarked: set[str] = set()
         self._stepped: dict[int, torch.Tensor | None] = {}  # of several optimizers: each one's gradients in this pass
+        self._stopped: str | None = None  # why the script ended the phase
 
     # -- calls from the script ---------------------------------------------------------------------------------------
 
@@ -106,11 +107,16 @@ class BatchLoop:
         if self._grant.current is not None and not self._interrupted():
             self._look()
         while self.over is None:
-            if self._grant.queue:
+            if self._stopped is not None:
+                self._await_end()
+            elif self._grant.queue:
                 self._grant.current = self._grant.queue.popleft()
                 self.replica.mark_batch()
-                return next(self._grant.batches)
-            if self._grant.computed and not self._grant.thrown_away:
+                batch = next(self._grant.batches, OVER)
+                if batch is not OVER:
+                    return batch
+                self._end_of_stream()
+            elif self._grant.computed and not self._grant.thrown_away:
                 self._ask_for_more()
             else:
                 self._grant.computed = []
@@ -170,6 +176,11 @@ class BatchLoop:
         for place, parameter in enumerate(self.replica.parameters):
             parameter.grad = stepped.get(place)
         self.on_step()
+
+    def stop(self, reason: str) -> None:
+        """End the phase for all workers; this one gets no further batch."""
+        self._stopped = reason
+        self._endpoint.send(m.Stop(reason))
 
     def find_server(self) -> None:
         """Introduce this worker to a restarted server, which has voided its grant."""
@@ -281,6 +292,47 @@ class BatchLoop:
         parts = [indices for owner, indices in self._grant.taken if owner == number]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
+    def _end_of_stream(self) -> None:
+        """Return the pieces that there are no batches for and push the others; without others take no more work.
+
+        The script stays in the loop until the phase is over, so that it leaves with the final model.
+        """
+        if not self._fetcher.ended:
+            raise UserError("the data set raised StopIteration for a sample that it has")
+        grant = self._grant
+        last, rest = grant.allotments[-1], [grant.current, *grant.queue]
+        missing = sum([len(piece[1]) for piece in rest if piece is not None])
+        kept = last.samples - missing
+        grant.allotments[-1] = Allotment(last.epoch, kept, last.indices[:kept])
+        grant.current = None
+        grant.queue.clear()
+        self._endpoint.send(m.Fewer(grant.ticket, missing))
+        if any(allotment.samples for allotment in grant.allotments):
+            if grant.thrown_away:
+                grant.computed = []
+            self._add_computed()
+            self._push()
+            return
+        self.replica.forget()
+        try:
+            self.replica.leave()
+            message = self._interrupting()
+        except Lost:
+            message = self._find_server()
+        self._endpoint.send(m.Done(self._ready.phase, self._state.capture(self._ready.phase, over=False)))
+        self._await_work(message)
+
+    def _await_end(self) -> None:
+        """Wait for the end of the phase that the script has stopped."""
+        self._drop_grant()
+        self.replica.drop_step()
+        while self.over is None:
+            message = self._receive()
+            if not isinstance(message, m.Over):
+                self.replica.handle(message)
+            elif message.run_over or message.phase >= self._ready.phase:
+                self._finish(message)
+
     # -- grants ------------------------------------------------------------------------------------------------------
 
     def _receive(self) -> m.ToWorker:
@@ -294,6 +346,8 @@ class BatchLoop:
     def _find_server(self) -> m.ToWorker:
         self._handshake.again()
         self._endpoint.send(self._ready)
+        if self._stopped is not None:
+            self._endpoint.send(m.Stop(self._stopped))
         return m.Cancelled(self._grant.ticket)
 
     def _interruption(self, until: float = 0.0) -> m.ToWorker | None:
@@ -364,7 +418,7 @@ class BatchLoop:
         self._target_s = work.compute_s
         self._drop_grant()
         if self._state.pending is not None:
-            self._state.reach(self._ready.phase, over=False)
+            self._reach()
         waited = self.replica.on_grant(work)  # a node that joins takes its model here, so capture its state after it
         self._began, self._read_at = self._began + waited, self._read_at + waited
         if work.save is not None:
@@ -380,6 +434,16 @@ class BatchLoop:
             if self._watches_edits():
                 self.replica.watch_edits()
         self._enqueue(work.allotment)
+
+    def _reach(self) -> None:
+        begun = self._fetcher.begun
+        resumed = self._state.reach(self._ready.phase, over=False)
+        lost = not (begun or self._fetcher.keeps_state or self._fetcher.ended)
+        if resumed and self._ready.sampling == "stream" and lost:
+            self._remark(
+                "the data stream cannot be rewound, so the resumed run reads it from its beginning: one with "
+                "state_dict() and load_state_dict() goes on where it stood"
+            )
 
     def _drop_grant(self) -> None:
         self._stepped = {}

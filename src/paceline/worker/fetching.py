@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate, default_convert
 
@@ -59,11 +60,41 @@ class _Pieces:
         return len(self.pieces)
 
 
+class Source(Protocol):
+    """Where a phase's batches come from: a data set that the ledger shares out, or this worker's own stream."""
+
+    size: int
+    dataset: Any
+    source: Any  # what a stream iterates over
+    ended: bool  # a stream has no more batches
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was read from."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it is a stream that can go on where it stood."""
+        ...
+
+    def batches(self, pieces: Sequence[Indices]) -> Iterator[Any]: ...
+
+    def shown(self, batch_size: int) -> Iterator[Any]:
+        """Yield at most one batch, of which nothing is used up."""
+        ...
+
+
 class Fetcher:
     """Loads batches of one data set."""
 
+    ended = False
+    begun = True
+    keeps_state = False
+    source = None
+
     def __init__(self, dataset: Any, loader_options: dict[str, Any]) -> None:
-        self.size = _size(dataset)
+        self.size = len(dataset)
         for name in loader_options:
             if name in OWNED:
                 raise OptionError(f"batches() takes no {name}: {OWNED[name]}")
@@ -87,6 +118,10 @@ class Fetcher:
         self._sampler.pieces = pieces
         return _lazily(self._loader)
 
+    def shown(self, batch_size: int) -> Iterator[Any]:
+        """Yield the data set's first samples as a batch."""
+        yield self._fetch(np.arange(min(batch_size, self.size)))
+
     def _fetch(self, indices: Indices) -> Any:
         if self._whole:
             # `torch.from_numpy` needs writable memory; arrays from a wire may be read-only.
@@ -102,13 +137,9 @@ def _lazily(loader: DataLoader[Any]) -> Iterator[Any]:
     yield from loader
 
 
-def _size(dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise OptionError(
-            f"batches() needs a map-style data set (__len__ and __getitem__), not {type(dataset).__name__}: an "
-            "iterable one cannot be shared out so that every sample is used exactly once"
-        )
-    return len(dataset)
+def is_indexed(dataset: Any) -> bool:
+    """Return whether samples can be picked by number, so that the ledger can share them out."""
+    return not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def pieces_of(indices: Indices, batch_size: int, least: int) -> list[Indices]:

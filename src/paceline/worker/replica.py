@@ -174,6 +174,9 @@ class Replica:
     def leave(self) -> None:
         """Leave the phase before its end, as the script did."""
 
+    def drop_step(self) -> None:
+        """Make no step of the grant: a node handles what had arrived for it."""
+
     def idle(self) -> None:
         """Do what can be done before waiting for the coordinator: a node reads its messages."""
 

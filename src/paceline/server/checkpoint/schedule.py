@@ -156,9 +156,13 @@ class Checkpoints:
             "sampling": phases.current.sampling if phases.current is not None else None,
             **run.exchange.extra(),
         }  # fmt: skip
+        done = {worker: state for worker, state in workers.done.items() if phases.running}
         with self._written():
-            writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, present)
-            if not present:
+            writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, [*present, *done])
+            complete = not present
+            for worker, state in done.items():  # they get no grant that could ask for it
+                complete = writer.state(run.coordinator.version, worker, state)
+            if complete:
                 self.finish()
 
     def number_for(self, worker: int) -> int | None:
@@ -179,6 +183,15 @@ class Checkpoints:
             return
         with self._written():
             if writer.state(writer.number, worker, state.data):
+                self.finish()
+
+    def on_done(self, worker: int, state: bytes) -> None:
+        """Add the state of a worker that gets no further grant to the checkpoint under way."""
+        writer = self._writer
+        if writer is None or writer.number is None:
+            return
+        with self._written():
+            if writer.state(writer.number, worker, state):
                 self.finish()
 
     def on_removed(self, worker: int) -> None:
