@@ -43,6 +43,10 @@ REPORT_FIELDS = [
     "journal",
     "table_reads",
     "peers",
+    "batch",
+    "reported",
+    "folder",
+    "model",
     "streams",
 ]
 

@@ -122,7 +122,7 @@ def test_a_scripts_own_words_say_more_than_its_exit_code(servers, childs, wanted
     launcher = Launcher(plan(), packed(print), Lines())
     for text in childs:
         failure = control.Failure("script", text, "Traceback: here")
-        launcher._on_child_word(Frame(bytearray(control.encode(failure)), []))
+        launcher._on_child_word(None, Frame(bytearray(control.encode(failure)), []))
     launcher._on_finished(control.Finished("error", b"", control.Failure("script", servers)), [])
     assert launcher._outcome().failure.text == wanted
     launcher._leave_nothing()
@@ -131,7 +131,7 @@ def test_a_scripts_own_words_say_more_than_its_exit_code(servers, childs, wanted
 def test_what_the_server_knows_best_is_left_to_it():
     launcher = Launcher(plan(), packed(print), Lines())
     failure = control.Failure("peer", "worker 1 lost its server and could not go on")
-    launcher._on_child_word(Frame(bytearray(control.encode(failure)), []))
+    launcher._on_child_word(None, Frame(bytearray(control.encode(failure)), []))
     for text in ("the script of worker 0 exited with 3", "a slip"):
         traceback = "" if "exited" in text else "Traceback: there"
         told = control.Failure("script", text, traceback)

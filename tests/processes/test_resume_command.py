@@ -4,6 +4,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +49,7 @@ for x, y in session.batches(data, batch_size=4, epochs=20):
     (((model(x) - y) ** 2).mean()).backward()
     count.number += 1
     if count.number == 20 and sys.argv[1] == "slowly" and not pathlib.Path("hurry").exists():
-        print("under way", file=sys.stderr, flush=True)
+        pathlib.Path("under way").touch()
         time.sleep(float(sys.argv[2]))
     if sys.argv[1] == "slowly" and not pathlib.Path("hurry").exists():
         time.sleep(0.05)
@@ -56,22 +59,37 @@ print("made", count.number)
 REAL = ["run", "--workers", "2", "--threads", "1", "--evaluate-every", "off"]
 
 
-def interrupted(folder: Path, *options: str, sleeps: str = "0", presses: int = 1) -> tuple[int, str]:
-    """Press Ctrl-C while it trains; return the exit code and what was said."""
+def pressed(press: Callable[[], None], presses: int) -> None:
+    """Press Ctrl-C once the script is under way, and again where asked to."""
+    while not Path("under way").exists():
+        time.sleep(0.02)
+    for _ in range(presses):
+        press()
+        time.sleep(0.5)  # two signals of one moment are one
+
+
+def interrupted(folder: Path, *options: str) -> tuple[int, str]:
+    """Press Ctrl-C on a command while it trains; return the exit code and what was said."""
     (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "paceline", *REAL, *options, "train.py", "slowly", sleeps]
+    command = [sys.executable, "-m", "paceline", *REAL, *options, "train.py", "slowly", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "under way" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        said = ""
-        while presses > 1 and "once more ends it at once" not in said:
-            said += process.stderr.readline()
-        for _ in range(presses - 1):
-            process.send_signal(signal.SIGINT)
-        _, rest = process.communicate()
-    return process.returncode, said + rest
+        pressed(lambda: process.send_signal(signal.SIGINT), 1)
+        _, said = process.communicate()
+    return process.returncode, said
+
+
+def interrupted_here(folder: Path, presses: int) -> int:
+    """Press Ctrl-C on this process while it trains with workers that hang; return the exit code."""
+    (folder / "train.py").write_text(SCRIPT)
+    here = threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presser = threading.Thread(target=pressed, args=(lambda: signal.pthread_kill(here, signal.SIGINT), presses))
+    presser.start()
+    try:
+        return main([*REAL, "train.py", "slowly", "1000"])
+    finally:
+        presser.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def model_of(run: Path) -> dict[str, torch.Tensor]:
@@ -110,20 +128,18 @@ def test_an_interrupted_run_goes_on_without_any_option_as_if_nothing_had_happene
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
-def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(folder: Path) -> None:
-    code, said = interrupted(folder, sleeps="1000", presses=2)
-    assert code == 130, said
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert interrupted_here(folder, presses=2) == 130
+    said = capsys.readouterr().err
+    assert "once more ends it at once" in said
     assert "Traceback" not in said
     (run,) = Path("runs").iterdir()
     assert checkpoint.newest(run) is None
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
 def test_a_checkpoint_is_written_though_workers_do_not_come_to_their_next_update(folder: Path) -> None:
-    code, said = interrupted(folder, sleeps="1000")
-    assert code == 130, said
+    assert interrupted_here(folder, presses=1) == 130
     (run,) = Path("runs").iterdir()
     newest = checkpoint.newest(run)
     assert newest is not None
