@@ -358,6 +358,7 @@ class Metrics:
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "phase":
                 self._batches.phase(data)
+                self._streams |= data["sampling"] == "stream"
             case "report":
                 before, value = self._reported.get(data["name"]), float(data["value"])
                 count, mean = (before.count, before.mean) if before is not None else (0, 0.0)
@@ -372,8 +373,6 @@ class Metrics:
             case "exchange":  # with the centre, or of an average
                 self._peers.exchanged()
                 self.bytes_up += data["bytes"]
-            case "phase":
-                self._streams |= data["sampling"] == "stream"
             case "end":
                 self.ended = data["cause"]
 

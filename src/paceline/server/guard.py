@@ -1,10 +1,23 @@
 """The convergence guard: asynchronous training must never fail silently.
 
-It watches losses and the norms of applied gradients. A value that is not finite is reported at once; a loss above four
-times its best for fifty rounds in a row is reported then, with the worker, staleness and mass involved. The loss is
-averaged over some ten rounds: the luckiest of many small batches is no measure (of 18 small-batch runs that reached
-their target, 5 were called diverging by single losses, none by the average). A loss that is small beside the first one
-is never called diverging.
+It watches losses and the norms of applied gradients. A value that is not finite is reported at once. The loss is
+averaged over some ten rounds, and this mean compared with the first loss and with its own best:
+
+- It has exploded when it is twice the first loss. Losses that fall below zero (log densities, critics) have no bottom;
+  there it must also lie above the first loss by half of what had been gained.
+- It has fallen back when it is twice its best and three quarters of what had been gained are lost again. This goes for
+  losses that were never negative: a critic's loss comes back to zero as its opponent learns.
+
+If the loss does not recover within fifty rounds, the guard says so, with the worker, staleness and mass. A loss that
+has exploded recovers when it is half way back to its best and a tenth below the first one: a ruined model often
+goes on at the loss of guessing, which is about the first loss. Below the first loss, one that keeps falling gets more
+time: so does training after a warm restart or on harder data.
+
+Small batches make lucky first and best losses, beside which all others look bad. So a verdict also needs losses that
+nearly all are bad, and that are steady, or clear of their own deviation, or many times those of the first rounds.
+
+All of this is relative to the losses seen: their unit does not matter. A positive constant added to them makes the
+guard more patient. `benchmarks/bench_guard.py` has runs of every kind.
 """
 
 import math
@@ -17,11 +30,20 @@ from paceline.strategies.base import Strategy
 
 NO_LOSS = "the script reports no loss: the guard watches gradients alone (add `session.report(loss=loss)`)"
 
-WORSE_THAN_BEST = 4.0  # a loss this many times its best is no longer noise
-PATIENCE_ROUNDS = 50.0  # and this many rounds are no longer a bad patch
 AVERAGED_ROUNDS = 10.0  # several batches, and few beside the patience
+PATIENCE_ROUNDS = 50.0  # a bad patch is over by then, or the loss visibly on its way down
 SETTLED = 0.5  # of its full weight; a younger average is no better a measure than a single loss
-HARMLESS = 0.01  # of the first loss
+TIMES_WORSE = 2.0  # than the first loss, or the best
+LOST_SHARE = 0.75  # of what had been gained; harder data of the trials cost up to 0.7
+RECOVERED_SHARE, BELOW_FIRST = 0.5, 0.1  # of what had been gained, and of the first loss: guessing does not get there
+FALL = 0.03  # of the first loss; guessing hardly gets there
+MOSTLY, NEARLY_ALL = 0.8, 0.98  # of the rounds
+STEADY, STILL = 0.2, 0.12  # mean change from one loss to the next, of their sum; squares of normal errors: batch 8 0.27
+GROWTH = 10.0  # times the mean of the first rounds
+LEARNED = 0.5  # of the first loss
+CLEAR_AFTER_LEARNING = 1.25  # mean deviations; squares of normal errors in batches of one are 1.1 above zero
+CLEAR_OF_NOISE = 1.6  # a loss that oscillates between a height and a quarter of it is 1.7 above zero
+FAR_FROM_NOISE = 8.0  # mean deviations, for losses that have no other measure since they change their sign
 
 
 class Listener(Protocol):
@@ -38,9 +60,17 @@ class Guard:
     def __init__(self) -> None:
         self.best = math.inf
         self.first = 0.0  # mean over the first round, when the model has hardly moved
-        self._opening = 0.0
-        self._mean, self._known = 0.0, 0.0
+        self._opening = 0.0  # rounds of it
+        self._mean, self._known = 0.0, 0.0  # over ten rounds
+        self._slow_mean, self._deviation, self._unrest, self._slow_known = 0.0, 0.0, 0.0, 0.0  # over fifty
+        self._last = 0.0
+        self._early = math.inf  # the first mean that is a measure
+        self._calm_deviation = math.inf  # when the trouble began, if it was known by then
+        self._exploded = False
         self._bad_rounds = 0.0
+        self._above, self._not_recovered = 0.0, 0.0  # those of them whose own losses are so
+        self._mark = 0.0  # a loss below it has fallen
+        self._fell = False
         self._seen_refusal = False
         self._silent = True
 
@@ -49,8 +79,11 @@ class Guard:
         return dict(vars(self))
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Continue from a snapshot; numbers that JSON cannot write, such as infinity, come as strings."""
-        vars(self).update({name: type(value)(data[name]) for name, value in vars(self).items()})
+        """Continue from a snapshot; numbers that JSON cannot write, such as infinity, come as strings.
+
+        What a snapshot of an earlier guard lacks begins afresh.
+        """
+        vars(self).update({name: type(value)(data[name]) for name, value in vars(self).items() if name in data})
 
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> str | None:
         """Return a warning for the first push that is not finite; the journal counts the rest."""
@@ -63,8 +96,13 @@ class Guard:
             "stricter strategy"
         )
 
-    def applied(self, loss: float | None, norm: float | None, mass: float, worker: int, staleness: int) -> str | None:
-        """Check an applied version, return a warning or None; `worker` and `staleness` are of its stalest push."""
+    def applied(
+        self, loss: float | None, norm: float | None, rounds: float, mass: float, worker: int, staleness: int
+    ) -> str | None:
+        """Check an applied version, return a warning or None.
+
+        `rounds` is the share of a round that its samples are; `worker` and `staleness` are of its stalest push.
+        """
         if loss is None:
             return (
                 None if norm is None or math.isfinite(norm) else self._not_finite("norm", norm, mass, worker, staleness)
@@ -72,36 +110,95 @@ class Guard:
         if not math.isfinite(loss):
             return self._not_finite("loss", loss, mass, worker, staleness)
         if self._opening < 1:
-            self.first += loss * mass
-            self._opening += mass
+            self.first += loss * rounds
+            self._last = loss
+            self._opening += rounds
             if self._opening >= 1:
                 self.first /= self._opening
                 self.best = self.first
             return None
-        mean = self._averaged(loss, mass)
+        mean = self._averaged(loss, rounds)
         if self._known >= SETTLED:
             self.best = min(self.best, mean)
-        # A multiple of a best loss that is zero or negative means nothing; the absolute excess does.
-        limit = WORSE_THAN_BEST * self.best if self.best > 0 else self.best + WORSE_THAN_BEST
-        if mean <= limit or abs(mean) <= HARMLESS * abs(self.first):
+            self._early = mean if self._early == math.inf else self._early
+        if not self._is_bad(mean):
             self._bad_rounds = 0.0
             self._silent = True
             return None
-        self._bad_rounds += mass
-        if self._bad_rounds < PATIENCE_ROUNDS or not self._silent:
+        self._count(loss, mean, rounds)
+        if self._bad_rounds < PATIENCE_ROUNDS or self._is_noise(mean) or not self._silent:
             return None
         self._silent = False
         return (
-            f"diverging: loss {mean:.4g} has been above {WORSE_THAN_BEST:g} times its best ({self.best:.4g}) for "
-            f"{self._bad_rounds:.0f} rounds; last applied: worker {worker}, staleness {staleness}, mass {mass:.3g}"
+            f"diverging: loss {mean:.4g}, averaged over {AVERAGED_ROUNDS:g} rounds, was {self.first:.4g} at first and "
+            f"{self.best:.4g} at best, and has not recovered for {self._bad_rounds:.0f} rounds; "
+            f"last applied: worker {worker}, staleness {staleness}, mass {mass:.3g}"
         )
 
-    def _averaged(self, loss: float, mass: float) -> float:
-        """Return the mean of recent losses, weighted by mass and corrected for the mean's start at zero."""
-        share = 1 - math.exp(-mass / AVERAGED_ROUNDS)
+    def _limit(self) -> float:
+        """Return above what a loss has fallen back."""
+        return max(self.best + LOST_SHARE * (self.first - self.best), TIMES_WORSE * self.best)
+
+    def _recovered(self) -> float:
+        """Return the loss at which one that had exploded has recovered."""
+        return self.first - max(RECOVERED_SHARE * (self.first - self.best), BELOW_FIRST * abs(self.first))
+
+    def _is_bad(self, mean: float) -> bool:
+        """Whether the loss has exploded and not recovered, or has fallen back."""
+        first, gained = self.first, self.first - self.best
+        if mean > first + max((TIMES_WORSE - 1) * abs(first), RECOVERED_SHARE * gained):
+            self._exploded = True
+        elif mean <= self._recovered():
+            self._exploded = False
+        return self._exploded or (self.best >= 0 and mean > self._limit())
+
+    def _count(self, loss: float, mean: float, rounds: float) -> None:
+        """Count rounds since the loss became bad, or since it last fell below the first one and every earlier low."""
+        if self._bad_rounds == 0:
+            self._mark, self._fell = mean, False
+            self._calm_deviation = self._deviation / self._slow_known if self._slow_known >= SETTLED else math.inf
+        if not self._fell:
+            self._mark = max(self._mark, mean)
+        if mean < min(self._mark, self.first) - FALL * abs(self.first):
+            self._mark, self._fell = mean, True
+            self._bad_rounds = 0.0
+        if self._bad_rounds == 0:
+            self._above = self._not_recovered = 0.0
+        self._bad_rounds += rounds
+        self._above += rounds * (loss > self._limit())
+        self._not_recovered += rounds * (loss > self._recovered())
+
+    def _is_noise(self, mean: float) -> bool:
+        """Whether losses vary so much that the first or the best one may have been good by luck."""
+        deviation, slow_mean = self._deviation / self._slow_known, self._slow_mean / self._slow_known
+        excess = slow_mean - self.best
+        if self.best < 0:
+            return excess <= FAR_FROM_NOISE * min(deviation, self._calm_deviation)
+        unrest = self._unrest / self._slow_known
+        if self._exploded and mean <= self._limit():  # it goes on at the loss of guessing
+            return unrest > STILL or self._not_recovered < MOSTLY * self._bad_rounds
+        bad_share = self._above / self._bad_rounds
+        if bad_share < MOSTLY:
+            return True
+        has_learned = self.best < LEARNED * self.first  # so its first loss was no lucky one
+        needed = CLEAR_AFTER_LEARNING if has_learned else CLEAR_OF_NOISE if bad_share >= NEARLY_ALL else math.inf
+        grows = slow_mean > GROWTH * self._early and excess > deviation
+        return not (unrest <= STEADY or excess > needed * deviation or grows)
+
+    def _averaged(self, loss: float, rounds: float) -> float:
+        """Return the mean of recent losses, weighted by rounds and corrected for the mean's start at zero."""
+        share = 1 - math.exp(-rounds / AVERAGED_ROUNDS)
         self._mean += share * (loss - self._mean)
         self._known += share * (1 - self._known)
-        return self._mean / self._known
+        mean = self._mean / self._known
+        share = 1 - math.exp(-rounds / PATIENCE_ROUNDS)
+        self._slow_mean += share * (loss - self._slow_mean)
+        change, size = abs(loss - self._last), abs(loss) + abs(self._last)
+        self._deviation += share * (abs(loss - mean) - self._deviation)
+        self._unrest += share * ((change / size if size else 0.0) - self._unrest)
+        self._last = loss
+        self._slow_known += share * (1 - self._slow_known)
+        return mean
 
     def _not_finite(self, what: str, value: float, mass: float, worker: int, staleness: int) -> str | None:
         if not self._silent:
@@ -136,8 +233,10 @@ class Watch:
         self._told_of_losses, self._seen_loss = data["told_of_losses"], data["seen_loss"]
         self._guard.restore(data["guard"])
 
-    def applied(self, held: list[PushRef], mass: float, norm: float | None, version: int, strategy: Strategy) -> None:
-        """Note the mean loss of the pushes applied to `version`, and ask the guard."""
+    def applied(
+        self, held: list[PushRef], rounds: float, mass: float, norm: float | None, version: int, strategy: Strategy
+    ) -> None:
+        """Note the mean loss of the pushes applied to `version`, and ask the guard; `rounds` is their share of one."""
         stalest = held[0]
         if len(held) == 1:
             self.loss = stalest.loss if stalest.samples else None
@@ -148,7 +247,7 @@ class Watch:
             self._miss_loss(strategy)
         self._seen_loss = self._seen_loss or self.loss is not None
         staleness = version - stalest.read_version
-        self._take_note(self._guard.applied(self.loss, norm, mass, stalest.worker, staleness))
+        self._take_note(self._guard.applied(self.loss, norm, rounds, mass, stalest.worker, staleness))
 
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
         """Report a push that is not finite and was refused."""
