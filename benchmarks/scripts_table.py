@@ -5,11 +5,10 @@
 
 `tests/scripts/catalogue.py` lists the loops and what is expected of each. The original runs in this process, with the
 data order of a run; so does the port alone, and model and optimizer must agree to the last bit. On workers the port
-runs as a command of its own.
+runs by the command line's own function; all commands fork their processes from one nursery.
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import results
 import sources
+from paceline.engines.local import nursery
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
@@ -32,7 +32,6 @@ LOCAL, VIRTUAL = 4, 8
 ORDERS = (0, 1, 2)  # seeds of data orders, under which the original's own score is looked at
 LEAST = 25
 SHOWN = 160  # characters of a problem that the table shows; the raw rows have all
-LIMIT_S = 300  # for one command; the longest takes a tenth of it
 
 
 def measure(loop: Loop, folder: Path) -> dict[str, Any]:
@@ -68,15 +67,8 @@ def alone(loop: Loop, result: Path, original: dict[str, Any]) -> str:
 
 def on_workers(loop: Loop, result: Path, engine: str, workers: int, expected: str, of_original: float) -> str:
     """Whether the port on workers does what is expected, with its score; if not, why."""
-    said = ""
-    for _ in range(loop.starts):
-        given = loop_runs.command(loop, result, engine, workers, "--runs-dir", str(result.with_suffix(".runs")))
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", *given],
-            cwd=result.parent, capture_output=True, text=True, check=False, timeout=LIMIT_S,
-        )  # fmt: skip
-        said = " ".join((done.stdout + done.stderr).split())
-    problem = loop_runs.unexpected(loop, expected, done.returncode, said, result, of_original)
+    code, said = loop_runs.run_on_workers(loop, result, engine, workers)
+    problem = loop_runs.unexpected(loop, expected, code, said, result, of_original)
     if problem is not None:
         return f"no: {problem}"
     return f"yes, {loop_runs.read(result)['score']:.4g}" if result.exists() else "refused, as expected"
@@ -114,8 +106,8 @@ def main(given: Sequence[str] | None = None) -> int:
         raise SystemExit(f"tests/scripts has no loop {', '.join(sorted(unknown))}")
     of = sources.checked(chosen, measured=(*sources.MEASURED, "tests"))
     rows = []
-    for loop in LOOPS:
-        if not chosen.loops or loop.name in chosen.loops:
+    with nursery.kept():
+        for loop in [loop for loop in LOOPS if not chosen.loops or loop.name in chosen.loops]:
             with tempfile.TemporaryDirectory(prefix="paceline-scripts-") as folder:
                 rows.append(measure(loop, Path(folder)))
             print(" · ".join(f"{name} {value}" for name, value in shown(rows[-1]).items()), flush=True)

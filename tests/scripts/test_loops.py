@@ -5,7 +5,6 @@ import functools
 import loop_runs
 import pytest
 
-from paceline.cli import main
 from scripts.catalogue import FOLDER, LOOPS, MODULES, NEEDS, ORIGINALS, available
 
 BY_NAME = {loop.name: loop for loop in LOOPS}
@@ -85,31 +84,35 @@ def test_a_refusal_is_judged_by_its_words(tmp_path, code, said, good):
     assert (problem is None) is good
 
 
+def test_a_refused_run_is_one_with_an_exit_code_and_words(tmp_path):
+    loop = loop_runs.Loop(name="ema", kind="any", batch=8 * 100)
+    code, said = loop_runs.run_on_workers(loop, tmp_path / "result.pt", "sim", 7)
+    assert code == 2
+    assert "uneven8" in said
+
+
 @pytest.mark.parametrize(("lower", "score", "good"), [(True, 1.03, True), (True, 1.1, False), (False, 1.1, True)])
 def test_a_better_score_is_good_enough(lower, score, good):
     loop = loop_runs.Loop(name="any", kind="any", lower=lower)
     assert loop.reaches(score, 1.0) is good
 
 
-def trained_on(loop, tmp_path, capfd, engine, workers):
+def trained_on(loop, tmp_path, engine, workers):
     """Run it by the command line; say what was not as expected."""
     of_original = loop_runs.run_original(loop, tmp_path / "original.pt")["score"]
     result = tmp_path / "result.pt"
-    for _ in range(loop.starts):
-        with loop_runs.as_script(loop.port, []):  # the command line gives this process the script's arguments
-            code = main(loop_runs.command(loop, result, engine, workers, "--runs-dir", str(tmp_path / "runs")))
-    said = "".join(capfd.readouterr())
     expected = loop.sim if engine == "sim" else loop.local
+    code, said = loop_runs.run_on_workers(loop, result, engine, workers)
     return loop_runs.unexpected(loop, expected, code, said, result, of_original)
 
 
 @pytest.mark.parametrize("name", IN_SIM)
-def test_on_virtual_workers_a_port_comes_to_its_originals_score(name, tmp_path, capfd):
-    assert trained_on(loop_called(name), tmp_path, capfd, "sim", 8) is None
+def test_on_virtual_workers_a_port_comes_to_its_originals_score(name, tmp_path):
+    assert trained_on(loop_called(name), tmp_path, "sim", 8) is None
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", ON_PROCESSES)
-def test_on_worker_processes_a_port_comes_to_its_originals_score(name, tmp_path, capfd):
-    assert trained_on(loop_called(name), tmp_path, capfd, "local", 4) is None
+def test_on_worker_processes_a_port_comes_to_its_originals_score(name, tmp_path):
+    assert trained_on(loop_called(name), tmp_path, "local", 4) is None

@@ -7,6 +7,7 @@ loading does not, so that draw is undone in both scripts. Nothing else of either
 
 import contextlib
 import difflib
+import io
 import os
 import random
 import runpy
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
+from paceline.cli import main
 from paceline.core.ledger import make_ledger
 from scripts.catalogue import REFUSED, Loop
 
@@ -119,6 +121,18 @@ def command(loop: Loop, result: Path, engine: str, workers: int, *settings: str)
     shared_out = [] if batch_size is None else ["--batch-size", str(batch_size)]
     given = ["--engine", engine, "--workers", str(workers), "--threads", "1", "--evaluate-every", "off", *shared_out]
     return ["run", *given, *settings, str(loop.port), str(result)]
+
+
+def run_on_workers(loop: Loop, result: Path, engine: str, workers: int) -> tuple[int, str]:
+    """Train the port on workers by the command line, in this process; return its exit code and what it said."""
+    said = io.StringIO()
+    given = command(loop, result, engine, workers, "--runs-dir", str(result.with_suffix(".runs")))
+    code = 0
+    for _ in range(loop.starts):
+        # The command line gives this process the script's arguments and folder.
+        with as_script(loop.port, []), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main(given)
+    return code, " ".join(said.getvalue().split())
 
 
 def unexpected(loop: Loop, expected: str, code: int, said: str, result: Path, of_original: float) -> str | None:
