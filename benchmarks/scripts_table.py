@@ -68,6 +68,7 @@ def alone(loop: Loop, result: Path, original: dict[str, Any]) -> str:
 def on_workers(loop: Loop, result: Path, engine: str, workers: int, expected: str, of_original: float) -> str:
     """Whether the port on workers does what is expected, with its score; if not, why."""
     code, said = loop_runs.run_on_workers(loop, result, engine, workers)
+    said = said.replace(f"{ROOT}/", "")  # where this tree lies says nothing
     problem = loop_runs.unexpected(loop, expected, code, said, result, of_original)
     if problem is not None:
         return f"no: {problem}"

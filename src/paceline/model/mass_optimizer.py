@@ -71,13 +71,18 @@ def describe(optimizer: torch.optim.Optimizer, positions: dict[int, int]) -> Opt
 def _stock_name(kind: type[torch.optim.Optimizer]) -> str:
     """Return which of torch's optimizers this is: a class that adds nothing to a step is the one it derives from."""
     stock = next((base for base in kind.__mro__ if getattr(torch.optim, base.__name__, None) is base), None)
-    if stock is not None and stock.__name__ in EXACT + SCALED and kind.step is stock.step:
+    if stock is not None and stock.__name__ in EXACT + SCALED and _unhooked(kind.step) is _unhooked(stock.step):
         return str(stock.__name__)
     usable = ", ".join(EXACT + SCALED)
     why = "has a step of its own, which the server does not know"
     if stock is kind:
         why = REFUSED.get(kind.__name__, "is not known to the server")
     raise OptionError(f"optimizer {kind.__module__}.{kind.__name__} {why}; use one of torch.optim: {usable}")
+
+
+def _unhooked(step: Any) -> Any:
+    """Return a class's step without the profiling that torch wraps around it, on the class of the first instance."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[GroupOptions]:
