@@ -1,5 +1,6 @@
 """The mass rule: n steps of mass 1/n forget as much, and move as far, as one step of mass 1."""
 
+import inspect
 import math
 
 import pytest
@@ -255,6 +256,19 @@ def test_a_class_that_steps_as_its_parent_is_its_parent():
     spec = describe(Plain([parameter]), {id(parameter): 0})
     assert spec.name == "SGD"
     assert (spec.groups[0]["lr"], spec.groups[0]["momentum"]) == (0.25, 0.5)
+
+
+def test_it_is_so_too_where_no_instance_of_its_parent_was_made_before(monkeypatch):
+    """Torch wraps the step of the class that is made first, so the derived one then has another than its parent."""
+    monkeypatch.setattr(torch.optim.SGD, "step", inspect.unwrap(torch.optim.SGD.step))
+
+    class First(torch.optim.SGD):
+        pass
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = First([parameter], lr=0.25)
+    assert First.step is not torch.optim.SGD.step
+    assert describe(optimizer, {id(parameter): 0}).name == "SGD"
 
 
 def test_a_parameter_that_is_not_the_models_is_refused():

@@ -103,7 +103,11 @@ def _class_name(kind: type[torch.optim.Optimizer]) -> str:
     A class that adds nothing to a step is the one it derives from.
     """
     stock = next((base for base in kind.__mro__ if getattr(torch.optim, base.__name__, None) is base), None)
-    if stock is None or stock is torch.optim.Optimizer or (kind.step is not stock.step and stock is not kind):
+    if (
+        stock is None
+        or stock is torch.optim.Optimizer
+        or (_unhooked(kind.step) is not _unhooked(stock.step) and stock is not kind)
+    ):
         refused = next((base.__name__ for base in kind.__mro__ if base.__name__ in REFUSED), None)
         if refused is None:
             return name_of(kind)
@@ -114,6 +118,11 @@ def _class_name(kind: type[torch.optim.Optimizer]) -> str:
     why = REFUSED.get(name, "is not known to the server")
     usable = ", ".join(EXACT + SCALED)
     raise OptionError(f"optimizer {kind.__module__}.{kind.__name__} {why}; use one of torch.optim: {usable}")
+
+
+def _unhooked(step: Any) -> Any:
+    """Return a class's step without the profiling that torch wraps around it, on the class of the first instance."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def group_options(optimizer: Any) -> list[GroupOptions]:

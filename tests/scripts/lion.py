@@ -1,0 +1,1 @@
+originals/lion.py
