@@ -79,6 +79,7 @@ class PeerExchangeBase(ModelExchange, ABC):
         del at
         self.store_or_none = store  # for evaluations and checkpoints; grants send no model
         self.run.coordinator.use(StepsElsewhere(), 0, self)
+        self.run.coordinator.watch.count_samples()
 
     @abstractmethod
     def grant(self, order: GrantOrder) -> None:

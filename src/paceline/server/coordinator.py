@@ -318,8 +318,8 @@ class Coordinator:
             merged = self.updates.apply(
                 [held[i] for i in chosen], [weights[i] for i in chosen], stock=action.stock
             )  # fmt: skip
-            rounds = min(mass, used / self.totals.round_samples)  # a node's step has mass 1 and the samples of one node
-            self.watch.applied(held, rounds, mass, merged.norm, self.version, self.strategy)
+            share = used / self.totals.round_samples
+            self.watch.applied(held, share, mass, merged.norm, self.version, self.strategy)
         self.version += 1
         if self.version == self._last_version:
             self.effects.on_work_used_up()

@@ -101,7 +101,7 @@ class Guard:
     ) -> str | None:
         """Check an applied version, return a warning or None.
 
-        `rounds` is the share of a round that its samples are; `worker` and `staleness` are of its stalest push.
+        `rounds` is how much of a round it is; `worker` and `staleness` are of its stalest push.
         """
         if loss is None:
             return (
@@ -217,6 +217,11 @@ class Watch:
         self._guard = Guard()
         self._told_of_losses = False
         self._seen_loss = False
+        self._by_samples = False
+
+    def count_samples(self) -> None:
+        """Count rounds by their samples, not by mass: each node's step is a whole one, of its own model."""
+        self._by_samples = True
 
     def expect_no_losses(self) -> None:
         """Do not warn of missing losses: not every iteration has one."""
@@ -234,9 +239,9 @@ class Watch:
         self._guard.restore(data["guard"])
 
     def applied(
-        self, held: list[PushRef], rounds: float, mass: float, norm: float | None, version: int, strategy: Strategy
+        self, held: list[PushRef], share: float, mass: float, norm: float | None, version: int, strategy: Strategy
     ) -> None:
-        """Note the mean loss of the pushes applied to `version`, and ask the guard; `rounds` is their share of one."""
+        """Note the mean loss of the pushes applied to `version`, which are `share` of a round, and ask the guard."""
         stalest = held[0]
         if len(held) == 1:
             self.loss = stalest.loss if stalest.samples else None
@@ -247,6 +252,7 @@ class Watch:
             self._miss_loss(strategy)
         self._seen_loss = self._seen_loss or self.loss is not None
         staleness = version - stalest.read_version
+        rounds = share if self._by_samples else mass
         self._take_note(self._guard.applied(self.loss, norm, rounds, mass, stalest.worker, staleness))
 
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
