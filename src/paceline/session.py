@@ -392,8 +392,10 @@ class Session:
     def _ask_epoch(self, loop: int) -> EpochHeld:
         return self._ask(EpochAsked(loop), EpochHeld)
 
-    def _begin_at(self, phase: int) -> None:
-        self._phase = max(self._phase, phase)
+    def _begin_at(self, held: EpochHeld) -> None:
+        self._phase = max(self._phase, held.phase)
+        if held.calls is not None:
+            self._collectives.made = max(self._collectives.made, held.calls)
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -545,7 +547,10 @@ class Session:
         share = self._epoch_loops.share(ready) if in_loop else ready
         if share is None:
             return
-        ready = msgspec.structs.replace(share, phase=self._phase, mark=self._epoch_loops.mark)
+        ready = msgspec.structs.replace(
+            share, phase=self._phase, mark=self._epoch_loops.mark, calls=self._collectives.made,
+            between=self._schedules.between,
+        )  # fmt: skip
         self._phase += 1
         self._state.stream = self._stream_to_keep(fetcher)
         self._schedules.enter(ready.phase)

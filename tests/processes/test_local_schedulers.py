@@ -47,7 +47,8 @@ class Scheduled:
                     evaluations = session._schedules.position.standing.evaluations
                     rounds = math.floor(session.progress.rounds + 1e-9)
                     place = {"rounds": rounds, "epochs": phase, "evaluations": evaluations}[self.by]
-                    print(json.dumps([place, optimizer.param_groups[0]["lr"]]), file=file, flush=True)
+                    if session.progress.fraction < 1:  # else the phase is over, and the batch has no effect
+                        print(json.dumps([place, optimizer.param_groups[0]["lr"]]), file=file, flush=True)
                     optimizer.zero_grad()
                     mean_square(model, x, y).backward()
                     optimizer.step()

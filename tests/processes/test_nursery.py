@@ -80,6 +80,11 @@ def is_fresh(process):
     return process._popen is not None
 
 
+def origin():
+    """Where this process comes from: a fork keeps the arguments of the interpreter that it is a fork of."""
+    return "nursery" if any("nursery import" in argument for argument in sys.orig_argv) else "fresh"
+
+
 def command_of(pid):
     return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
 
@@ -119,6 +124,7 @@ def findings():
         "main": sorted(vars(sys.modules["__main__"])), "gc": [gc.isenabled(), gc.get_threshold()],
         "logging": [str(h) for h in logging.getLogger().handlers], "start": multiprocessing.get_start_method(),
         "command": Path("/proc/self/cmdline").read_text(),
+        "origin": "nursery" if any("nursery import" in a for a in sys.orig_argv) else "fresh",
         "compiler": "torch._dynamo" in sys.modules, "hash": hash("paceline"),
     }
 
@@ -160,7 +166,8 @@ def test_a_process_finds_what_a_fresh_interpreter_finds(tmp_path):
     )  # fmt: skip
     ours, fresh = (json.loads((tmp_path / "there" / f"{start}.json").read_text()) for start in ("nursery", "fresh"))
     assert ours.pop("command").startswith("paceline: worker 0")
-    assert fresh.pop("command").startswith(sys.executable)
+    assert fresh.pop("command").startswith("paceline: worker 0")
+    assert (ours.pop("origin"), fresh.pop("origin")) == ("nursery", "fresh")
     for name in fresh:
         assert ours[name] == fresh[name], name
     assert ours["environment"]["CHANGED"] == "later"
@@ -278,20 +285,20 @@ def test_a_nursery_that_is_killed_takes_nobody_along_and_later_processes_are_fre
         mark = tmp_path / f"{session.worker}"
         first = not mark.exists()
         if number in (0, 2):
-            mark.write_text(Path("/proc/self/cmdline").read_text())
+            mark.write_text(origin())
         wait_for(tmp_path / "killed")
         if session.worker == 1 and number == 0 and first:
             os.kill(os.getpid(), signal.SIGKILL)
         if session.worker == 0 and number == 2:
             wait_for(tmp_path / "1")
-            while "paceline: " in (tmp_path / "1").read_text():
+            while (tmp_path / "1").read_text() != "fresh":
                 time.sleep(0.01)
 
     kill_when_taken(taken, tmp_path / "killed")
     done = launch(Training(die_once), strategy="asp", respawn=True)
     assert done.summary.samples_used == 80
-    assert (tmp_path / "0").read_text().startswith("paceline: worker 0")
-    assert (tmp_path / "1").read_text().startswith(sys.executable)
+    assert (tmp_path / "0").read_text() == "nursery"
+    assert (tmp_path / "1").read_text() == "fresh"
     assert warned(caplog) == ["processes start as fresh interpreters, which takes longer: no nursery (it has ended)"]
 
 
@@ -362,12 +369,12 @@ def test_imports_that_start_a_thread_make_processes_fresh_and_are_named(tmp_path
 @pytest.mark.fresh
 def test_start_fresh_uses_none(taken, tmp_path):
     def train():
-        (tmp_path / "command").write_text(Path("/proc/self/cmdline").read_text())
+        (tmp_path / "origin").write_text(origin())
         Training()()
 
     assert launch(train, workers=1, start="fresh").summary.samples_used == 80
     assert not taken
-    assert (tmp_path / "command").read_text().startswith(sys.executable)
+    assert (tmp_path / "origin").read_text() == "fresh"
 
 
 # -- between runs ------------------------------------------------------------------------------------------------------

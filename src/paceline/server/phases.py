@@ -57,7 +57,7 @@ class Phases:
         if current.spent is not None:
             self.spent = current.spent + current.epochs
         if current.mark is not None:
-            self._note_epoch(current.mark, current.spent)
+            self._note_epoch(current.mark, current)
         self._workers.in_phase = set(waiting)
         self._workers.waiting, self._workers.done, self._workers.late = {}, {}, set()
         return current, make_ledger(
@@ -65,10 +65,10 @@ class Phases:
             current.batch_size,
         )  # fmt: skip
 
-    def _note_epoch(self, mark: EpochMark, spent: float | None) -> None:
+    def _note_epoch(self, mark: EpochMark, first: Ready) -> None:
         known = self._epochs.get(mark.loop)
         if known is None or known.epoch != mark.epoch:
-            self._epochs[mark.loop] = EpochHeld(mark.epoch, self.number, spent)
+            self._epochs[mark.loop] = EpochHeld(mark.epoch, self.number, first.spent, first.calls)
 
     def epoch(self, loop: int) -> EpochHeld:
         """Return where the run stands in a `session.epochs` loop.
@@ -115,7 +115,7 @@ class Phases:
 def as_data(ready: Ready, rounds: int) -> dict[str, object]:
     """Return a phase as the journal records it."""
     data: dict[str, object] = msgspec.structs.asdict(ready)
-    for name in ("least", "spent", "mark"):
+    for name in ("least", "spent", "mark", "calls", "between"):
         data.pop(name)
     if ready.sampling == "stream" and ready.size == ENDLESS:
         return {**data, "size": None, "rounds": None}

@@ -384,7 +384,7 @@ class ServerRun:
         self.coordinator.observe(at, "phase", as_data(current, math.ceil(ledger.total / round_samples)))
         self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
-        self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done)
+        self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done, current.between)
         self.evaluations.phase_begins(current.size, at)
         if current.sampling == "stream" and current.size == ENDLESS:
             self._check_evaluations_of_streams(at)

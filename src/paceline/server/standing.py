@@ -23,6 +23,8 @@ class PhaseRecord(msgspec.Struct):
     samples: int = 0
     epochs: float = 0.0
     stepped: tuple[str, ...] = ()  # names of schedulers that were stepped inside its loop
+    followed: dict[str, float] = {}  # rounds of earlier phases in whose loops each was stepped
+    between: dict[str, int] = {}  # steps that each had made between loops when it began
 
 
 class PhaseRecords:
@@ -34,9 +36,15 @@ class PhaseRecords:
     def get(self, phase: int) -> PhaseRecord | None:
         return self._of.get(phase)
 
-    def begin(self, phase: int, rounds: float) -> None:
+    def begin(self, phase: int, rounds: float, between: dict[str, int]) -> None:
         """Note a phase's start; a resumed phase has begun before."""
-        self._of.setdefault(phase, PhaseRecord(rounds))
+        if phase in self._of:
+            return
+        followed: dict[str, float] = {}
+        for record in self._of.values():
+            for name in record.stepped:
+                followed[name] = followed.get(name, 0.0) + (record.ended or record.began) - record.began
+        self._of[phase] = PhaseRecord(rounds, followed=followed, between=between)
 
     def end(self, phase: int, rounds: float, samples: int, epochs: float) -> None:
         """Note a phase's end."""
@@ -55,8 +63,8 @@ class PhaseRecords:
 
     def restore(self, data: Sequence[Any]) -> None:
         """Continue from a snapshot."""
-        for phase, began, ended, samples, epochs, stepped in data:
-            self._of[phase] = PhaseRecord(began, ended, samples, epochs, tuple(stepped))
+        for phase, began, ended, samples, epochs, stepped, *more in data:
+            self._of[phase] = PhaseRecord(began, ended, samples, epochs, tuple(stepped), *more)
         self._complete_last()
 
     def _complete_last(self) -> None:
@@ -77,8 +85,11 @@ def standing(run: "ServerRun") -> Standing:
     c, record = run.coordinator, run.phases.records.get(run.phases.number)
     ledger, evaluations = c.ledger, run.evaluations
     fraction = 1.0 if ledger is None else min(1.0, (ledger.used + ledger.lost) / ledger.total)
-    began, stepped = (0.0, ()) if record is None else (record.began, record.stepped)
-    return Standing(c.used, evaluations.epochs, fraction, began, stepped, len(evaluations.history))
+    record = record or PhaseRecord(0.0)
+    return Standing(
+        c.used, evaluations.epochs, fraction, record.began, record.stepped, len(evaluations.history), record.followed,
+        record.between,
+    )  # fmt: skip
 
 
 def standing_after(run: "ServerRun", phase: int) -> tuple[float, Standing]:
@@ -87,4 +98,6 @@ def standing_after(run: "ServerRun", phase: int) -> tuple[float, Standing]:
     if record is None or record.ended is None:
         return run.coordinator.totals.rounds_done, standing(run)
     count = len(run.evaluations.history)
-    return record.ended, Standing(record.samples, record.epochs, 1.0, record.began, record.stepped, count)
+    return record.ended, Standing(
+        record.samples, record.epochs, 1.0, record.began, record.stepped, count, record.followed, record.between
+    )  # fmt: skip

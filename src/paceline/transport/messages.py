@@ -110,6 +110,8 @@ class Ready(ToServer, frozen=True):
     least: int  # fewest samples in a piece that the model can be trained on
     spent: float | None = None  # of --epochs, by earlier phases; None: this phase is in no loop of the script's
     mark: EpochMark | None = None  # the `session.epochs` loop that it is in
+    calls: int = 0  # collective ones that the script has made
+    between: dict[str, int] = {}  # steps that its schedulers have made between loops, by their names
 
 
 @registered(3)
@@ -285,6 +287,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     began: float = 0.0  # rounds done when the phase began
     stepped: tuple[str, ...] = ()  # schedulers that were stepped inside this phase's loop
     evaluations: int = 0  # made so far
+    followed: dict[str, float] = {}  # rounds of earlier phases in whose loops each scheduler was stepped
+    between: dict[str, int] = {}  # steps that schedulers had made between loops when the phase began
 
 
 @registered(65)
@@ -380,6 +384,7 @@ class EpochHeld(ToWorker, frozen=True):
     epoch: int | None
     phase: int = 0  # the epoch's first
     spent: float | None = None  # as that phase's `Ready` said
+    calls: int | None = None  # likewise; None: of the run before a checkpoint, whose scripts make them again
 
 
 @registered(71)

@@ -21,7 +21,7 @@ class CollectiveCalls:
         self._endpoint = endpoint
         self._kept = kept
         self._device = device
-        self._made = 0
+        self.made = 0
         self._last: CollectiveAnswer | None = None
 
     def make(self, call: Collective, value: Any, find_server: Callable[[], None]) -> list[Any]:
@@ -29,8 +29,8 @@ class CollectiveCalls:
         packed = pack_value(value, f"{call}()")
         if call == "mean":
             require_numbers(value, "value")
-        answer = self._ask(CollectiveCall(self._made, call, *packed), find_server)
-        self._made, self._last = self._made + 1, answer
+        answer = self._ask(CollectiveCall(self.made, call, *packed), find_server)
+        self.made, self._last = self.made + 1, answer
         found = [PackedValue(*pair) for pair in zip(answer.values, answer.tensors, strict=True)]
         return [placed_like(unpack_value(each), value, self._device) for each in found]
 

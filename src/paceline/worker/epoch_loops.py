@@ -41,15 +41,23 @@ class EpochLoops:
         return msgspec.structs.replace(ready, epochs=epochs, spent=spent)
 
     def epochs(
-        self, count: Any, ask: Callable[[int], EpochHeld], begin_at: Callable[[int], None], over: Callable[[], bool]
+        self,
+        count: Any,
+        ask: Callable[[int], EpochHeld],
+        begin_at: Callable[[EpochHeld], None],
+        over: Callable[[], bool],
     ) -> Iterator[int]:
-        """Yield the epochs from the one where the run stands; `begin_at` sets the number of the next phase."""
+        """Yield the epochs from the one where the run stands; `begin_at` skips what is over."""
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
             raise OptionError(f"epochs(count) needs a whole number >= 1, not {count!r}")
         return self._run(int(count) if self._total is None else math.ceil(self._total - LITTLE), ask, begin_at, over)
 
     def _run(
-        self, count: int, ask: Callable[[int], EpochHeld], begin_at: Callable[[int], None], over: Callable[[], bool]
+        self,
+        count: int,
+        ask: Callable[[int], EpochHeld],
+        begin_at: Callable[[EpochHeld], None],
+        over: Callable[[], bool],
     ) -> Iterator[int]:
         loop, self._loops = self._loops, self._loops + 1
         first = 0
@@ -57,7 +65,7 @@ class EpochLoops:
             held = ask(loop)
             if held.epoch is not None:
                 first = held.epoch
-                begin_at(held.phase)
+                begin_at(held)
                 self._spent = self._spent if held.spent is None else held.spent
         before = self.mark
         try:

@@ -167,7 +167,7 @@ class RunScheduler:
         """
         position = self._position
         if self._phase != position.phase:
-            self._begin(position.phase, position.standing.began)
+            self._begin(position)
         if self._name in position.standing.stepped:
             self._stepped = True
         went_back = self.target < self._steps.made
@@ -176,11 +176,20 @@ class RunScheduler:
         if went_back or not self._called or not granted:
             self.catch_up()
 
-    def _begin(self, phase: int, began: float) -> None:
+    def _begin(self, position: RunPosition) -> None:
+        """Begin a phase; a script that has skipped epochs learns from the server what it has missed."""
+        began, name = position.standing.began, self._name or ""
         if self._stepped:
             self._followed += max(0.0, began - self._began)
-        self._phase, self._began = phase, began
+        self._followed = max(self._followed, position.standing.followed.get(name, 0.0))
+        self._calls = max(self._calls, position.standing.between.get(name, 0))
+        self._phase, self._began = position.phase, began
         self._stepped = self._called = False
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Steps between loops so far, by name."""
+        return {self._name: self._calls} if self._name is not None and self._calls else {}
 
     def catch_up(self) -> None:
         """Make the steps that are missing, or repeat them from the start if there were too many."""

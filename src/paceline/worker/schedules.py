@@ -90,6 +90,12 @@ class Schedules:
             self._followers.append(RunScheduler(name, scheduler, optimizer, self.position, self._tell, self._remark))
         self._kinds.update(kinds)
 
+    @property
+    def between(self) -> dict[str, int]:
+        """Steps that schedulers have made between loops, by their names."""
+        known = [follower.calls for follower in self._followers if isinstance(follower, RunScheduler)]
+        return {name: count for calls in known for name, count in calls.items()}
+
     def on_news(self, news: Work | Over) -> None:
         """Take note of a grant, or of the end of the phase."""
         self.position.on_news(news)
