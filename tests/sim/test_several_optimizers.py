@@ -141,8 +141,13 @@ def test_several_workers_hold_the_same_models_in_the_end(strategy):
                 assert torch.equal(found[worker][place].state_dict()[name], value), (worker, name)
 
 
-def test_a_model_may_have_two_optimizers():
+@pytest.mark.parametrize("zero", ["before", "after", "in place"])
+def test_a_model_may_have_two_optimizers(zero):
     found = []
+
+    def zeroed(optimizer, when):
+        if when == ("before" if zero == "before" else "after"):
+            optimizer.zero_grad(set_to_none=zero != "in place")
 
     def train():
         session = paceline.init()
@@ -155,10 +160,11 @@ def test_a_model_may_have_two_optimizers():
             session.prepare(model, optimizer)
         for x, y, index in session.batches(ROWS, batch_size=10, epochs=2):
             for optimizer in optimizers:
-                optimizer.zero_grad()
+                zeroed(optimizer, "before")
             mean_square(model, x, y).backward()
             for optimizer in optimizers:
                 optimizer.step()
+                zeroed(optimizer, "after")
             found.append(index.tolist())
         found.append(model)
 

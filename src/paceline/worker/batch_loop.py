@@ -171,11 +171,17 @@ class BatchLoop:
             self._stepped[place] = None if gradient is None else gradient.detach().clone()
 
     def _end_pass(self) -> None:
-        """Push what the optimizers stepped on in this pass: the gradients that each had at its own step."""
+        """Push what the optimizers stepped on in this pass: the gradients that each had at its own step.
+
+        Afterwards gradients are as the script left them: zeroed, or to be added to.
+        """
         stepped, self._stepped = self._stepped, {}
+        left = [None if p.grad is None else p.grad.detach().clone() for p in self.replica.parameters]
         for place, parameter in enumerate(self.replica.parameters):
             parameter.grad = stepped.get(place)
         self.on_step()
+        for parameter, gradient in zip(self.replica.parameters, left, strict=True):
+            parameter.grad = gradient
 
     def stop(self, reason: str) -> None:
         """End the phase for all workers; this one gets no further batch."""
