@@ -363,3 +363,32 @@ def test_alone_progress_and_evaluations_are_there_too():
     assert fractions == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8])
     assert session.progress == RunProgress(1.0, 5.0, 1.0, 50)
     assert optimizer.param_groups[0]["lr"] == 0.01 / 2**4  # the evaluations before the last grant, but for the first
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "asp"])
+def test_a_newcomer_that_skips_epochs_has_the_schedulers_and_calls_of_the_others(strategy):
+    ended = {}
+
+    def train():
+        session = paceline.init()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        by_epoch, by_round = lr_scheduler.StepLR(optimizer, 1, 0.9), lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        session.prepare(model, optimizer)
+        means = []
+        for epoch in session.epochs(5):
+            for x, y, _ in session.batches(ROWS, batch_size=5, epochs=2):
+                step(model, optimizer, x, y)
+                by_round.step()
+            by_epoch.step()
+            means.append((epoch, session.mean(float(epoch))))
+        ended[session.worker] = by_epoch.last_epoch, by_round.last_epoch, means
+
+    launch(train, cluster(*UNEVEN, events=event("join", 1.4)), strategy=strategy)
+    first, last = ended[0], ended[4]
+    assert sorted(ended) == [0, 1, 2, 3, 4]
+    assert len({(epochs, rounds) for epochs, rounds, _ in ended.values()}) == 1
+    assert first[0] == 5
+    assert [epoch for epoch, _ in first[2]] == [0, 1, 2, 3, 4]
+    assert 0 < len(last[2]) < 5  # it came later
+    assert last[2] == first[2][-len(last[2]) :]
