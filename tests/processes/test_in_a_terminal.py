@@ -130,8 +130,11 @@ def test_a_debugger_works_on_the_terminal_of_the_only_worker(
 
 @pytest.mark.fresh
 def test_several_workers_in_a_terminal_say_in_one_line_why_there_is_no_debugger(folder: Path) -> None:
-    code, shown = typed(folder, "breakpoint()", [], "--workers", "2", "-q")
+    code, shown = typed(
+        folder, "optimizer.step(); ((model(x) - y) ** 2).mean().backward(); breakpoint()", [], "--workers", "2", "-q"
+    )
     assert code == 0, shown
+    assert shown.count("only the first step of a batch") == 1  # as it came, and not in the report once more
     flat = " ".join(shown.split())
     assert flat.count("breakpoint() is ignored: 2 workers share one terminal; run with --workers 1 in a terminal") == 1
     assert shown.count(ENDED) == 2

@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from pathlib import Path
@@ -42,7 +43,7 @@ def run(
             _say_what_was_assumed(settings, no_workload=script is None and task is None)
         _warn_of_misplaced_options(script, arguments or [])
         finished = _train(train, settings, json=json, quiet=quiet)
-    return _report(finished, json=json, quiet=quiet)
+        return _report(finished, json=json, quiet=quiet)
 
 
 def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: Any) -> int:
@@ -73,7 +74,7 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
             if before.folder != os.fspath(Path.cwd()) and before.script is not None:
                 say(f"the run was started in {before.folder}: the script's own relative paths are taken from here")
         finished = _train(train, settings, json=json, quiet=quiet)
-    return _report(finished, json=json, quiet=quiet)
+        return _report(finished, json=json, quiet=quiet)
 
 
 def _crowd(settings: configuration.RunConfig) -> str:
@@ -270,4 +271,5 @@ def _print_report(finished: "Run", *, json: bool) -> None:
 
     from paceline.records.text import show
 
-    show(finished.summary, Console())
+    seen = sys.stdout.isatty() and sys.stderr.isatty() and logger.isEnabledFor(logging.WARNING)
+    show(finished.summary, Console(), warnings=not seen)

@@ -22,8 +22,8 @@ WHOLE = 0.02  # how far the mean mass of whole steps may be from 1
 SIMILAR = 0.75  # lowest score in a row, relative to its fastest worker
 
 
-def show(report: Report, console: Console) -> None:
-    """Print the summary of a run."""
+def show(report: Report, console: Console, *, warnings: bool = True) -> None:
+    """Print the summary of a run; without its warnings where they were shown as they came."""
     console.print(
         f"[bold]{escape(report.strategy)}[/bold] [dim]· {report.engine} · {_crowd(report)} · seed {report.seed}[/dim]",
         highlight=False,
@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
     if report.per_worker:
         console.print()
         console.print(_workers(report.per_worker, bars=console.width >= ROOM_FOR_BARS))
-    for warning in report.warnings:
+    for warning in report.warnings if warnings else ():
         console.print(f"[yellow]warning:[/yellow] {_verbatim(warning)}", highlight=False, soft_wrap=True)
     trained = "model" if report.table_reads is None else "tables"
     for label, path in (("folder", report.folder), (trained, report.model), ("journal", report.journal)):
