@@ -6,7 +6,7 @@ Not public: import `Run` and `launch` from `paceline`.
 import datetime
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from paceline.core.settings import (
     usual_workers,
     with_shared_batch,
 )
+from paceline.model.own_optimizer import handed_over
 from paceline.records import run_file
 from paceline.records.journal import Header, Sink, refuse_other_files
 from paceline.records.metrics import Report
@@ -133,6 +134,7 @@ def launch(
     config: RunConfig | None = None,
     progress: Callable[[Progress], None] | None = None,
     sink: Sink | None = None,
+    optimizers: Sequence[type[torch.optim.Optimizer]] = (),
     engine: EngineName = unset.engine,
     scenario: Scenario | str | Path | None = unset.scenario,
     strategy: str | Machine | type[Machine] = unset.strategy,
@@ -164,7 +166,8 @@ def launch(
 
     `train` is a function without arguments that begins with `paceline.init()`. The settings are those of the command
     line, explained in docs/reference/settings.md; alternatively `config` holds all of them. `progress` is called as the
-    run goes on, and `sink` gets every line of the journal.
+    run goes on, and `sink` gets every line of the journal. `optimizers` are classes of your own that the server could
+    not import, such as those of a notebook.
 
     A run that fails raises an error. One that was interrupted, or that the convergence guard stopped, returns and says
     so in `ended`.
@@ -179,7 +182,7 @@ def launch(
     config = msgspec.structs.replace(config, strategy=_strategy(config, workers))
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
-    plan = _plan(config, cluster, workers, restore)
+    plan = msgspec.structs.replace(_plan(config, cluster, workers, restore), optimizers=handed_over(optimizers))
     _say_how_to_repeat(plan, train)
     from paceline import engines  # each is loaded when it is asked for
 

@@ -10,7 +10,7 @@ from clusters import Rows
 from launching import launch
 
 import paceline
-from paceline.core.errors import UserError
+from paceline.core.errors import OptionError, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
@@ -107,16 +107,36 @@ def test_the_server_steps_with_a_class_that_it_can_import(tmp_path, monkeypatch)
     sys.modules.pop("own_signed", None)
 
 
-def hidden_class():
+def with_hidden_class():
+    """A script with a class that nobody can import, and the class."""
+
     class Signed(torch.optim.SGD):
         def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.sign_()
             return super().step(closure)
 
-    session = paceline.init()
-    model = torch.nn.Linear(6, 1).double()
-    session.prepare(model, Signed(model.parameters(), lr=0.25))
+    def train():
+        session = paceline.init()
+        model = torch.nn.Linear(6, 1).double()
+        optimizer = Signed(model.parameters(), lr=0.25)
+        session.prepare(model, optimizer)
+        start = model.weight.detach().clone()
+        for x, y, _ in session.batches(Rows(16), batch_size=4, epochs=1):
+            optimizer.zero_grad()
+            (model(x).squeeze(-1) - y).square().mean().backward()
+            optimizer.step()
+        steps = (model.weight.detach() - start) / 0.25
+        assert torch.allclose(steps, steps.round(), atol=1e-9)
+
+    return train, Signed
 
 
-def test_one_that_it_cannot_is_refused():
-    with pytest.raises(UserError, match="the server cannot import the optimizer .*Signed"):
-        launch(hidden_class)
+def test_one_that_it_cannot_is_refused_unless_it_is_handed_over():
+    train, signed = with_hidden_class()
+    with pytest.raises(UserError, match="the server cannot import the optimizer .*Signed.*launch.optimizers="):
+        launch(train)
+    assert launch(train, optimizers=[signed]).summary.versions == 2
+    with pytest.raises(OptionError, match="optimizers must be classes of torch optimizers, and 'SGD' is none"):
+        launch(train, optimizers=["SGD"])

@@ -5,9 +5,11 @@ A class goes by `module:Class`. Inside one process the class itself is known; an
 
 import importlib
 import inspect
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 from paceline.core.errors import OptionError
@@ -29,6 +31,21 @@ def name_of(kind: type[torch.optim.Optimizer]) -> str:
     return name
 
 
+def handed_over(kinds: Sequence[type[torch.optim.Optimizer]]) -> bytes:
+    """Pack classes for a process that cannot import them; empty if there are none."""
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+            raise OptionError(f"optimizers must be classes of torch optimizers, and {kind!r} is none")
+    return cloudpickle.dumps({name_of(kind): kind for kind in kinds}) if kinds else b""
+
+
+def take(packed: bytes) -> None:
+    """Know the classes that were handed over, also by the names that they have after it, as on workers."""
+    if packed:
+        known: dict[str, type[torch.optim.Optimizer]] = pickle.loads(packed)
+        _known.update({**known, **{name_of(kind): kind for kind in known.values()}})
+
+
 def class_of(name: str) -> type[torch.optim.Optimizer]:
     """Return the class of that name: one that a script of this process has, or an imported one."""
     if name in _known:
@@ -43,7 +60,7 @@ def class_of(name: str) -> type[torch.optim.Optimizer]:
     except (ImportError, AttributeError) as error:
         raise OptionError(
             f"the server cannot import the optimizer {name} ({error}): define it at the top of a module beside the "
-            "script, and import it from there"
+            "script, and import it from there, or give it to launch(optimizers=[...])"
         ) from error
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         raise OptionError(f"{name} is not an optimizer class: {type(found).__name__}")

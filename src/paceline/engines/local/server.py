@@ -25,6 +25,7 @@ from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
 from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
 from paceline.gradients.server import GradientExchange
+from paceline.model import own_optimizer
 from paceline.model.memory_budget import require_server
 from paceline.model.regions import Region
 from paceline.model.spec import Parameters
@@ -58,6 +59,7 @@ def main(channel: Channel) -> None:
         raise InternalError(f"the first message of a server must be its setup, not {setup!r}")
     torch.set_num_threads(setup.plan.config.threads or 1)
     torch.set_grad_enabled(False)  # once, instead of for every step
+    own_optimizer.take(setup.plan.optimizers)
     try:
         server = Server(channel, setup)
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
