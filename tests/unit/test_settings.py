@@ -316,7 +316,7 @@ def plain(declared: object) -> object:
 def test_launch_has_every_setting_with_its_type_and_its_default() -> None:
     hints = typing.get_type_hints(paceline.launch)
     parameters = inspect.signature(paceline.launch).parameters
-    beside = {"train", "config", "progress", "sink"}
+    beside = {"train", "config", "progress", "sink", "optimizers"}
     assert set(parameters) == beside | set(SETTINGS)
     for name, setting in SETTINGS.items():
         parameter = parameters[name]
