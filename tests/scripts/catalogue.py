@@ -5,16 +5,9 @@ result to: the state of model and optimizer, and a score. Alone the port must co
 must come to the original's score.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import torch
-from torch import nn
-
-import paceline
-from paceline import Session
-from paceline.core.errors import OptionError, UserError
 
 FOLDER = Path(__file__).parent
 ORIGINALS = FOLDER / "originals"
@@ -33,7 +26,6 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     within: float = 0.04  # how much worse the score may be on workers; the table's notes say why
     one_loop: bool = False  # the port has all epochs in one `batches` loop
     starts: int = 1  # how often the script is started, for those that go on by themselves
-    needs: str | None = None  # a key of NEEDS
     local: str = WORKS  # or REFUSED and a part of the message
     sim: str = WORKS
 
@@ -90,90 +82,15 @@ LOOPS = (
     Loop(name="packed_lstm", kind="packed sequences, dict batches"),
     Loop(name="contrastive", kind="contrastive, negatives of the batch", batch=128),
     Loop(name="functions", kind="train_one_epoch and validate"),
-    Loop(name="clamping", kind="weights clamped in the loop", needs="edits in the loop",
+    Loop(name="clamping", kind="weights clamped in the loop",
          local=REFUSED + "beside the optimizer", sim=REFUSED + "beside the optimizer"),
-    Loop(name="own_optimizer", kind="an optimizer with a step of its own", needs="own optimizers"),
-    Loop(name="gan", kind="GAN, two optimizers", batch=64, lower=True, within=0.5, needs="several models"),
-    Loop(name="actor_critic", kind="actor and critic, no data set", batch=None, lower=True, within=0.3,
-         needs="several models"),
-    Loop(name="muon_adamw", kind="Muon and AdamW on parts of one model", needs="several optimizers"),
-    Loop(name="stream_dataset", kind="IterableDataset", batch=16, needs="streams"),
-    Loop(name="stream_generator", kind="generator of batches", batch=None, lower=True, needs="streams"),
-    Loop(name="epochs_loop", kind="session.epochs", needs="session.epochs"),
-    Loop(name="hand_schedule", kind="session.progress", needs="session.progress"),
-    Loop(name="shared_metric", kind="session.mean", needs="session.mean"),
+    Loop(name="own_optimizer", kind="an optimizer with a step of its own"),
+    Loop(name="gan", kind="GAN, two optimizers", batch=64, lower=True, within=0.5),
+    Loop(name="actor_critic", kind="actor and critic, no data set", batch=None, lower=True, within=0.3),
+    Loop(name="muon_adamw", kind="Muon and AdamW on parts of one model"),
+    Loop(name="stream_dataset", kind="IterableDataset", batch=16),
+    Loop(name="stream_generator", kind="generator of batches", batch=None, lower=True),
+    Loop(name="epochs_loop", kind="session.epochs"),
+    Loop(name="hand_schedule", kind="session.progress"),
+    Loop(name="shared_metric", kind="session.mean"),
 )  # fmt: skip
-
-
-# -- what some of them need --------------------------------------------------------------------------------------------
-
-
-class _Decays(torch.optim.SGD):
-    """An optimizer with a step of its own."""
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.data.mul_(0.5)
-        return None
-
-
-def _trains(session: Session, *models: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
-    """Make two steps of each model, side by side."""
-    optimizers = [optimizer(model.parameters(), lr=0.1) for model in models]
-    for model, each in zip(models, optimizers, strict=True):
-        session.prepare(model, each)
-    for _ in session.steps(2):
-        for model, each in zip(models, optimizers, strict=True):
-            each.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            each.step()
-
-
-def _two_optimizers(session: Session) -> None:
-    model = nn.Linear(1, 1)
-    for parameter in model.parameters():
-        session.prepare(model, torch.optim.SGD([parameter], lr=0.1))
-
-
-def _edit(session: Session) -> None:
-    model = nn.Linear(1, 1)
-    _, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in session.steps(2):
-        optimizer.zero_grad()
-        model(torch.ones(1, 1)).sum().backward()
-        before = model.weight.item()
-        optimizer.step()
-        if abs(before - 0.1 - model.weight.item()) > 1e-6:
-            raise UserError("what was changed in the loop is gone")
-        model.weight.data.fill_(7.0)
-
-
-def _stream(session: Session) -> None:
-    model = nn.Linear(1, 1)
-    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in session.batches(iter([torch.ones(1)])):
-        pass
-
-
-NEEDS: dict[str, Callable[[Session], object]] = {
-    "edits in the loop": _edit,
-    "own optimizers": lambda session: _trains(session, nn.Linear(1, 1), optimizer=_Decays),
-    "several models": lambda session: _trains(session, nn.Linear(1, 1), nn.Linear(1, 1)),
-    "several optimizers": _two_optimizers,
-    "streams": _stream,
-    "session.epochs": lambda session: session.epochs,
-    "session.progress": lambda session: session.progress,
-    "session.mean": lambda session: session.mean,
-}
-
-
-def available(need: str | None) -> bool:
-    """Whether a script alone can do this: tries it."""
-    if need is None:
-        return True
-    try:
-        NEEDS[need](paceline.init())
-    except (AttributeError, UserError, OptionError):
-        return False
-    return True

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline.cli import main
-from scripts.catalogue import FOLDER, LOOPS, MODULES, ORIGINALS, available
+from scripts.catalogue import FOLDER, LOOPS, MODULES, ORIGINALS
 
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
@@ -21,7 +21,6 @@ BLOCK = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 HEADER = re.compile(r"^--- \S*?(\w+)\.py.*\n\+\+\+ .*\n", re.M)
 SCRIPTS = {"plain": "sgd", "nanogpt": "nanogpt", "gan": "gan", "accelerate": "with_accelerate", "fabric": "with_fabric"}
 IN_SIM = ["accelerate", "fabric"]  # the loops of the other pages run there as loops
-NEEDS = {loop.name: loop.needs for loop in LOOPS}
 DIFFS = {page.stem: found for page in sorted(HOWTO.glob("*.md")) for found in BLOCK.findall(page.read_text())}
 
 
@@ -37,12 +36,6 @@ def patched(diff, folder):
     (folder / "page.diff").write_text(HEADER.sub("--- a/train.py\n+++ b/train.py\n", diff))
     subprocess.run(["git", "apply", "page.diff"], cwd=folder, check=True)
     return script
-
-
-def needed(diff):
-    need = NEEDS.get(original_of(diff).stem)
-    if not available(need):
-        pytest.xfail(f"needs {need}")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -62,7 +55,6 @@ def test_its_diff_applies_and_what_comes_of_it_trains_alone(name, tmp_path):
     port = FOLDER / original_of(DIFFS[name]).name
     if port.exists():
         assert script.read_text() == port.read_text()
-    needed(DIFFS[name])
     with loop_runs.comparable():
         loop_runs.run_alone(script, tmp_path / "result.pt")
     assert loop_runs.read(tmp_path / "result.pt").keys() >= {"model", "optimizer", "score"}
