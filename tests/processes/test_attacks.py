@@ -1,0 +1,36 @@
+"""A sample of every attack of `make attack`, against this tree, and the harness that judges them."""
+
+import importlib
+import os
+
+import pytest
+
+import attack as command
+from attacks import harness
+
+ATTACKS = {
+    f"{module}-{each.name}": each
+    for module in command.modules()
+    for each in importlib.import_module(f"attacks.{module}").ATTACKS
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_sample_of_each_attack_is_held_off(name):
+    attack = ATTACKS[name]
+    if attack.root and os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    with harness.this_tree() as source:
+        (trial,) = harness.attempts(attack, source, [0])
+    assert trial.held, trial.what
+
+
+@pytest.mark.parametrize(("held", "broke", "passed"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_an_attack_must_have_succeeded_before_and_fail_now(held, broke, passed, monkeypatch):
+    """A check that cannot fail proves nothing: one that never succeeded does not pass."""
+    trials = iter([harness.Trial(not broke, "then"), harness.Trial(held, "now")])
+    planted = harness.Attack("planted", "nothing", lambda target, seed: next(trials), trials=1)
+    row, verdict = command.judged(planted, "HEAD", None)
+    assert verdict.passed is passed
+    assert row["held here"] == f"{int(held)} of 1"
