@@ -3,38 +3,27 @@
 Not public: import `Session` and `init` from `paceline`.
 """
 
-import contextlib
 import copy
-import math
 import numbers
 import os
 import sys
-import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.errors import OptionError, UserError
-from paceline.core.ledger import ENDLESS, SAMPLINGS, Sampling, whole_epochs
+from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
-from paceline.tables.client import Client, serve_evaluations
-from paceline.tables.client import Evaluate as EvaluateTables
-from paceline.tables.messages import Measures
-from paceline.tables.table import Table, initial_values
-from paceline.tables.table_spec import make_spec
-from paceline.transport.base import Closed, Lost
+from paceline.tables.table_session import TableSession
+from paceline.transport.base import Closed
 from paceline.transport.messages import (
     Collective,
-    EpochAsked,
-    EpochHeld,
     EvaluationsAsked,
     EvaluationsHeld,
     Note,
@@ -42,40 +31,33 @@ from paceline.transport.messages import (
     OptimizerAsked,
     OptimizerHeld,
     OptimizerLoaded,
-    OptionAsked,
-    Over,
     Ready,
-    Remark,
     Stop,
-    ToServer,
     ToWorker,
 )
-from paceline.worker import context
-from paceline.worker.batch_loop import OVER, BatchLoop
+from paceline.worker import context, optimizer_hooks
 from paceline.worker.collective_calls import CollectiveCalls
-from paceline.worker.context import WorkerContext, convert_option
+from paceline.worker.context import WorkerContext
 from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.enclosing_loops import is_in_loop
-from paceline.worker.epoch_loops import EpochLoops
-from paceline.worker.fetching import Fetcher, Source
+from paceline.worker.fetching import Fetcher
 from paceline.worker.handshake import Handshake, serve_versions
-from paceline.worker.loop_plan import plan_loop, rounds_of, whole_size
+from paceline.worker.identity import device_for
+from paceline.worker.loop_plan import plan_loop, rounds_of
+from paceline.worker.loop_runner import LoopRunner
+from paceline.worker.loops import Batches, Steps, Stream
 from paceline.worker.other_frameworks import require_no_launcher, require_no_process_group, unwrapped
 from paceline.worker.parts import Parts
 from paceline.worker.rehearsal import Rehearsal
-from paceline.worker.replica import Replica, has_batch_statistics, spec_of
+from paceline.worker.replica import Replica, spec_of
 from paceline.worker.run_optimizer import RunOptimizer
 from paceline.worker.run_position import RunProgress
 from paceline.worker.schedules import Schedules, check_schedule
 from paceline.worker.state import WorkerState
-from paceline.worker.streaming import StreamFetcher, Unread, is_stream, open_stream
+from paceline.worker.streaming import is_stream
 
-T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-Answer = TypeVar("Answer", bound=ToWorker)
-CLOCKS = 1 << 40  # stands for the size of the data where there is none
-EMPTY_PHASES = 1000  # loops that a script may start after the run is over; they get no data
 
 
 def init() -> "Session":
@@ -101,7 +83,7 @@ def init() -> "Session":
     return session
 
 
-class Session:
+class Session(TableSession):
     """One worker's side of a run; `paceline.init()` returns it.
 
     A script that trains a model calls `prepare`, then loops over `batches`. One that works on tables opens them with
@@ -110,64 +92,16 @@ class Session:
     """
 
     def __init__(self, given: WorkerContext) -> None:
-        self._context = given
-        self._state = WorkerState()
-        self._kept: deque[ToWorker] = deque()  # messages that came while an answer was awaited
-        self._parts = Parts()
-        self._evaluates = False
-        self.device = _device(given)
-        self._collectives = CollectiveCalls(given.endpoint, self._kept, self.device)
-        self._endpoint = self._collectives.endpoint
-        self._replica: Replica | None = None
-        self._handshake: Handshake | None = None
-        self._loop: BatchLoop | Rehearsal | None = None
-        self._tables: Client | None = None
-        self._handles: dict[str, Table] = {}  # one per open table
-        self._schedules = Schedules(given.endpoint, self._state, alone=given.alone)
-        self._asked: set[str] = set()
-        self._phase = 0
-        self._epoch_loops = EpochLoops(given.epochs)
-        self._unread: Unread = []
-        self._rounds_done = 0.0
-        self._run_over = False
-        self._empty_phases = 0
+        state, kept = WorkerState(), deque[ToWorker]()
+        self._collectives = CollectiveCalls(given.endpoint, kept, device_for(given))
+        super().__init__(given, self._collectives.endpoint, state)
+        self._parts = Parts(alone=given.alone)
+        self._schedules = Schedules(given.endpoint, state, alone=given.alone)
+        self._loops = LoopRunner(given, state, self._schedules, self._collectives, kept, self._parts)
 
     @property
-    def worker(self) -> int:
-        """This worker's number, from 0. In the process that only evaluates it equals `workers`."""
-        return self._context.workers if self._context.evaluator else self._context.worker
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is worker 0, which prints and saves where one worker should; never the evaluator's process."""
-        return self._context.worker == 0 and not self._context.evaluator
-
-    @property
-    def workers(self) -> int:
-        """The number of workers that the run started with."""
-        return self._context.workers
-
-    @property
-    def data_dir(self) -> Path | None:
-        """The folder given by `--data-dir`; None without one."""
-        return self._context.data_dir
-
-    def option(self, name: str, default: T) -> T:
-        """Return the value given by `--set name=value`, in the type of `default`; without one, `default`."""
-        self._context.shared.asked.add(name)
-        if name not in self._asked:
-            self._asked.add(name)
-            with contextlib.suppress(Closed):  # a script may ask after the run is over
-                self._endpoint.send(OptionAsked(name))
-        if name not in self._context.options:
-            return default
-        value: T = convert_option(name, self._context.options[name], default)
-        return value
-
-    def once(self, key: str, make: Callable[[], T]) -> T:
-        """Return this process's object called `key`, which the first call makes: use it to load a data set once."""
-        made: T = self._context.shared.once(key, make)
-        return made
+    def _trains(self) -> bool:
+        return self._loops.replica is not None
 
     def prepare(
         self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None,
@@ -184,7 +118,7 @@ class Session:
         numbers by name, such as {"accuracy": 0.97}. It may use only what exists before this call. With it, a
         `ReduceLROnPlateau` takes a step at every evaluation, by the number called `plateau`, by default the first.
         """
-        if self._phase:
+        if self._loops.phase:
             raise UserError("prepare() was called after the first loop: prepare all models and optimizers before it")
         if self._tables is not None:
             raise UserError("prepare() was called after table(): a run trains a model or works on tables")
@@ -197,10 +131,7 @@ class Session:
         if evaluate is not None and not callable(evaluate):
             raise OptionError(f"evaluate must be a function of the model, not {type(evaluate).__name__}")
         check_schedule(scheduler, evaluate, plateau)
-        if self._evaluates:
-            raise UserError("evaluate was given to an earlier prepare(): give it to the last one")
-        self._evaluates = evaluate is not None
-        self._parts.add(model, optimizer)
+        self._parts.add(model, optimizer, evaluated=evaluate is not None)
         if self._context.evaluator and evaluate is None:
             return as_given[:2]  # a later call may have something to measure
         whole, groups = self._parts.whole()
@@ -208,25 +139,28 @@ class Session:
         evaluator = None
         if measure is not None and self._context.evaluates:
             evaluator = (copy.deepcopy(whole).eval(), measure)
-        replica = self._replica = self._make_replica(whole, groups)
+        replica = self._loops.replica = self._make_replica(whole, groups)
         for each in ((model, optimizer, scheduler), as_given):
             self._state.leave_out(*(each if scheduler is not None else each[:1]))
         follows = evaluate is not None and isinstance(scheduler, ReduceLROnPlateau)
         self._schedules.give(scheduler, optimizer, partial(self._ask_evaluations, plateau) if follows else None)
-        handshake = self._handshake = Handshake(self._endpoint, replica, self._state, evaluator)
+        handshake = self._loops.handshake = Handshake(self._endpoint, replica, self._state, evaluator)
         if self._context.evaluator and measure is not None:
             serve_versions(self._endpoint, handshake, replica, measure)
         handshake.greet()
         if not replica.steps_itself:
+            loops = self._loops
             shown = RunOptimizer(
-                optimizer, self._parameters, self._state, self._ask_optimizer, self._load_optimizer, self._check_load
-            )
+                optimizer, lambda: loops.parameters, self._state, lambda: loops.ask(OptimizerAsked(), OptimizerHeld),
+                self._load_optimizer, self._check_load,
+            )  # fmt: skip
             if optimizer.state:  # from before
                 shown.hand_over()
         if replica.at_once:
-            self._watch_optimizer(optimizer)
+            known = weakref.ref(self)  # a script that runs by itself may keep its optimizer for longer than its session
+            optimizer_hooks.count_steps(optimizer, partial(_on_own_step, known), partial(_on_zero_grad, known))
         else:
-            self._hook_optimizer(optimizer)
+            optimizer_hooks.take_over(optimizer, self._on_step, self._on_zero_grad, fixed=not replica.steps_itself)
         replica.watch_backward()
         if follows:
             self._ask_evaluations(plateau, 0)  # from here on, checkpoints hold them
@@ -235,7 +169,7 @@ class Session:
     def _unwrapped(self, thing: Any) -> Any:
         inner, remarks = unwrapped(thing)
         for remark in remarks:
-            self._remark(remark)
+            self._loops.remark(remark)
         return inner
 
     def _make_replica(self, model: torch.nn.Module, groups: Any) -> Replica:
@@ -281,11 +215,12 @@ class Session:
         is read for `steps` rounds, shared out by speed, or until the streams of all workers have ended. Which samples
         come, and how often, is then up to the script.
         """
-        replica, given, dataset = self._require_prepared("batches()"), self._context, self._unwrapped(dataset)
+        self._require_prepared("batches()")
+        given, dataset = self._context, self._unwrapped(dataset)
         if is_stream(dataset):
             if sampling != "epoch":
                 raise OptionError(f"a stream is read in its own order: leave out sampling={sampling!r}")
-            return self._stream(dataset, batch_size, steps, epochs, loader_options)
+            return Stream(self._loops, *self._loops.open_stream(dataset, batch_size, steps, epochs, loader_options))
         if steps is not None:
             raise OptionError(f"steps={steps!r} is for streams: give epochs for a data set that has a length")
         dataset, batch_size, epochs, loader_options, remark = plan_loop(
@@ -293,53 +228,24 @@ class Session:
         )
         if sampling not in SAMPLINGS:
             raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
-        least = 2 if has_batch_statistics(replica.model) else 1
+        least = self._loops.least
         if batch_size < least:
             raise OptionError(f"a model with BatchNorm needs batch_size >= {least}, not {batch_size}")
         fetcher = Fetcher(dataset, loader_options)
         if not fetcher.size:
             raise OptionError("the data set is empty: batches() needs at least 1 sample")
         if remark is not None:
-            self._remark(remark)
+            self._loops.remark(remark)
 
         def phase(epochs: float) -> Ready:
             if sampling == "epoch":  # here, so that `len()` and the journal agree with it
                 epochs = whole_epochs(fetcher.size, epochs, least)
-            return Ready(self._phase, fetcher.size, batch_size, epochs, sampling, least)
+            return Ready(self._loops.phase, fetcher.size, batch_size, epochs, sampling, least)
 
         if given.epochs is None:
-            return Batches(self, fetcher, phase(epochs))
+            return Batches(self._loops, fetcher, phase(epochs))
         in_loop = is_in_loop(sys._getframe(1))  # then each pass of it has as many epochs as the script says
-        return Batches(self, fetcher, phase(epochs if in_loop else given.epochs), phase(epochs))
-
-    def _stream(
-        self, data: Any, batch_size: int | None, steps: int | None, epochs: float, options: dict[str, Any]
-    ) -> "Stream":  # fmt: skip
-        given = self._context
-        makes_batches = isinstance(data, DataLoader | IterableDataset)
-        if given.batch_size is not None and makes_batches:
-            batch_size = given.batch_size
-        elif given.batch_size is not None:
-            self._remark(f"--batch-size does not change the batches that {type(data).__name__} brings")
-        if given.epochs is not None:
-            self._remark("--epochs does not apply to a stream, which is read for `steps` or until it ends")
-        least = 2 if self._replica is not None and has_batch_statistics(self._replica.model) else 1
-        fetcher, ready = open_stream(
-            data,
-            None if batch_size is None else whole_size(batch_size),
-            steps,
-            epochs,
-            self.workers,
-            options,
-            self._unread,
-        )
-        if makes_batches and ready.batch_size < least and getattr(data, "batch_size", batch_size) is not None:
-            raise OptionError(f"a model with BatchNorm needs batch_size >= {least}, not {ready.batch_size}")
-        return Stream(self, fetcher, ready)
-
-    def _remark(self, text: str) -> None:
-        with contextlib.suppress(Closed):  # after the run is over there is nobody to tell
-            self._endpoint.send(Remark(text))
+        return Batches(self._loops, fetcher, phase(epochs if in_loop else given.epochs), phase(epochs))
 
     def steps(self, count: int) -> "Steps":
         """Return a loop without a data set: `count` rounds, that is `count` steps for each worker of the run.
@@ -351,14 +257,13 @@ class Session:
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
             raise OptionError(f"steps(count) needs a whole number >= 1, not {count!r}")
         fetcher = Fetcher(range(int(count) * self.workers), {})
-        return Steps(self, fetcher, Ready(self._phase, fetcher.size, 1, 1.0, "epoch", 1))
+        return Steps(self._loops, fetcher, Ready(self._loops.phase, fetcher.size, 1, 1.0, "epoch", 1))
 
-    def _require_prepared(self, what: str) -> Replica:
+    def _require_prepared(self, what: str) -> None:
         if self._context.evaluator:
             raise Closed  # the evaluator's process has nothing to measure
-        if self._replica is None:
+        if not self._trains:
             raise UserError(f"{what} was called before prepare(model, optimizer)")
-        return self._replica
 
     def rounds(self, dataset: Any, batch_size: int | None = None, epochs: float = 1) -> int:
         """Return the `len()` of `batches(...)` with these arguments: how many rounds such a loop has.
@@ -387,15 +292,7 @@ class Session:
         are not run again. `--epochs` overrides `count`. The loop ends with the run.
         """
         self._require_prepared("epochs()")
-        return self._epoch_loops.epochs(count, self._ask_epoch, self._begin_at, lambda: self._run_over)
-
-    def _ask_epoch(self, loop: int) -> EpochHeld:
-        return self._ask(EpochAsked(loop), EpochHeld)
-
-    def _begin_at(self, held: EpochHeld) -> None:
-        self._phase = max(self._phase, held.phase)
-        if held.calls is not None:
-            self._collectives.made = max(self._collectives.made, held.calls)
+        return self._loops.epochs(count)
 
     def report(self, **numbers: Any) -> None:
         """Report numbers by name; call it before `optimizer.step()`, or before `clock` on tables.
@@ -405,11 +302,11 @@ class Session:
         for name, value in numbers.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             if name == "loss":
-                if self._loop is not None:
-                    self._loop.on_loss(number)
+                if self._loops.current is not None:
+                    self._loops.current.on_loss(number)
                 elif self._tables is not None:
                     self._tables.report_loss(number)
-            elif not isinstance(self._loop, Rehearsal):
+            elif not isinstance(self._loops.current, Rehearsal):
                 self._endpoint.send(Note(name, number))
 
     # -- all workers together ----------------------------------------------------------------------------------------
@@ -440,7 +337,7 @@ class Session:
             self._together("barrier", None)
 
     def _together(self, call: Collective, value: Any) -> list[Any]:
-        if self._loop is not None:
+        if self._loops.current is not None:
             raise UserError(
                 f"{call}() inside a batches() or steps() loop: workers make unequal numbers of passes, so one would "
                 "wait for a call that another never makes; call it after the loop, or use report(name=value) in it"
@@ -453,244 +350,37 @@ class Session:
         return self._collectives.make(call, value, self._find_server)
 
     def _find_server(self) -> None:
-        if self._handshake is not None:
-            self._handshake.again()
+        if self._loops.handshake is not None:
+            self._loops.handshake.again()
         elif self._tables is not None:
             self._tables.find_server()
         else:
             self._endpoint.reconnect()
 
-    # -- tables ------------------------------------------------------------------------------------------------------
-
-    def table(
-        self,
-        name: str,
-        rows: int,
-        width: int = 1,
-        *,
-        dtype: Any = "float32",
-        staleness: int | None = None,
-        init: Any = None,
-        update: str = "add",
-        eager: bool = False,
-        cache_rows: int | None = None,
-    ) -> Table:
-        """Open a table that all workers share: rows of a fixed width, read with `get` and added to with `inc`.
-
-        `staleness` bounds the age of what is read, in clocks, where it is tighter than the strategy's bound. `init` is
-        a number, an array, or a function of rows and width; the first worker's is taken. `update` is what an increment
-        does at the server (`add`, `clip:limit=...`, `adagrad:rate=...`). With `eager` the server resends
-        rows that this worker has read as they change. `cache_rows` bounds how many rows it caches.
-        """
-        if self._replica is not None:
-            raise UserError("table() was called after prepare(): a run trains a model or works on tables")
-        spec = make_spec(name, rows, width, dtype, staleness, update, eager)
-        if self._tables is None:
-            ready = None if self._context.evaluator else Ready(self._phase, CLOCKS, 1, 1, "clocks", 1)
-            self._tables = Client(self._endpoint, self._context.worker, ready, self._state)
-        opened = self._tables.open(spec, initial_values(spec, init), cache_rows)
-        return self._handles.setdefault(spec.name, Table(self._tables, opened))
-
-    def clock(self, work: int = 1) -> bool:
-        """Complete an iteration on tables and send what this worker wrote; return False once the run is over.
-
-        `work` is what the iteration cost, in samples, tokens, ratings; a scenario's times are per unit of it.
-        """
-        return self._on_tables("clock()").complete_clock(work)
-
-    @property
-    def clocks(self) -> int:
-        """Iterations on tables that this worker has completed. A newcomer starts at the slowest worker's number, a
-        resumed run where it stopped."""
-        client = self._on_tables("clocks")
-        client.require_going("clocks")
-        return client.clock
-
-    def share(self, count: int) -> Any:
-        """Return this worker's part of `count` rows, an array of row numbers; it changes as workers join or leave."""
-        return self._on_tables("share()").share(count)
-
-    def measure(self, evaluate: EvaluateTables) -> None:
-        """Measure the tables as the run goes on: `evaluate(tables)` gets arrays by name and returns numbers by name.
-
-        Call it before the first `get` or `clock`. It takes none of the workers' time.
-        """
-        if not callable(evaluate):
-            raise OptionError(f"evaluate must be a function of the tables, not {type(evaluate).__name__}")
-        if self._context.evaluator:
-            serve_evaluations(self._endpoint, evaluate)
-        self._endpoint.send(Measures(evaluate if self._context.evaluates else None))
-
-    def _on_tables(self, what: str) -> Client:
-        if self._tables is None:
-            raise UserError(f"{what} was called before session.table(...): open the tables first")
-        return self._tables
-
     def stop(self, reason: str) -> None:
         """End this phase for all workers, this one's loop with the current batch; the journal records the reason."""
-        if self._loop is not None:
-            self._loop.stop(reason)
+        if self._loops.current is not None:
+            self._loops.current.stop(reason)
         else:
             self._endpoint.send(Stop(reason))
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
-
-    def _run_phase(self, fetcher: Source, ready: Ready, *, in_loop: bool = False) -> Iterator[Any]:
-        if self._loop is not None:
-            raise UserError("a batches() loop is already running in this session; finish it first")
-        if self._run_over or self._replica is None or self._handshake is None:
-            self._empty_phases += 1
-            if self._empty_phases > EMPTY_PHASES:
-                raise Closed  # else a script that loops until it has seen enough data would never end
-            return
-        self._require_whole(self._replica, self._handshake)
-        share = self._epoch_loops.share(ready) if in_loop else ready
-        if share is None:
-            return
-        ready = msgspec.structs.replace(
-            share, phase=self._phase, mark=self._epoch_loops.mark, calls=self._collectives.made,
-            between=self._schedules.between,
-        )  # fmt: skip
-        self._phase += 1
-        self._state.stream = self._stream_to_keep(fetcher)
-        self._schedules.enter(ready.phase)
-        loop = self._loop = BatchLoop(
-            self._endpoint, self._replica, fetcher, ready, self._handshake, self._state, self._kept,
-            self._schedules.on_news, leads=self._context.worker == 0,
-        )  # fmt: skip
-        loop.rounds_done = self._rounds_done
-        try:
-            loop.begin()
-            batches, worker = self._context.shared.batches, self.worker
-            before = batches.get(worker, 0)
-            while (batch := loop.next_batch()) is not OVER:
-                batches[worker] = batches.get(worker, 0) + 1
-                yield batch
-            over = loop.over
-            if over is not None and over.late and not over.run_over and batches.get(worker, 0) == before:
-                self._loop = Rehearsal(self._replica, self._state, loop.rounds_done, self._handshake.again)
-                yield from self._loop.batches(fetcher, ready.batch_size)
-        finally:
-            self._rounds_done = loop.rounds_done
-            self._loop = self._state.stream = None
-            if isinstance(loop.over, Over):
-                self._run_over = loop.over.run_over
-            self._schedules.position.inside = False
-            loop.abandon()
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [] if self._replica is None else self._replica.parameters
-
-    def _require_whole(self, replica: Replica, handshake: Handshake) -> None:
-        """Before the first loop: refuse a part of what the run trains, and name parameters that stay as they are."""
-        if handshake.partial:
-            raise UserError(
-                f"the run trains more than the {replica.spec.calls} models and optimizers that this worker has "
-                "prepared: make the same calls of prepare() in every worker, and after --resume"
-            )
-        if self._phase:
-            return
-        names = self._parts.ownerless()
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            self._remark(
-                f"no prepared optimizer has the parameters {', '.join(names[:3])}{more}: they stay as they are"
-            )
-        if self._parts.several and not replica.at_once:
-            self._remark(
-                "several optimizers: all steps of a pass take effect at the next batch, as one update of all models"
-            )
-
-    def _stream_to_keep(self, fetcher: Source) -> StreamFetcher | None:
-        if not isinstance(fetcher, StreamFetcher):
-            return None
-        fetcher.restart()
-        fetcher.kept_by_script = self._state.keeps(fetcher.dataset) or self._state.keeps(fetcher.source)
-        return fetcher
-
-    def _ask_optimizer(self) -> OptimizerHeld:
-        return self._ask(OptimizerAsked(), OptimizerHeld)
-
-    def _ask_evaluations(self, metric: str | None, start: int) -> list[float]:
-        return self._ask(EvaluationsAsked(start, metric), EvaluationsHeld).values
-
-    def _ask(self, question: ToServer, kind: type[Answer]) -> Answer:
-        while True:
-            try:
-                self._endpoint.send(question)
-                while not isinstance(answer := self._endpoint.receive(), kind):
-                    self._kept.append(answer)
-                return answer
-            except Lost:
-                if self._loop is not None:
-                    self._loop.find_server()
-                elif self._handshake is not None:
-                    self._handshake.again()
-
     def _load_optimizer(self, tensors: dict[str, torch.Tensor], numbers: dict[str, Number]) -> None:
         if self._context.worker == 0:
-            self._endpoint.send(OptimizerLoaded(self._phase, tensors, numbers))
+            self._endpoint.send(OptimizerLoaded(self._loops.phase, tensors, numbers))
 
     def _check_load(self) -> None:
-        if self._loop is not None:
+        if self._loops.current is not None:
             raise UserError(
                 "optimizer.load_state_dict() inside a batches() loop: other workers go on training with the state that "
                 "there is; call it before the loop"
             )
 
-    def _run_rounds_done(self) -> float:
-        return self._loop.rounds_done if self._loop is not None else self._rounds_done
-
-    def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        # The module is not hooked, so that it can be copied and pickled; its own zero_grad shows in the gradients.
-        session, zero_in_place = self, optimizer.zero_grad
-
-        def zero_grad(set_to_none: bool = True) -> None:
-            if set_to_none:
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        parameter.grad = None
-            else:
-                zero_in_place(set_to_none=False)
-            if session._loop is not None:
-                session._loop.on_zero_grad()
-
-        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return session._on_step(optimizer, closure)
-
-        def add_param_group(_: Any) -> None:
-            raise UserError("add_param_group() was called after prepare(): add all groups before it")
-
-        if self._replica is not None and not self._replica.steps_itself:
-            optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
-        # Schedulers look for this mark to tell their own wrapper from a step that someone else replaced.
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        # A fused optimizer offers to unscale gradients in its step; a GradScaler must do that before the push.
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-
-    def _watch_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the steps that the script's own optimizer makes."""
-        session, zero_grad = weakref.ref(self), optimizer.zero_grad
-
-        def on_step(*_: Any) -> None:
-            alive = session()
-            if alive is not None and alive._loop is not None:
-                alive._loop.on_own_step()
-
-        def zeroed(set_to_none: bool = True) -> None:
-            zero_grad(set_to_none=set_to_none)
-            alive = session()
-            if alive is not None and alive._loop is not None:
-                alive._loop.on_zero_grad()
-
-        optimizer.register_step_post_hook(on_step)
-        optimizer.zero_grad = zeroed  # type: ignore[method-assign]
+    def _ask_evaluations(self, metric: str | None, start: int) -> list[float]:
+        return self._loops.ask(EvaluationsAsked(start, metric), EvaluationsHeld).values
 
     def _on_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
-        if self._loop is None:
+        loop = self._loops.current
+        if loop is None:
             raise UserError("optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push")
         loss = None
         if closure is not None:
@@ -698,60 +388,23 @@ class Session:
                 loss = closure()
         self._schedules.position.steps += 1
         if self._parts.several:
-            self._loop.on_step_of(self._parts.places_of(optimizer, self._parameters()))
+            loop.on_step_of(self._parts.places_of(optimizer, self._loops.parameters))
         else:
-            self._loop.on_step()
+            loop.on_step()
         return loss
 
-
-def _device(given: WorkerContext) -> torch.device:
-    if given.device is not None:
-        return torch.device(given.device)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return torch.device("cuda", given.worker % count) if count else torch.device("cpu")
+    def _on_zero_grad(self) -> None:
+        if self._loops.current is not None:
+            self._loops.current.on_zero_grad()
 
 
-class Batches:
-    """One phase as an iterable of batches; its length is the number of nominal rounds."""
-
-    def __init__(self, session: Session, fetcher: Source, ready: Ready, in_loop: Ready | None = None) -> None:
-        self._session = session
-        self._fetcher = fetcher
-        self._ready = ready
-        self._in_loop = in_loop  # instead of `ready` inside a loop of the script's own, where --epochs is given
-
-    @property
-    def dataset(self) -> Any:
-        """Return the data set that is shared out."""
-        return self._fetcher.dataset
-
-    @property
-    def batch_size(self) -> int:
-        """Return how many samples a batch has at most, and a round for each worker."""
-        return self._ready.batch_size
-
-    def __len__(self) -> int:
-        return rounds_of(self._ready.size, self._ready.batch_size, self._ready.epochs, self._session.workers)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._in_loop is not None and is_in_loop(sys._getframe(1)):
-            return self._session._run_phase(self._fetcher, self._in_loop, in_loop=True)
-        return self._session._run_phase(self._fetcher, self._ready)
+def _on_own_step(known: weakref.ref[Session]) -> None:
+    session = known()
+    if session is not None and session._loops.current is not None:
+        session._loops.current.on_own_step()
 
 
-class Steps(Batches):
-    """One phase without a data set; its length is the number of rounds."""
-
-    def __iter__(self) -> Iterator[int]:
-        before = self._session._run_rounds_done()
-        for _ in super().__iter__():
-            yield min(len(self) - 1, max(0, math.floor(self._session._run_rounds_done() - before + 1e-9)))
-
-
-class Stream(Batches):
-    """One phase over each worker's own stream; its length is the number of rounds, if there is one."""
-
-    def __len__(self) -> int:
-        if self._ready.size == ENDLESS:
-            return len(self._fetcher.source)  # of this worker's stream; a TypeError where it has no length
-        return super().__len__()
+def _on_zero_grad(known: weakref.ref[Session]) -> None:
+    session = known()
+    if session is not None:
+        session._on_zero_grad()

@@ -87,14 +87,16 @@ def typed(folder: Path, inside: str, lines: list[str], *options: str) -> tuple[i
 
 
 @pytest.mark.parametrize("start", ["nursery", "fresh"])
-def test_processes_are_named(run: Run, start: str) -> None:
+def test_processes_are_named_and_have_torchruns_variables(run: Run, start: str) -> None:
     inside = (
+        "import os; print('torchrun', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE')), flush=True); "
         "print('names', *(pathlib.Path(f'/proc/self/{f}').read_text().strip(chr(0)).strip() "
         "for f in ('comm', 'cmdline')), flush=True)"
     )
     lines = run(inside, "--workers", "2", "--start", start)
     said = {line for line in lines if " names " in line}
     assert said == {f"[worker {n}] names paceline:w{n} paceline: worker {n}" for n in (0, 1)}
+    assert {line for line in lines if " torchrun " in line} == {f"[worker {n}] torchrun {n} 2" for n in (0, 1)}
 
 
 def test_a_warning_of_all_workers_is_shown_once_and_is_in_every_log(run: Run) -> None:

@@ -33,11 +33,10 @@ class Environment:
         session.barrier()
 
 
-@pytest.mark.parametrize("start", ["nursery", pytest.param("fresh", marks=pytest.mark.fresh)])
-def test_workers_have_torchruns_variables_and_the_launcher_keeps_its_own(tmp_path, start, monkeypatch):
+def test_workers_have_torchruns_variables_and_the_launcher_keeps_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "17")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    launch(Environment(tmp_path), tmp_path, workers=3, start=start)
+    launch(Environment(tmp_path), tmp_path, workers=3)
     one = torch.cuda.device_count() == 1
     assert {int(file.stem): json.loads(file.read_text()) for file in tmp_path.glob("*.json")} == {
         n: {"RANK": str(n), "LOCAL_RANK": "0" if one else str(n), "WORLD_SIZE": "3"} for n in range(3)

@@ -75,6 +75,27 @@ def test_alone_each_step_acts_at_once():
     assert held[0][0]["state"]
 
 
+def test_alone_optimizers_may_share_parameters():
+    """As in a script that changes from one optimizer to another on the way."""
+
+    def script(prepare, batches):
+        torch.manual_seed(0)
+        model = network()
+        optimizers = [torch.optim.Adam(model.parameters(), lr=0.01), torch.optim.SGD(model.parameters(), lr=0.02)]
+        for optimizer in optimizers:
+            prepare(model, optimizer)
+        for number, (x, y, _) in enumerate(batches(ROWS, batch_size=10, epochs=2)):
+            optimizer = optimizers[number >= 4]
+            optimizer.zero_grad()
+            mean_square(model, x, y).backward()
+            optimizer.step()
+        return model
+
+    ours, plain = trained(script)
+    for name, value in plain.items():
+        assert torch.equal(ours[name], value), name
+
+
 def joint_steps(seen):
     """What one worker of a server makes of these batches: both gradients of a pass are of the same version."""
     maker, judge, for_maker, for_judge = adversaries()

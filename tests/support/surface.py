@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ def shown(value: Any) -> str:
 
 
 def _made_from(cls: type) -> str:
-    bases = [base.__name__ for base in cls.__bases__ if base is not object]
+    bases = [base.__name__ for base in cls.__bases__ if base is not object and not _is_part(base)]
     return f"({', '.join(bases)})" if bases else ""
 
 
@@ -106,12 +107,24 @@ def _members(cls: type) -> Iterator[str]:
     elif "__init__" in vars(cls) and not vars(cls)["__init__"].__qualname__.startswith("_no_init"):
         yield f"__init__{signature(vars(cls)['__init__'], bound=True)}"
     taken, annotations = set(getattr(cls, "__struct_fields__", ())), inspect.get_annotations(cls)
-    for name, value in sorted(vars(cls).items()):
+    members = {name: value for part in _parts(cls) for name, value in vars(part).items()} | dict(vars(cls))
+    for name, value in sorted(members.items()):
         if not name.startswith("_") and name not in taken:
             yield _member(name, value, annotations)
     for name, type_ in annotations.items():
         if not name.startswith("_") and name not in vars(cls) and name not in taken:
             yield f"{name}: {annotation(type_)}"
+
+
+def _parts(cls: type) -> list[type]:
+    """The bases that nobody is to know of, the farthest first: what they bring is the class's own."""
+    return [base for base in reversed(cls.__mro__[1:]) if _is_part(base)]
+
+
+def _is_part(base: type) -> bool:
+    ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "paceline"]
+    named = any(base.__name__ in getattr(module, "__all__", ()) for module in ours)
+    return base.__module__.startswith("paceline.") and not named
 
 
 def _member(name: str, value: Any, annotations: dict[str, Any]) -> str:

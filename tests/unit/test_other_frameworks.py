@@ -85,6 +85,9 @@ def train(wrap, use_loader=False):
     return {**model.state_dict(), "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
 
 
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel moves its inputs to CUDA")
+
+
 def as_they_are(*given):
     return given
 
@@ -144,7 +147,9 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=WITHOUT_CUDA if name == "DataParallel" else ()) for name in CASES]
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_what_is_unwrapped_trains_to_the_same_bits_and_says_so(case, caplog):
     wrap, remarks = CASES[case]
@@ -156,6 +161,7 @@ def test_what_is_unwrapped_trains_to_the_same_bits_and_says_so(case, caplog):
         assert remark in caplog.text
 
 
+@WITHOUT_CUDA
 def test_in_a_run_the_wrapped_module_is_the_one_that_workers_share():
     lines = Lines()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENDLESS = 1e6  # epochs: the run is to end by its seconds
 
 
-class Stopwatch:
+class PushTimes:
     """A sink of journal lines that keeps what pushes say about time."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def _measured(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fi
 
     settings = msgspec.structs.replace(settle(given, {}), runs_dir=None)
     say(f"measuring {settings.workers} worker{'s' * (settings.workers != 1)} for {seconds:g} s")
-    watch = Stopwatch()
+    watch = PushTimes()
     with engines.prepared(settings):
         launch(train, config=settings, sink=watch)
     if not watch.pushes:

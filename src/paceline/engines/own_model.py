@@ -5,12 +5,13 @@ without paceline: several optimizers, changed weights, closures, a model that mo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from paceline.core.updates import UNMEASURED, Merged, PushRef
 from paceline.model.flat import Layout
-from paceline.model.spec import Gradient, Parameters
+from paceline.model.spec import Gradient, ModelSpec, Parameters
 from paceline.model.store import Store
 from paceline.worker.replica import News, Replica
 
@@ -20,6 +21,10 @@ class OwnReplica(Replica):
 
     steps_itself = True
     at_once = True
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, spec: ModelSpec | None = None) -> None:
+        super().__init__(model, optimizer, spec)
+        self._stepped = False  # the script's optimizer has, on the current batch
 
     def values(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return nothing: the model stays where it is."""
@@ -31,14 +36,17 @@ class OwnReplica(Replica):
     def news(self, *, by_hand: bool = True) -> News:
         """Return what came; a step counts whatever gradients it took."""
         found = super().news(by_hand=by_hand)
-        return News.ADDED if self.stepped and not found else found
+        return News.ADDED if self._stepped and not found else found
+
+    def note_step(self) -> None:
+        self._stepped = True
 
     def require_unmoved(self) -> None:
         """Do nothing: the script may move its model."""
 
     def mark_batch(self) -> None:
         super().mark_batch()
-        self.stepped = False
+        self._stepped = False
 
     def add(self, samples: int, *, last: bool) -> None:
         """Count the samples of a step."""

@@ -10,96 +10,20 @@ then count as discarded. Times, bytes and the workers' own counts are those that
 from the last line before the restored header until it joins again.
 """
 
-import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
-from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, Track
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.core.events import Event, Joined, Left, Pushed
-from paceline.core.peer_actions import Ask, Average, Exchange, Send
-from paceline.core.peer_events import Sent, Stepped
-from paceline.core.settings import rate_factor
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
-from paceline.records.report import (
-    BatchReport,
-    PeerPoint,
-    PeerReport,
-    Report,
-    ReportedNumber,
-    Staleness,
-    TableReads,
-    TargetReport,
-    WorkerReport,
-    to_json,
-)
+from paceline.records.peer_metrics import PeerMetrics
+from paceline.records.report import Report, Staleness, TargetReport, WorkerReport, to_json
+from paceline.records.script_metrics import ScriptMetrics
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
-
-
-class PeerMetrics:
-    """Totals of the nodes' exchanges, over the run and between two measurements of the models."""
-
-    def __init__(self) -> None:
-        self.exchanges: int | None = None  # None: a run with a server
-        self._steps = 0  # of all nodes
-        self._begun = 0  # exchanges begun after a step: neither answers nor the last messages of a leaving node
-        self._sending_s = 0.0
-        self._gathered_bytes = 0
-        self._thresholds: dict[int, float] = {}  # latest of each node that has one
-        self._stepped: set[int] = set()  # nodes that have stepped since the models were last measured
-        self._before = (0, 0)  # steps and exchanges begun by the last measurement
-        self._course: list[PeerPoint] = []
-
-    def decided(self, line: PeerDecision) -> int:
-        """Count a node's decision; return the bytes it sent, counted once a message has left the node."""
-        self.exchanges = self.exchanges or 0
-        for action in line.actions:
-            if isinstance(action, Track) and action.name == "threshold":
-                self._thresholds[line.node] = action.value
-        if isinstance(line.event, Stepped):
-            self._steps += 1
-            self._stepped.add(line.node)
-            self._begun += sum(isinstance(action, Send | Ask | Exchange | Average) for action in line.actions)
-        elif isinstance(line.event, Sent):
-            self.exchanges += 1
-            self._sending_s += line.event.seconds
-            return line.event.bytes
-        return 0
-
-    def exchanged(self) -> None:
-        """Count an exchange with the centre or in an average."""
-        self.exchanges = (self.exchanges or 0) + 1
-
-    def measured(self, line: Observation) -> None:
-        """Add a point to the course: all models were collected and measured."""
-        steps, begun = self._before
-        self._before = self._steps, self._begun
-        thresholds = [self._thresholds[node] for node in sorted(self._stepped & set(self._thresholds))]
-        self._course.append(PeerPoint(
-            line.at,
-            _mean_interval(self._steps - steps, self._begun - begun),
-            statistics.fmean(thresholds) if thresholds else None,
-            float(line.data["distance"]),
-        ))  # fmt: skip
-        self._stepped.clear()
-        self._gathered_bytes += line.data.get("bytes", 0)
-
-    def report(self) -> PeerReport | None:
-        """Return the totals; None for a run with a server."""
-        if self.exchanges is None:
-            return None
-        last = self._course[-1].consensus if self._course else None
-        interval = _mean_interval(self._steps, self._begun)
-        return PeerReport(interval, self._sending_s, last, self._gathered_bytes, list(self._course))
-
-
-def _mean_interval(steps: int, begun: int) -> float | None:
-    return steps / begun if begun else None
 
 
 class _Worker(msgspec.Struct, gc=False):
@@ -150,42 +74,6 @@ class _Worker(msgspec.Struct, gc=False):
         return self.present_s + seen - self.joined_at, self.wait_s + (at if granted is None else granted) - self.free_at
 
 
-class Batches:
-    """How large updates were, how many pushes they merged, and the mass they stood for."""
-
-    def __init__(self) -> None:
-        self._batch_size: int | None = None
-        self._updates: dict[tuple[int, int], int] = {}  # how many had so many pushes and samples
-        self._pushes = 0  # in all updates, as are the other two
-        self._samples = 0
-        self._mass = 0.0
-
-    def phase(self, data: Mapping[str, Any]) -> None:
-        """Note the batch size of a loop; one on tables has none."""
-        if data.get("sampling") != "clocks":
-            self._batch_size = data.get("batch_size")
-
-    def updated(self, pushes: int, samples: int, mass: float) -> None:
-        """Count an update."""
-        size = (pushes, samples)
-        self._updates[size] = self._updates.get(size, 0) + 1
-        self._pushes += pushes
-        self._samples += samples
-        self._mass += mass
-
-    def report(self, header: Header) -> BatchReport | None:
-        """Return what most updates were like; None before the first phase."""
-        if self._batch_size is None:
-            return None
-        scale, count = str(header.options.get("scale_lr", "none")), sum(self._updates.values())
-        most, often = max(self._updates.items(), key=lambda each: each[1], default=((0, 0), 0))
-        pushes, samples = most if 2 * often >= count else (self._pushes / count, self._samples / count)
-        return BatchReport(
-            self._batch_size, samples, pushes, self._mass / count if count else None,
-            header.options.get("global_batch"), scale, rate_factor(scale, header.workers),
-        )  # fmt: skip
-
-
 class _Workers(dict[int, _Worker]):
     """Workers by number; a journal that starts from a snapshot may name a worker before it joins."""
 
@@ -215,11 +103,8 @@ class Metrics:
         self._monitor = Monitor()
         self._target: TargetReport | None = None
         self._warnings: dict[str, int] = {}
-        self._reads: dict[str, list[int]] = {}  # by table: rows read, by their age in clocks
         self._peers = PeerMetrics()
-        self._batches = Batches()
-        self._reported: dict[str, ReportedNumber] = {}
-        self._streams = False
+        self._script = ScriptMetrics()
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -328,7 +213,7 @@ class Metrics:
                 self._losses.append((event.samples, event.loss))
         self.versions = version + counts
         if counts:
-            self._batches.updated(len(action.pushes), self.samples_used - before, mass)
+            self._script.updates.updated(len(action.pushes), self.samples_used - before, mass)
 
     def _observed(self, line: Observation) -> None:
         data = line.data
@@ -357,17 +242,11 @@ class Metrics:
             case "warning" | "error":
                 self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "phase":
-                self._batches.phase(data)
-                self._streams |= data["sampling"] == "stream"
+                self._script.phase(data)
             case "report":
-                before, value = self._reported.get(data["name"]), float(data["value"])
-                count, mean = (before.count, before.mean) if before is not None else (0, 0.0)
-                mean += (value - mean) / (count + 1)
-                self._reported[data["name"]] = ReportedNumber(value, mean, count + 1)
+                self._script.report(data)
             case "reads":
-                self._reads[data["table"]] = _sum(
-                    self._reads.get(data["table"], []), [0] * data["first"] + data["ages"]
-                )
+                self._script.read(data)
             case "consensus":
                 self._peers.measured(line)
             case "exchange":  # with the centre, or of an average
@@ -432,13 +311,12 @@ class Metrics:
             target=self._target,
             per_worker=per_worker,
             warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
-            table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
-            or None,
+            table_reads=self._script.table_reads(),
             peers=self._peers.report(),
-            streams=self._streams,
+            streams=self._script.streams,
             journal=journal,
-            batch=self._batches.report(header),
-            reported=dict(self._reported),
+            batch=self._script.updates.report(header),
+            reported=dict(self._script.reported),
             folder=folder,
             model=model,
         )
@@ -466,10 +344,6 @@ def fold(lines: Iterable[Line]) -> Metrics:
     for line in lines:
         metrics.write(line)
     return metrics
-
-
-def _sum(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
 
 
 def _summary(counts: dict[int, int]) -> Staleness:

@@ -52,6 +52,9 @@ class GrantPieces:
         self.computed: list[Piece] = []  # backward ran, step() did not
         self.taken: list[Piece] = []  # part of the push
         self.losses: list[tuple[float, int]] = []
+        self.began = 0.0  # when the model arrived, or does in the scenario, on the host's clock
+        self.read_at = 0.0  # when this process could begin computing
+        self.target_s: float | None = None  # how long the scenario has the computation take
 
 
 class BatchLoop:
@@ -78,9 +81,6 @@ class BatchLoop:
         self._accumulates = False
         self._nominal: int | None = None
         self._pushed = 0
-        self._began = 0.0  # when the grant's model arrived, or does in the scenario, on the host's clock
-        self._read_at = 0.0  # when this process could begin computing
-        self._target_s: float | None = None  # how long the scenario has the computation take
         self._remarked: set[str] = set()
         self._stepped: dict[int, torch.Tensor | None] = {}  # of several optimizers: each one's gradients in this pass
         self._stopped: str | None = None  # why the script ended the phase
@@ -156,7 +156,7 @@ class BatchLoop:
         """Count a step that the script's own optimizer has made; further ones for the same batch are the script's."""
         if self._grant.current is None:
             return
-        self.replica.stepped = True
+        self.replica.note_step()
         self.on_step()
 
     def on_step_of(self, places: Sequence[int]) -> None:
@@ -246,17 +246,17 @@ class BatchLoop:
             self._await_work()
             return
         overrun_s = 0.0
-        if self._target_s is not None:
-            end = self._began + self._target_s
-            # Counted from `_read_at`, since a grant that arrived late is no overrun of the computation.
-            overrun_s = max(0.0, perf_counter() - self._read_at - self._target_s)
-            if self._interrupted(end):
+        grant = self._grant
+        if grant.target_s is not None:
+            # Counted from `read_at`, since a grant that arrived late is no overrun of the computation.
+            overrun_s = max(0.0, perf_counter() - grant.read_at - grant.target_s)
+            if self._interrupted(grant.began + grant.target_s):
                 return
-        compute_s = perf_counter() - self._began
+        compute_s = perf_counter() - grant.began
         self.replica.on_computed(compute_s, loss)
         if self._voided_in_exchange():
             return
-        self._endpoint.send(m.Push(self._grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
+        self._endpoint.send(m.Push(grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
         self._nominal = None
         answer = self._receive()
         # With any other answer the server may already have been writing the next version over the one compared.
@@ -388,7 +388,7 @@ class BatchLoop:
                 self._take_up(message)
                 message = self._interrupting()
                 if message is None and delayed:
-                    message = self._interruption(self._began)
+                    message = self._interruption(self._grant.began)
                 if message is None:
                     return
                 continue
@@ -411,7 +411,7 @@ class BatchLoop:
             self._await_work(answer)
         elif answer.allotment is not None:
             if answer.compute_s is not None:
-                self._target_s = (self._target_s or 0.0) + answer.compute_s
+                self._grant.target_s = (self._grant.target_s or 0.0) + answer.compute_s
             self._enqueue(answer.allotment)
         else:  # the data ended during accumulation: push what was computed
             self._add_computed()
@@ -419,17 +419,16 @@ class BatchLoop:
 
     def _take_up(self, work: m.Work) -> None:
         now = perf_counter()
-        self._began = now + work.delay_s
-        self._read_at = max(now, self._began)
-        self._target_s = work.compute_s
         self._drop_grant()
         if self._state.pending is not None:
             self._reach()
         waited = self.replica.on_grant(work)  # a node that joins takes its model here, so capture its state after it
-        self._began, self._read_at = self._began + waited, self._read_at + waited
+        grant = self._grant
+        grant.began, grant.read_at = now + work.delay_s + waited, now + max(0.0, work.delay_s) + waited
+        grant.target_s = work.compute_s
         if work.save is not None:
             self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
-        self._grant.ticket = work.ticket
+        grant.ticket = work.ticket
         self.rounds_done = work.rounds_done
         if self._on_news is not None:
             self._on_news(work)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.core.errors import OptionError
+from paceline.core.errors import OptionError, UserError
 from paceline.model.measuring import Evaluate
 
 
@@ -48,20 +48,26 @@ class AllGroups:
 class Parts:
     """All that a script has prepared."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool) -> None:
+        """`alone`: the script's optimizers step themselves, and may share parameters."""
         self.prepared: list[Prepared] = []
+        self._alone = alone
+        self._evaluated = False
 
-    def add(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Add a pair; refuse what the run cannot tell apart."""
+    def add(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
+        """Add a pair; refuse what the run cannot tell apart. `evaluated`: with a function that measures all so far."""
+        if self._evaluated:
+            raise UserError("evaluate was given to an earlier prepare(): give it to the last one")
         if any(optimizer is other.optimizer for other in self.prepared):
             raise OptionError("prepare() was called twice with the same optimizer: once for each is enough")
         taken = {id(p) for other in self.prepared for p in _parameters_of(other.optimizer)}
-        if any(id(parameter) in taken for parameter in _parameters_of(optimizer)):
+        if not self._alone and any(id(parameter) in taken for parameter in _parameters_of(optimizer)):
             raise OptionError(
                 f"a parameter of this {type(optimizer).__name__} belongs to an optimizer that is prepared already: a "
                 "parameter is stepped by one optimizer"
             )
         self.prepared.append(Prepared(model, optimizer))
+        self._evaluated = evaluated
 
     @property
     def several(self) -> bool:

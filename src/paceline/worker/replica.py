@@ -68,12 +68,10 @@ class Replica:
         self.interrupted: Any = None  # the message or `Lost` that interrupted a node's exchange
         self.closed = False  # a node has sent its model to the phase's average: what it computes now is lost
         self.touched = False  # a hook saw a backward since the last look
-        self.stepped = False  # the script's own optimizer has stepped on the current batch
         self.densified: str | None = None  # a parameter whose gradient was sparse, to warn about
         self._buffer_homes = _homes(model)
         self._values = [parameter.data for parameter in self.parameters]
         self.layout = Layout.of(self._values)
-        self._read_buffers: list[torch.Tensor] = []
         self._read: Parameters | None = None
         self._writes: list[tuple[int, int]] = []
         self._marks: list[Any] = [None] * len(self.parameters)
@@ -127,6 +125,9 @@ class Replica:
         """Note that a batch is handed out: gradients from here on are its own."""
         self.mark()
 
+    def note_step(self) -> None:
+        """Note that the script's own optimizer has stepped on the current batch."""
+
     def news(self, *, by_hand: bool = True) -> News:
         """Return what came since the last mark or look; `by_hand` also counts gradients not set by a backward."""
         if self.touched:
@@ -152,7 +153,6 @@ class Replica:
             for buffer, value in zip(self.buffers, version.buffers, strict=True):
                 buffer.copy_(value)
         self._read = version
-        self._read_buffers = version.buffers
 
     def use(self, slot: int, *, extends: bool) -> None:
         """Write the next push to this slot; `extends`: the server adds a held push to it."""
@@ -269,7 +269,8 @@ class Replica:
         self.forget()
         if flat is None:
             return None
-        change = [_change(buffer, read) for buffer, read in zip(self.buffers, self._read_buffers, strict=True)]
+        read = self._read.buffers if self._read is not None else []
+        change = [_change(buffer, before) for buffer, before in zip(self.buffers, read, strict=True)]
         return Gradient(flat, missing, self.options(), change, loss)
 
     def options(self) -> Sequence[GroupOptions]:
