@@ -36,11 +36,19 @@ _DTYPE_OF_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 _DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # required dtype and dimensions by annotation
     Array: (None, None), Indices: (_INT64, 1), RawBytes: (np.dtype("uint8"), 1),
 }  # fmt: skip
-_BesideTensors = tuple[frozenset[int], list[GroupOptions], float | None, float | None]  # the rest of a push
 _IN_REGION, _LENT = 0, 1  # where a version's parameters are
 _MALFORMED = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
 )  # fmt: skip
+
+
+class _BesideTensors(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The rest of a push. A struct, whose type msgspec keeps: that of a tuple it works out anew at every push."""
+
+    missing: frozenset[int]
+    options: list[GroupOptions]
+    loss: float | None
+    norm: float | None
 
 
 class Codec:
@@ -221,7 +229,8 @@ class Codec:
 
     def _read_push(self, found: Any) -> Gradient:
         where, what, *rest = found
-        missing, options, loss, norm = msgspec.convert(rest, _BesideTensors)
+        beside = msgspec.convert(rest, _BesideTensors)
+        missing, options, loss, norm = beside.missing, beside.options, beside.loss, beside.norm
         if type(where) is list:
             flat = [self._read_tensor(form) for form in where]
             moved_to = [None if form is None else self._read_tensor(form) for form in what]
