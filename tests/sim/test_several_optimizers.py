@@ -232,6 +232,21 @@ def test_an_optimizer_that_does_not_step_in_a_pass_stands_still():
         assert bool(stepped) == any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_a_pass_that_ends_in_a_break_is_pushed_too():
+    def train():
+        session = paceline.init()
+        maker, judge, for_maker, for_judge = adversaries()
+        session.prepare(maker, for_maker)
+        session.prepare(judge, for_judge)
+        for number, batch in enumerate(session.batches(ROWS, batch_size=10)):
+            passes(maker, judge, for_maker, for_judge, [batch])
+            if number == 2:
+                break
+
+    run = launch(train, engine="sim", scenario=cluster(1.0), strategy="bsp")
+    assert run.summary.versions == 3
+
+
 def test_what_no_optimizer_trains_is_named():
     def train():
         session = paceline.init()

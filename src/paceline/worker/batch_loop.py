@@ -102,8 +102,7 @@ class BatchLoop:
 
     def next_batch(self) -> Any:
         """Return the next piece as a batch; OVER at the end of the phase."""
-        if self._stepped:
-            self._end_pass()
+        self.end_pass()
         if self._grant.current is not None and not self._interrupted():
             self._look()
         while self.over is None:
@@ -170,11 +169,13 @@ class BatchLoop:
             gradient = self.replica.parameters[place].grad
             self._stepped[place] = None if gradient is None else gradient.detach().clone()
 
-    def _end_pass(self) -> None:
-        """Push what the optimizers stepped on in this pass: the gradients that each had at its own step.
+    def end_pass(self) -> None:
+        """Push what several optimizers stepped on in this pass, if any: the gradients that each had at its own step.
 
         Afterwards gradients are as the script left them: zeroed, or to be added to.
         """
+        if not self._stepped:
+            return
         stepped, self._stepped = self._stepped, {}
         left = [None if p.grad is None else p.grad.detach().clone() for p in self.replica.parameters]
         for place, parameter in enumerate(self.replica.parameters):

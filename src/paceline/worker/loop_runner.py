@@ -111,6 +111,9 @@ class LoopRunner:
             if over is not None and over.late and not over.run_over and batches.get(worker, 0) == before:
                 self.current = Rehearsal(self.replica, self._state, loop.rounds_done, self.handshake.again)
                 yield from self.current.batches(fetcher, ready.batch_size)
+        except GeneratorExit:  # the script leaves the loop: what it has stepped on counts
+            loop.end_pass()
+            raise
         finally:
             self._rounds_done = loop.rounds_done
             self.current = self._state.stream = None
