@@ -1,5 +1,6 @@
 """Processes from a nursery: what they find, how their ends are seen, and what becomes of them without it."""
 
+import gzip
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from clusters import Rows, mean_square, network
 from launching import launch
 
 import paceline
+from paceline.cli import main
 from paceline.core import errors
 from paceline.engines.local import nursery, scratch
 from paceline.engines.local.output import Console, Transcript
@@ -492,3 +494,49 @@ def test_it_is_given_up_once(own, caplog):
     for _ in range(2):
         process_from(own).reap()
     assert len(warned(caplog)) == 1
+
+
+ENDING = """
+import atexit, gzip, sys, threading, time
+import torch
+import paceline
+import beside
+
+session = paceline.init()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.prepare(model, optimizer)
+for (x,) in session.batches(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=4):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+never_closed = open("never_closed", "w")
+never_closed.write("all of it")
+packed = gzip.open("packed.gz", "wt")
+packed.write("with its end")
+beside.note("of a module")
+
+
+def later():
+    time.sleep(0.3)
+    open("thread", "w").write("waited for")
+
+
+threading.Thread(target=later).start()
+atexit.register(lambda: open("handler", "w").write(f"after {open('thread').read()}"))
+print("no line feed", end="")
+sys.exit(0)
+"""
+
+
+def test_a_script_ends_as_in_an_interpreter_of_its_own(folder, capfd):
+    """Though its process does not free what all processes share: what the script holds is finished, in order."""
+    (folder / "train.py").write_text(ENDING)
+    (folder / "beside.py").write_text("log = open('beside', 'w')\nnote = log.write\n")
+    assert main(["run", "--workers", "1", "--threads", "1", "--evaluate-every", "off", "train.py"]) == 0
+    found = {name: Path(name).read_text() for name in ("never_closed", "beside", "thread", "handler")}
+    assert found == {
+        "never_closed": "all of it", "beside": "of a module", "thread": "waited for", "handler": "after waited for",
+    }  # fmt: skip
+    assert gzip.decompress(Path("packed.gz").read_bytes()) == b"with its end"
+    assert "no line feed" in "".join(capfd.readouterr())

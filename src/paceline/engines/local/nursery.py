@@ -364,16 +364,20 @@ def main(descriptor: int, launcher: int) -> None:
         birth = msgspec.msgpack.decode(file.read(), type=Birth)
     _settle(birth)
 
-    from paceline.engines.local import child
+    from paceline.engines.local import child, leaving
 
-    child.begin(birth.name, control)
+    known = set(sys.modules)
+    try:
+        child.begin(birth.name, control)
+    except SystemExit as ended:
+        leaving.leave(ended.code if isinstance(ended.code, int) else 1, known)
 
 
 def _preload() -> None:
     """Import all that servers, workers and evaluators import, without computing anything."""
     gc.disable()
     from paceline import session  # noqa: F401
-    from paceline.engines.local import child, server  # noqa: F401
+    from paceline.engines.local import child, leaving, server  # noqa: F401
 
     child.leave_compiler_out()
     gc.enable()
