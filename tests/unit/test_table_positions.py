@@ -54,13 +54,15 @@ class TestACut:
         assert isinstance(Cut({0: Position(0, 0, 4, [one])}, [], 0).contents(["x"]).files[INCREMENTS]["0.5.0.sums"],
                           torch.Tensor)  # fmt: skip
 
-    def test_a_lost_workers_clocks_stay_and_its_place_is_free(self):
-        cut = Cut({0: Position(0, 0, 4, [tick(5)]), 1: Position(0, 0, 4)}, [], 0)
+    @pytest.mark.parametrize(("others", "start"), [(3, 5), (9, 9)])
+    def test_a_lost_workers_clocks_stay_and_it_makes_none_of_them_again(self, others, start):
+        cut = Cut({0: Position(0, 0, 4, [tick(5)]), 1: Position(0, 0, others)}, [], 0)
         cut.close(0, lost=True)
         restored = reread(cut)
         assert through(restored.take_loose()) == [5]
         assert restored.take_loose() == []
-        assert restored.place(0, 0, None) is None
+        assert restored.place(0, 0, None).clock == start
+        assert reread(cut, live=True, of_this_run=True).place(0, 1, None) is None
 
 
 class TestAResumedRun:

@@ -29,6 +29,7 @@ class Position(msgspec.Struct):
     era: int  # barriers that this process has passed
     applied: int
     ticks: list[t.Tick] = []
+    gone: bool = False  # its process was lost; the others do not wait for its clock
 
     @property
     def clock(self) -> int:
@@ -55,7 +56,9 @@ class Cut:
         """Fix a worker's position: its state has come, or its script has ended. `lost`: its process was."""
         self._open.discard(worker)
         if lost and worker in self.positions:
-            self._loose += self.positions.pop(worker).ticks
+            found = self.positions[worker]
+            self._loose += found.ticks
+            self.positions[worker] = Position(found.incarnation, found.era, found.clock, gone=True)
 
     def contents(self, names: Sequence[str]) -> Contents:
         """Return what the checkpoint records; `names` are those of the tables, by number."""
@@ -68,6 +71,7 @@ class Cut:
                     "incarnation": position.incarnation,
                     "era": position.era,
                     "applied": position.applied,
+                    "gone": position.gone,
                     "ticks": [_written(tick, f"{worker}.{tick.through}", names, tensors) for tick in position.ticks],
                 }
                 for worker, position in sorted(self.positions.items())
@@ -120,7 +124,12 @@ class Restored:
         head, tensors = data[CLOCKS], contents.files.get(INCREMENTS, {})
         self.repeats = head["repeated"] if self._of_this_run else head["repeats"]
         self._loose = [_read(tick, numbers, tensors) for tick in head["loose"]]
+        slowest = min((found["applied"] for found in head["workers"].values() if not found["gone"]), default=0)
         for worker, found in head["workers"].items():
+            if found["gone"]:
+                if not self._live:  # it makes none of its clocks twice, and nobody waits for those that it missed
+                    self._positions[int(worker)] = Position(0, 0, max(slowest, found["applied"]))
+                continue
             ticks = [_read(tick, numbers, tensors) for tick in found["ticks"]]
             if not self._of_this_run:  # other processes count barriers from 0
                 ticks = [msgspec.structs.replace(tick, era=0) for tick in ticks]

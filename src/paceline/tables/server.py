@@ -57,7 +57,7 @@ class TableExchange(RunExchange):
         run.coordinator.watch.expect_no_losses()
         self._under_way: dict[int, dict[int, t.Tick]] = {}  # completed clocks that have not arrived, by worker
         self._parting: dict[int, list[Call]] = {}  # workers whose script has ended: calls that wait for their clocks
-        self._ended: dict[int, Position] = {}  # where scripts stood that came to their end
+        self._ended: dict[int, Position] = {}  # where workers stood that take no more part
         self._cut: Cut | None = None  # of the checkpoint under way
         self._unsaved = 0  # bytes of increments since the last checkpoint
 
@@ -192,12 +192,11 @@ class TableExchange(RunExchange):
         self._parting.pop(worker, None)
         self._under_way.pop(worker, None)
         reader = self.store.readers.get(worker)
-        if reader is not None and cause == "done":
-            self._ended[worker] = Position(reader.incarnation, reader.era, reader.received)
-        elif reader is not None:
-            self._ended.pop(worker, None)
+        lost = cause != "done" and self.run.active
+        if reader is not None:
+            self._ended[worker] = Position(reader.incarnation, reader.era, reader.received, gone=lost)
         if self._cut is not None:
-            self._cut.close(worker, lost=cause != "done")
+            self._cut.close(worker, lost=lost)
         self._host.left(worker, at)
         self.run.checkpoints.on_removed(worker)  # an ended script's process stays
         self.look_at_waiting(at)
