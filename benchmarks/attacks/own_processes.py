@@ -24,14 +24,17 @@ def descendants(root: int) -> dict[int, str]:
         below = {child for child, parent in parents.items() if parent in below and child not in found}
         for child in below:
             with contextlib.suppress(OSError):
-                title = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
-                found[child] = title.decode(errors="replace")
+                title = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ")
+                found[child] = title.decode(errors="replace").strip()
     return found
 
 
 def named(root: int, name: str) -> list[int]:
-    """The ids of the processes below `root` whose title is `paceline: <name>...`."""
-    return sorted(pid for pid, title in descendants(root).items() if title.startswith(f"paceline: {name}"))
+    """The ids of the processes below `root` whose title is `paceline: <name>...`; the nursery has none of its own."""
+    found = descendants(root).items()
+    if name == "nursery":
+        return sorted(pid for pid, title in found if "nursery" in title)
+    return sorted(pid for pid, title in found if title.startswith(f"paceline: {name}"))
 
 
 def kill_one(started: Popen[str], name: str, chance: random.Random) -> bool:
