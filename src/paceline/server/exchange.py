@@ -41,6 +41,7 @@ class RunExchange:
 
     messages: ClassVar[Any] = ()  # its own message types, as `isinstance` takes them
     counts_rounds: ClassVar[bool] = False  # True: there is no data set whose passes could be counted
+    needs_states: ClassVar[bool] = False  # True: a checkpoint is of one moment only with the states of all workers
 
     def __init__(self, run: "ServerRun") -> None:
         self.run = run
@@ -142,6 +143,19 @@ class RunExchange:
     def extra(self) -> dict[str, Any]:
         """Return what else a checkpoint's head records of this exchange."""
         return {}
+
+    def checkpoint_begins(self) -> None:
+        """Note that a checkpoint holds `contents` as they are now; workers' states follow."""
+
+    def state_came(self, worker: int) -> None:
+        """Note that the worker's state for the checkpoint under way has come, after all that it sent before."""
+
+    def late_contents(self) -> Contents | None:
+        """Return what the checkpoint under way holds beside `contents`, now that workers' states have come."""
+        return None
+
+    def checkpoint_written(self) -> None:
+        """Note that the checkpoint under way is on disk."""
 
     def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
         """Continue from a checkpoint; `states` are those of its workers."""

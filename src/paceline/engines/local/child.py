@@ -233,6 +233,9 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
     except BaseException as error:  # noqa: BLE001 - the server reports whatever ended the script
         return _blame(role, given, error)
     _say(given, Ended())
+    with contextlib.suppress(Closed):
+        for call in given.after_script:
+            call()
     return None
 
 

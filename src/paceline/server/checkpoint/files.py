@@ -88,6 +88,15 @@ class Checkpointer:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    def add(self, contents: Contents) -> None:
+        """Write what was not known when the checkpoint began; its plain data goes to the head's `engine`."""
+        try:
+            for name, tensors in contents.files.items():
+                self._write_tensors(name, tensors)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._head["engine"] = {**self._head["engine"], **contents.head}
+
     def state(self, number: int, worker: int, data: bytes) -> bool:
         """Write a worker's state; return True if the checkpoint under way waits for no other."""
         if number != self.number or worker not in self.waiting:
