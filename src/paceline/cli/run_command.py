@@ -17,6 +17,7 @@ import typer
 from paceline import engines
 from paceline.cli.streams import logging_shown, output_kept_clean, progress_shown, say
 from paceline.core import settings as configuration
+from paceline.core import worker_count
 from paceline.core.errors import DataError, OptionError
 from paceline.core.values import shown
 from paceline.records import run_file
@@ -157,7 +158,7 @@ def settle(
     name = configuration.chosen_scenario(given, environment)
     cluster = scenarios.load(name) if name is not None else None
     run_table = before if before is not None else cluster.run if cluster is not None else {}
-    settings = configuration.resolve(given, environment, run_table)
+    settings = configuration.resolve(given, environment, run_table, repeats=before is not None)
     by_default = cluster is None and engines.capabilities(settings.engine).virtual_time
     if by_default:
         name = configuration.DEFAULT_SCENARIO
@@ -166,8 +167,10 @@ def settle(
     configuration.require_possible(settings, engines.capabilities(settings.engine))
     workers = settings.workers or 0
     if cluster is not None and name is not None:
-        workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
-    workers = workers or configuration.usual_workers(_cuda_devices())
+        workers = worker_count.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
+        asked = configuration.resolve(given, environment, {}).workers
+        worker_count.require_asked_for(cluster, workers if before is not None else asked)
+    workers = workers or worker_count.usual_workers(_cuda_devices())
     strategies.checked(settings.strategy, settings.seed, workers)
     configuration.with_shared_batch(settings, workers)
     return msgspec.structs.replace(
