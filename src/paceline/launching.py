@@ -32,17 +32,16 @@ from paceline.core.settings import (
     Target,
     Transport,
     Unset,
-    agreed_workers,
     require_possible,
     resolve,
     unset,
-    usual_threads,
-    usual_workers,
     with_shared_batch,
 )
+from paceline.core.worker_count import agreed_workers, require_asked_for, usual_threads, usual_workers
 from paceline.model.own_optimizer import handed_over
 from paceline.records import run_file
-from paceline.records.journal import Header, Sink, refuse_other_files
+from paceline.records.journal import Header, Sink
+from paceline.records.journal_file import require_usable
 from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
@@ -213,6 +212,7 @@ def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunCon
     require_possible(settled, can)
     if cluster is not None:
         workers = agreed_workers(settled.workers, cluster.count, cluster.name)
+        require_asked_for(cluster, workers if config is not None else settings.get("workers"))
     else:
         workers = settled.workers or usual_workers(torch.cuda.device_count())
     threads = usual_threads(settled, workers, can)
@@ -257,7 +257,7 @@ def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Pa
     folder = _folder(config)
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
     if journal is not None:
-        refuse_other_files(journal)
+        require_usable(journal)
     header = _header(config, cluster, workers)
     return Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
 

@@ -26,17 +26,14 @@ from paceline.core.settings import (
     RunConfig,
     Target,
     Unset,
-    agreed_workers,
     chosen_log_level,
     chosen_scenario,
-    cores,
     require_possible,
     resolve,
-    usual_threads,
-    usual_workers,
 )
+from paceline.core.worker_count import agreed_workers, cores, require_asked_for, usual_threads, usual_workers
 from paceline.engines import capabilities
-from paceline.scenario import Scenario
+from paceline.scenario import Scenario, parse
 from paceline.strategies import Machine
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
@@ -121,9 +118,8 @@ def test_the_command_line_wins_over_variables_and_these_over_the_scenario() -> N
 
 
 def test_options_are_merged_name_by_name() -> None:
-    config = resolve(
-        {"set": ["lr=0.3"]}, {"PACELINE_SET": "lr=0.2,hidden=64"}, {"set": {"lr": 0.1, "hidden": 8, "bias": True}}
-    )
+    earlier = {"set": {"lr": 0.1, "hidden": 8, "bias": True}}
+    config = resolve({"set": ["lr=0.3"]}, {"PACELINE_SET": "lr=0.2,hidden=64"}, earlier, repeats=True)
     assert config.options == {"lr": "0.3", "hidden": "64", "bias": "true"}
 
 
@@ -195,7 +191,7 @@ def test_a_bad_value_names_its_source_the_value_and_the_bound(name: str, value: 
     assert str(caught.value).startswith(f"{flag}: must be {bound}")
     assert repr(text) in str(caught.value)
     with pytest.raises(OptionError, match=rf"^\[run\] {name}: must be"):
-        resolve({}, {}, {name: value})
+        resolve({}, {}, {name: value}, repeats=True)
     if isinstance(text, str):
         with pytest.raises(OptionError, match=f"^PACELINE_{name.upper()}: must be"):
             resolve({}, {"PACELINE_" + name.upper(): text}, {})
@@ -217,9 +213,56 @@ def test_unknown_names_are_errors_that_name_the_nearest() -> None:
         resolve({"xyzzy": "bsp"}, {}, {})
 
 
-def test_a_scenario_cannot_name_a_scenario() -> None:
-    with pytest.raises(OptionError, match="'scenario'"):
-        resolve({}, {}, {"scenario": "even4"})
+@pytest.mark.parametrize("name", ["scenario", "journal", "runs_dir", "resume", "data_dir", "set", "threads"])
+def test_a_scenario_names_no_place_and_nothing_of_the_machine(name: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"^\[run\] {name}: .*; give --{name.replace('_', '-')}, PACELINE_{name.upper()} or"
+    ):
+        resolve({}, {}, {name: "4"})
+    assert resolve({}, {}, {name: "a=4" if name == "set" else "4"}, repeats=True).given, "an earlier run's may"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "mine.py:Mine",
+        "mine:Mine",
+        "os:path",
+        " a.b : C ",
+        "mine:Mine:k=3",
+        "mine.py",
+        "./mine.py:Mine:k=3",
+        "a.b",
+        "m:M:",
+    ],
+)
+def test_a_scenario_names_no_code(strategy: str) -> None:
+    with pytest.raises(OptionError, match=r"^\[run\] strategy: a scenario file names no code, and .* give --strategy"):
+        resolve({}, {}, {"strategy": strategy})
+    assert resolve({"strategy": strategy}, {}, {}).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    "strategy", ["bsp", "ssp:staleness=3", " ssp : staleness = 3, ", "adaptive_k_load:loads=1/2/4", "bsp:"]
+)
+def test_a_scenario_names_a_registered_strategy(strategy: str) -> None:
+    assert resolve({}, {}, {"strategy": strategy}).strategy == strategy
+
+
+def crowd(count: int, joining: int = 0) -> Scenario:
+    text = f"[compute]\nseconds_per_sample = 1\n[[workers]]\ncount = {count}\n"
+    return parse(text + (f"[[events]]\nkind = 'join'\nat = 1\ncount = {joining}\n" if joining else ""), "big", Path())
+
+
+def test_a_large_scenario_is_run_only_if_its_number_is_given() -> None:
+    require_asked_for(crowd(100), None)
+    require_asked_for(crowd(60, 40), None)
+    require_asked_for(crowd(5000), 5000)
+    require_asked_for(crowd(5000, 5000), 5000)
+    with pytest.raises(OptionError, match="'big' has 101 workers, and .* at most 100 .* give --workers 101"):
+        require_asked_for(crowd(101), None)
+    with pytest.raises(OptionError, match="has 1 workers and 100 that join, .*; let fewer join"):
+        require_asked_for(crowd(1, 100), 1)
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:
@@ -353,12 +396,12 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
     examples = {
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
-        "scale_lr": "sqrt",
+        "scale_lr": "sqrt", "strategy": "asp",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")
         assert setting.name in resolve({}, {setting.variable: value}, {}).given
-        if setting.about.in_run_table:
+        if not setting.about.not_in_scenario:
             assert setting.name in resolve({}, {}, {setting.written: value}).given
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.core.values import visible
 from paceline.records.logs import NOTICE
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class _ToStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, NOTICE, False):
-            print(self.format(record), file=sys.stderr)
+            print("\n".join(map(visible, self.format(record).split("\n"))), file=sys.stderr)
         elif not self._quiet:
             say(record.getMessage())
 
@@ -93,7 +94,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print one line for the user, on standard error."""
-    print(f"paceline: {text}", file=sys.stderr)
+    print(f"paceline: {visible(text)}", file=sys.stderr)
 
 
 Listener = Callable[["Progress"], None]

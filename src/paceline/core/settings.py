@@ -7,7 +7,6 @@ docs/reference/settings.md. The command line ranks first, then the variables (re
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,10 +16,10 @@ import msgspec
 from msgspec import Meta
 
 from paceline.core.errors import OptionError
+from paceline.core.scenario_run import MACHINE, OTHER, PLACE, SCRIPTS, refuse_what_is_not_data
 from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
 DEFAULT_SCENARIO = "uneven8"  # of the simulator; real processes need none
-USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices set the number
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
 NEAR_MISS = 0.15  # share of a variable's letters that may differ; low, as other programs may use the prefix
@@ -105,7 +104,7 @@ class About(NamedTuple):
     why: str = ""  # the reason for the default
     written: str = ""  # its name on the command line, in variables and in `[run]`, if not the field's
     off: str | None = None  # the word that stands for None
-    in_run_table: bool = True
+    not_in_scenario: str = ""  # why a scenario's `[run]` table may not give it; empty: it may
     of_processes: bool = False  # not supported by the simulator
     then: Callable[[Any], Any] | None = None  # a final check or conversion of the value
 
@@ -128,7 +127,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "What runs the workers: local, processes of this machine, or sim, a virtual cluster.", "NAME")] = "local"
     scenario: Annotated[str | None, About(
         "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
-        default=f"none, in sim {DEFAULT_SCENARIO}", in_run_table=False)] = None
+        default=f"none, in sim {DEFAULT_SCENARIO}", not_in_scenario=OTHER)] = None
     strategy: Annotated[str, About(
         "Who waits for whom: a name (`paceline strategies`), or a class as FILE.py:CLASS or MODULE:CLASS.",
         "NAME[:OPTION=VALUE,...]")] = "bsp"
@@ -160,11 +159,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     on_nonfinite: Annotated[NonFinite, About(
         "When a push holds NaN or infinities: go on without it, or end.", "skip|stop")] = "skip"
     options: Annotated[dict[str, str], About(
-        "For `session.option(NAME, ...)` of script or task; repeatable.", "NAME=VALUE", written="set")] = {}
-    data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER")] = None
+        "For `session.option(NAME, ...)` of script or task; repeatable.", "NAME=VALUE", written="set",
+        not_in_scenario=SCRIPTS)] = {}
+    data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER", not_in_scenario=PLACE)] = None
     threads: Annotated[Count | None, About(
         "Of torch in each process; part of what a seed fixes.", "N", default="cores over workers, in sim 1",
-        why="processes that share cores would only fight over them")] = None
+        why="processes that share cores would only fight over them", not_in_scenario=MACHINE)] = None
     transport: Annotated[Transport, About(
         "How workers and server talk: shared memory, or TCP on this machine.", "shm|zeromq",
         of_processes=True)] = "shm"
@@ -180,11 +180,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "How many checkpoints are kept, the newest.", "K", of_processes=True,
         why="two could both be of a run that had already gone wrong")] = 3
     resume: Annotated[Path | None, About(
-        "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True)] = None
+        "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True,
+        not_in_scenario=PLACE)] = None
     journal: Annotated[Path | None, About(
-        "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder")] = None
+        "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder", not_in_scenario=PLACE)] = None
     runs_dir: Annotated[Path | None, About(
-        "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none")] = None
+        "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
+        not_in_scenario=PLACE)] = None
     given: tuple[str, ...] = ()  # settings that any source gave
 # fmt: on
 
@@ -264,14 +266,17 @@ unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed`: a parameter th
 
 def resolve(
     command_line: Mapping[str, Any], environment: Mapping[str, str], scenario_run: Mapping[str, Any], *,
-    spell: Callable[[Setting], str] = lambda setting: setting.flag,
+    spell: Callable[[Setting], str] = lambda setting: setting.flag, repeats: bool = False,
 ) -> RunConfig:  # fmt: skip
     """Merge the sources into one configuration. `None` and empty variables count as not given.
 
-    `spell` returns how the first source writes a setting: by default as a flag.
+    `spell` returns how the first source writes a setting: by default as a flag. `repeats`: the last source is not a
+    scenario's table but the settings of an earlier run, which may hold all of them.
     """
     _refuse_misspelt_variables(environment)
-    in_run = {setting.written for setting in SETTINGS.values() if setting.about.in_run_table}
+    if not repeats:
+        refuse_what_is_not_data(scenario_run, SETTINGS.values())
+    in_run = {setting.written for setting in SETTINGS.values() if repeats or not setting.about.not_in_scenario}
     of_variables = {setting.written: environment.get(setting.variable) or None for setting in SETTINGS.values()}
     sources: list[tuple[dict[str, Any], Callable[[Setting], str]]] = [
         (_known(scenario_run, "key of the scenario's [run] table", in_run), lambda setting: f"[run] {setting.written}"),
@@ -338,23 +343,6 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             )
 
 
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def usual_workers(devices: int) -> int:
-    """Return the default number of workers: one per CUDA device, else one per core, 2 to `USUAL_WORKERS`."""
-    return devices or max(2, min(cores(), USUAL_WORKERS))
-
-
-def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
-    """Return torch's threads per process: as set, else a share of the cores, or 1 in the simulator."""
-    if config.threads is not None:
-        return config.threads
-    return max(1, cores() // workers) if engine.own_processes else 1
-
-
 def with_shared_batch(config: RunConfig, workers: int) -> RunConfig:
     """Return the settings with each worker's batch size, where `global_batch` gives that of all workers together.
 
@@ -376,17 +364,6 @@ def with_shared_batch(config: RunConfig, workers: int) -> RunConfig:
 def rate_factor(scale: str, workers: int) -> float:
     """Return what `scale_lr` multiplies the script's learning rate by."""
     return {"linear": float(workers), "sqrt": math.sqrt(workers)}.get(scale, 1.0)
-
-
-def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:
-    """Return the scenario's number of workers; raise if a different number was asked for."""
-    if asked is None or asked == present:
-        return present
-    which = f"scenario {scenario}" + (", taken because none was given," if by_default else "")
-    raise OptionError(
-        f"--workers: {which} has {present} workers, not {asked}; leave --workers out, or give a scenario file with "
-        f"{asked} workers (`paceline scenario {scenario}` prints one to start from)"
-    )
 
 
 def _known(values: Mapping[str, Any], kind: str, valid: Iterable[str]) -> dict[str, Any]:

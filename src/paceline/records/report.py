@@ -4,11 +4,15 @@
 Fields without meaning for a run are None. They come in the order in which they are printed.
 """
 
+import contextlib
+import logging
 from pathlib import Path
 
 import msgspec
 
 from paceline.records.journal import spelled_out
+
+logger = logging.getLogger("paceline")
 
 __all__ = [
     "BatchReport", "PeerPoint", "PeerReport", "Report", "ReportedNumber", "Staleness", "TableReads", "TargetReport",
@@ -148,6 +152,14 @@ def to_json(report: Report) -> str:
 
 
 def save_report(report: Report, folder: Path | None) -> None:
-    """Write the report into the run's folder, if there is one."""
-    if folder is not None:
-        (folder / "report.json").write_text(to_json(report) + "\n")
+    """Write the report into the run's folder, if there is one; a full disk costs the file, not the report."""
+    if folder is None:
+        return
+    unfinished = folder / ".report.json"
+    try:
+        unfinished.write_text(to_json(report) + "\n")
+        unfinished.replace(folder / "report.json")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        logger.warning("cannot write %s: %s", folder / "report.json", error.strerror)

@@ -61,7 +61,12 @@ def save(folder: Path, script: Path | None, arguments: list[str], task: str | No
         folder=os.fspath(Path.cwd()),
         settings=settings_to_repeat(config),
     )
-    (folder / NAME).write_text(json.dumps(msgspec.to_builtins(written), indent=1) + "\n", encoding="utf-8")
+    try:
+        (folder / NAME).write_text(json.dumps(msgspec.to_builtins(written), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {folder / NAME}: {error.strerror}; free some space or choose another --runs-dir"
+        ) from error
 
 
 def find(given: str, runs_dir: Path) -> Path:

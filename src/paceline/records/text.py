@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.values import visible
 from paceline.records.report import BatchReport, PeerReport, Report, ReportedNumber, TargetReport, WorkerReport
 
 MOST_ROWS = 16  # beyond this, workers of similar score and equal state share a row
@@ -67,11 +68,6 @@ def worker_rows(report: Report) -> list[list[str]]:
 def plain(markup: str) -> str:
     """Return the text of rich markup, without colours and on one line."""
     return visible(Text.from_markup(markup, emoji=False).plain)
-
-
-def visible(text: str) -> str:
-    """Escape line ends, control characters and characters that cannot be encoded."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _verbatim(text: str) -> str:

@@ -191,7 +191,7 @@ class Evaluated(ToServer, frozen=True):
 class Failed(ToServer, frozen=True):
     """The script raised; `blame` says whether the input, the script or paceline is at fault."""
 
-    blame: Literal["user", "script", "internal"]
+    blame: Literal["storage", "user", "script", "internal"]
     text: str
     traceback: str
 

@@ -96,6 +96,14 @@ class Children:
         self._send_to_server(self._exited(place), ())
         return code
 
+    def end_all(self) -> None:
+        """Kill and reap all processes and forget that they were, so that the run can start over."""
+        for process in self.alive.values():
+            process.reap()
+        self._address = None
+        for known in (self.alive, self._roleless, self._tokens, self._codes):
+            known.clear()
+
     def unlink(self) -> None:
         """Tell all processes that there will be no further server."""
         for process in self.alive.values():

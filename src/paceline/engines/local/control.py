@@ -15,7 +15,7 @@ from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 
 T = TypeVar("T")
-Blame = Literal["user", "script", "peer", "internal"]
+Blame = Literal["storage", "user", "script", "peer", "internal"]
 
 
 # -- launcher to server ------------------------------------------------------------------------------------------------

@@ -238,20 +238,22 @@ class Launcher:
     def _restart(self, code: int) -> bool:
         """Start a successor of a server that died, if possible; return whether there is one."""
         how = f"the server process {how_it_ended(code)}"
-        folder = self._plan.folder
-        newest = checkpoint.newest(folder) if folder is not None else None
-        newest = newest or self._plan.restore
+        newest, begins_again = self._where_to_go_on()
         self._restarts = self._restarts + 1 if newest == self._restored_from else 1
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
         elif self._interrupts:
             self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
-        elif newest is None:
+        elif newest is None and not begins_again:
             self._failure = control.Failure(
                 "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"
             )
         elif self._restarts > RESTARTS:
-            self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {newest} came no further")
+            start = newest or "the beginning"
+            self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {start} came no further")
+        elif begins_again:
+            self._start_over(how)
+            return True
         else:
             logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
             self._restored_from = newest
@@ -259,6 +261,29 @@ class Launcher:
             self._children.relink()
             return True
         return False
+
+    def _where_to_go_on(self) -> tuple[Path | None, bool]:
+        """Return the checkpoint for a successor of the server, and whether the run begins again, at no loss.
+
+        Nothing is lost before training has begun, nor, with --checkpoint-every, before the first checkpoint.
+        """
+        folder, restore = self._plan.folder, self._plan.restore
+        if self._began is None:
+            return restore, True
+        if folder is None or checkpoint.newest(folder) is None:
+            return restore, restore is None and self._plan.config.checkpoint_every is not None
+        return checkpoint.newest_whole(folder) or restore, False
+
+    def _start_over(self, how: str) -> None:
+        """Start all processes again, with an empty journal: scripts have said things to a server that is gone."""
+        logger.warning("%s before there was anything to go on from: the run starts again (%d)", how, self._restarts)
+        for process in self._children.alive.values():
+            self._loop.forget(process)
+            self._kill_at.pop(process, None)
+        self._children.end_all()
+        self._began = None
+        self._start_server(self._plan.restore, append=False)
+        self._start_children()
 
     def _on_exit(self, place: ProcessPlace) -> None:
         process = self._children.alive[place]

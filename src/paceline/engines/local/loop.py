@@ -32,7 +32,7 @@ class Loop:
 
         def end() -> None:
             self._read(process, on_frame)
-            self._forget(process)
+            self.forget(process)
             on_exit()
 
         def read() -> None:
@@ -84,7 +84,8 @@ class Loop:
         if self._readers.pop(process, None) is not None:
             self._selector.unregister(process.channel)
 
-    def _forget(self, process: Process) -> None:
+    def forget(self, process: Process) -> None:
+        """Stop watching a process that is about to be reaped."""
         self._stop_reading(process)
         del self._ends[process]
         for descriptor in (*(voice.descriptor for voice in process.voices), process.handle):

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import sys
 import termios
@@ -14,6 +15,7 @@ LONGEST = 65536  # bytes; a longer line is shown in several pieces
 READ = 65536
 
 Target = Literal["stdout", "stderr"]
+logger = logging.getLogger("paceline")
 
 
 class Console:
@@ -35,8 +37,11 @@ class Transcript:
         self._file: BinaryIO | None = None
         if folder is not None:
             place = folder / "logs" / f"{name.replace(' ', '-')}.log"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            self._file = place.open("ab", buffering=0)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                self._file = place.open("ab", buffering=0)
+            except OSError as error:  # a full disk costs the logs, not the run
+                logger.warning("cannot write %s: %s; what it prints is only shown", place, error.strerror)
 
     def write(self, data: bytes) -> None:
         if self._file is not None:

@@ -20,8 +20,12 @@ SHARED = Path("/dev/shm")  # where Linux keeps named memory and semaphores
 def claim() -> None:
     """In a worker: use names with its pid, here and in all processes that it starts."""
     folder = _folder(os.getpid())
-    with contextlib.suppress(FileExistsError):
+    try:
         folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError:  # a full disk: they use the names that Python gives them
+        return
     inherited = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     inherited["semprefix"] = f"/{folder.name}"
     if folder.lstat().st_uid == os.getuid():  # another user's folder would give that user access

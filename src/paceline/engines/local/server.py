@@ -19,8 +19,9 @@ import torch
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
 from paceline.engines.local import control as m
+from paceline.engines.local.kept_result import keep
 from paceline.engines.local.relay import Relay
-from paceline.engines.local.result_handover import as_failure, behind_descriptor, save_nodes, save_result, trained_state
+from paceline.engines.local.result_handover import as_failure, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
 from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
@@ -281,7 +282,8 @@ class Server:
         self._engine = LocalEngine(channel, setup, self._on_idle)
         self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
         relay = self._relay
-        sink = Tee(self._writer, self._metrics, relay if setup.relay else None, observations=relay)
+        # The journal comes last: if it cannot be written, the report still knows what happened.
+        sink = Tee(self._metrics, relay if setup.relay else None, self._writer, observations=relay)
         exchanges = [PeerExchange if peer else GradientExchange, TableExchange]
         self._run = ServerRun(
             self._engine, plan, build_central(spelt, config.seed), sink, exchanges,
@@ -330,11 +332,12 @@ class Server:
         try:
             if data is not None and plan.folder is not None:
                 name = "model" if left.tables is None else "tables"
-                complaint = save_result(data, plan.folder, name) or save_nodes(left.nodes, plan.folder)
-                if complaint is not None:
-                    self._warn(complaint)
-                else:
-                    model = os.fspath(plan.folder / f"{name}.safetensors")
+                kept = keep(data, left.nodes, plan.folder, name)
+                model = None if kept.path is None else os.fspath(kept.path)
+                if kept.complaint is not None:
+                    self._warn(kept.complaint)
+                if kept.path is None:
+                    failure = failure or m.Failure("storage", kept.complaint or "the trained model is lost")
             if self._writer is not None:
                 self._writer.close()
         except PacelineError as error:  # a full disk costs neither the report nor the model

@@ -12,6 +12,7 @@ follow as they arrive.
 """
 
 import json
+import logging
 import os
 import platform
 import re
@@ -26,8 +27,9 @@ import msgspec
 import torch
 
 from paceline._version import __version__
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, StorageError
 from paceline.core.updates import Contents
+from paceline.core.values import shortened
 from paceline.model import tensor_files
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
@@ -38,6 +40,12 @@ HEAD = "checkpoint.json"
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
 UNFINISHED, DISCARDED = ".writing-", ".removing-"  # prefixes of names that readers ignore
 READ_BYTES = 1 << 20
+
+logger = logging.getLogger("paceline")
+
+
+class CheckpointWriteError(CheckpointError, StorageError):
+    """A checkpoint that cannot be written."""
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -155,7 +163,8 @@ class Checkpointer:
             "format": FORMAT, "written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions,
             **self._head, "files": msgspec.to_builtins(self._files),
         }  # fmt: skip
-        text = json.dumps(spelled_out(head), indent=1, allow_nan=False)
+        plain = json.loads(json.dumps(spelled_out(head), allow_nan=False))  # as it is read: its keys are strings
+        text = json.dumps({"checksum": _checksum(plain), **plain}, indent=1)
         (self._place / HEAD).write_text(text + "\n", encoding="utf-8")
 
     def _clean(self) -> None:
@@ -172,7 +181,7 @@ class Checkpointer:
             f"cannot write a checkpoint to {self.folder}: {error.strerror}; free some space or drop --checkpoint-every"
         )
         self.abandon()
-        return CheckpointError(text)
+        return CheckpointWriteError(text)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -214,15 +223,42 @@ def newest(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read the newest checkpoint there, and check every file of it."""
+    """Read the newest checkpoint there that is whole; each that is damaged is named in a warning.
+
+    A checkpoint's own folder means that one and no other.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give a run's folder or one of its checkpoints")
-    path = newest(folder)
-    if path is None:
+    if NAME.fullmatch(folder.name) or ((folder / HEAD).is_file() and not folder.name.startswith(".")):
+        return _read_whole(folder)
+    found = _named_in(folder / FOLDER if (folder / FOLDER).is_dir() else folder)
+    if not found:
         raise CheckpointError(
             f"{folder} holds no checkpoint: give a run's folder or one of its checkpoints, written with "
             "--checkpoint-every"
         )
+    damaged: list[CheckpointError] = []
+    for path in reversed(found):
+        try:
+            whole = _read_whole(path)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        for each in damaged:
+            logger.warning("%s; going on from an older one, %s", each, path)
+        return whole
+    raise CheckpointError(f"all {len(found)} checkpoints of {folder} are damaged; of the newest: {damaged[0]}")
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a run that is not damaged; None if there is none."""
+    try:
+        return read(folder).path
+    except CheckpointError:
+        return None
+
+
+def _read_whole(path: Path) -> Checkpoint:
     head = _read_head(path / HEAD)
     for name, expected in head.files.items():
         _check(path / name, expected)
@@ -237,11 +273,14 @@ def _read_head(path: Path) -> Head:
             raise CheckpointError(
                 f"{path} has checkpoint format {found}; this version reads up to {FORMAT}: install a newer paceline"
             )
+        checksum = data.pop("checksum", None)  # not in older checkpoints
+        if checksum is not None and checksum != _checksum(data):
+            raise ValueError("its contents do not have its checksum")
         head = msgspec.convert(data, Head, strict=False)
     except OSError as error:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; remove its folder to resume from the one before") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {shortened(str(error))}") from error
     return head
 
 
@@ -257,8 +296,12 @@ def _check(path: Path, expected: FileSum) -> None:
     if FileSum(nbytes, checksum) != expected:
         raise CheckpointError(
             f"{path} is damaged: {nbytes} bytes with checksum {checksum} instead of {expected.nbytes} with "
-            f"{expected.crc32}; remove its folder to resume from the previous checkpoint"
+            f"{expected.crc32}"
         )
+
+
+def _checksum(head: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(head, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _named(version: int, serial: int = 0) -> str:
@@ -277,10 +320,14 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _all_in(folder: Path) -> list[Path]:
     """Return the whole checkpoints, oldest first."""
+    return [path for path in _named_in(folder) if (path / HEAD).is_file()]
+
+
+def _named_in(folder: Path) -> list[Path]:
+    """Return all that have the name of a checkpoint, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / HEAD).is_file()]
-    return sorted(found, key=_order)
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()), key=_order)
 
 
 def _bring_to_disk(path: Path) -> None:
