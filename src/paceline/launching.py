@@ -41,7 +41,7 @@ from paceline.core.settings import (
     with_shared_batch,
 )
 from paceline.model.own_optimizer import handed_over
-from paceline.records import run_file
+from paceline.records import private_files, run_file
 from paceline.records.journal import Header, Sink, refuse_other_files
 from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
@@ -286,7 +286,7 @@ def _folder(config: RunConfig) -> Path | None:
     for attempt in range(1000):
         folder = config.runs_dir / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
         try:
-            folder.mkdir(parents=True)
+            private_files.make_folder(folder, exist_ok=False)
         except FileExistsError:
             continue
         except OSError as error:

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import math
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from paceline.core.events import Applied, Event, Pushed
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
 from paceline.core.values import shortened, shown
+from paceline.records import private_files
 
 FORMAT = 1
 BEGINNING = b'{"type":"header"'
@@ -129,7 +131,7 @@ class Writer:
         self.path = path
         self._zipped = path.suffix == ".gz"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(path.parent)
             self._raw, self._file = _reopened(path) if append and path.exists() else _opened(path, path)
         except OSError as error:
             raise JournalError(f"cannot write journal {path}: {error.strerror}; choose another --journal") from error
@@ -212,7 +214,7 @@ class Writer:
 
 def _opened(path: Path, named: Path) -> tuple[IO[bytes], IO[bytes]]:
     """Open an empty file; return it and what to write lines to: itself, or a compressor if `named` ends in `.gz`."""
-    raw = path.open("wb")
+    raw = private_files.open_file(path, "wb")
     if named.suffix != ".gz":
         return raw, raw
     # mtime=0 and no name, so that equal runs give equal bytes.
@@ -234,6 +236,7 @@ def _reopened(path: Path) -> tuple[IO[bytes], IO[bytes]]:
             for text in _whole_lines(lines, path):
                 file.write(text)
         file.flush()
+        shutil.copymode(path, beside)
         beside.replace(path)
     except BaseException:
         file.close()

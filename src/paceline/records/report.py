@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.records.journal import spelled_out
+from paceline.records.private_files import write_text
 
 __all__ = [
     "BatchReport", "PeerPoint", "PeerReport", "Report", "ReportedNumber", "Staleness", "TableReads", "TargetReport",
@@ -150,4 +151,4 @@ def to_json(report: Report) -> str:
 def save_report(report: Report, folder: Path | None) -> None:
     """Write the report into the run's folder, if there is one."""
     if folder is not None:
-        (folder / "report.json").write_text(to_json(report) + "\n")
+        write_text(folder / "report.json", to_json(report) + "\n")

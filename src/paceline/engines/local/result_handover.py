@@ -17,6 +17,7 @@ import torch
 
 from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
 from paceline.engines.local.control import Blame, Failure
+from paceline.records import private_files
 from paceline.records.report import Report
 from paceline.server.exchange import Result
 from paceline.server.plan import Cause
@@ -55,7 +56,7 @@ def save_result(data: bytes, folder: Path, name: str) -> str | None:
     """Write the file whole or not at all. Return a complaint if that fails: it must not cost the run."""
     unfinished, path = folder / f".{name}.safetensors", folder / f"{name}.safetensors"
     try:
-        unfinished.write_bytes(data)
+        private_files.write_bytes(unfinished, data)
         unfinished.rename(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -
         return None
     nodes = folder / "nodes"
     try:
-        nodes.mkdir(exist_ok=True)
+        private_files.make_folder(nodes)
     except OSError as error:
         return f"cannot make {nodes}: {error.strerror}"
     for node, model in models.items():

@@ -29,6 +29,7 @@ from paceline._version import __version__
 from paceline.core.errors import CheckpointError
 from paceline.core.updates import Contents
 from paceline.model import tensor_files
+from paceline.records import private_files
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
 
@@ -79,9 +80,9 @@ class Checkpointer:
         self.number, self.waiting = run.version, set(workers)
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(self.folder)
             self._clean()
-            self._place.mkdir()
+            private_files.make_folder(self._place, exist_ok=False)
             for name, tensors in contents.files.items():
                 self._write_tensors(name, tensors)
             self._head = {**contents.head, "run": msgspec.to_builtins(run), "engine": engine}
@@ -94,7 +95,7 @@ class Checkpointer:
             return False
         name = _of_worker(worker)
         try:
-            (self._place / name).write_bytes(data)
+            private_files.write_bytes(self._place / name, data)
         except OSError as error:
             raise self._cannot_write(error) from error
         self._files[name] = FileSum(len(data), zlib.crc32(data))
@@ -136,7 +137,7 @@ class Checkpointer:
         self.number, self.waiting, self._files = None, set(), {}
 
     def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        with (self._place / name).open("wb") as file:
+        with private_files.open_file(self._place / name, "wb") as file:
             checksum = tensor_files.write(file, tensors)
             self._files[name] = FileSum(file.tell(), checksum)
 
@@ -147,7 +148,7 @@ class Checkpointer:
             **self._head, "files": msgspec.to_builtins(self._files),
         }  # fmt: skip
         text = json.dumps(spelled_out(head), indent=1, allow_nan=False)
-        (self._place / HEAD).write_text(text + "\n", encoding="utf-8")
+        private_files.write_text(self._place / HEAD, text + "\n")
 
     def _clean(self) -> None:
         for path in self.folder.iterdir():
