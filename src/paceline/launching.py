@@ -39,7 +39,7 @@ from paceline.core.settings import (
 )
 from paceline.core.worker_count import agreed_workers, require_asked_for, usual_threads, usual_workers
 from paceline.model.own_optimizer import handed_over
-from paceline.records import run_file
+from paceline.records import private_files, run_file
 from paceline.records.journal import Header, Sink
 from paceline.records.journal_file import require_usable
 from paceline.records.metrics import Report
@@ -286,7 +286,7 @@ def _folder(config: RunConfig) -> Path | None:
     for attempt in range(1000):
         folder = config.runs_dir / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
         try:
-            folder.mkdir(parents=True)
+            private_files.make_folder(folder, exist_ok=False)
         except FileExistsError:
             continue
         except OSError as error:

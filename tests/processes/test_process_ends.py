@@ -2,14 +2,12 @@
 
 import fcntl
 import os
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.core.settings import RunConfig
-from paceline.engines.local import control
+from paceline.engines.local import control, scratch
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.launcher import Launcher
 from paceline.engines.local.output import READ, Console, Transcript, Voice
@@ -74,14 +72,16 @@ class Broken(Console):
 
 
 def test_last_words_that_cannot_be_shown_leave_nothing_behind(nothing_left):
-    process = Process("worker 0", Broken(), Transcript(None, ""))
-    folder = Path(tempfile.gettempdir()) / f"pymp-paceline-{process.pid}"
+    run = scratch.make()
+    process = Process("worker 0", Broken(), Transcript(None, ""), folder=run)
+    folder = run / str(process.pid)
     folder.mkdir()
     for voice in process.voices:
         voice._partial += b"last words"
     with pytest.raises(BrokenPipeError, match="std(out|err) is closed"):
         process.reap()
     assert not folder.exists()
+    scratch.remove(run)
     assert not process.alive
     assert process.reap() == process.code  # once is enough: its descriptors' numbers may be somebody else's
 

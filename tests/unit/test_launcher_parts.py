@@ -47,7 +47,7 @@ def test_a_setup_arrives_as_it_was_sent():
         journal=Path("j.jsonl"),
         folder=None,
     )
-    setup = control.Setup(plan=plan, relay=True)
+    setup = control.Setup(plan=plan, relay=True, folder="/tmp/paceline-1")
     assert control.for_server(control.encode(setup)) == setup
 
 

@@ -20,7 +20,7 @@ from paceline.core import settings as configuration
 from paceline.core import worker_count
 from paceline.core.errors import DataError, OptionError, StorageError
 from paceline.core.values import shown
-from paceline.records import run_file
+from paceline.records import private_files, run_file
 
 if TYPE_CHECKING:
     from paceline.launching import Run
@@ -213,7 +213,7 @@ def _make_places(settings: configuration.RunConfig) -> None:
     for flag, folder in (("--runs-dir", runs), ("--journal", journal and journal.parent)):
         with _refusing(f"{flag}: cannot make the folder {folder}"):
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+                private_files.make_folder(folder)
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Of torch in each process; part of what a seed fixes.", "N", default="cores over workers, in sim 1",
         why="processes that share cores would only fight over them", not_in_scenario=MACHINE)] = None
     transport: Annotated[Transport, About(
-        "How workers and server talk: shared memory, or TCP on this machine.", "shm|zeromq",
+        "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
         of_processes=True)] = "shm"
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",

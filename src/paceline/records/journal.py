@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import math
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Iterator
@@ -241,6 +242,7 @@ def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile]":
                 for text in _whole_lines(lines, path):
                     file.write(text)
             file.flush()
+            shutil.copymode(path, beside)
             beside.replace(path)
         except BaseException:
             _leave(file)

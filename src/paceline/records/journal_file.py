@@ -14,6 +14,8 @@ from pathlib import Path
 from paceline.core.errors import JournalError, StorageError
 from paceline.core.regular_files import require_regular
 from paceline.core.values import shown
+from paceline.records import private_files
+from paceline.records.private_files import FILE_MODE
 
 BEGINNING = b'{"type":"header"'
 CUT = 6  # letters of it that are enough in a file with nothing more: a run was killed there
@@ -87,7 +89,7 @@ def require_usable(path: Path) -> None:
 def open_locked(path: Path, *, keep: bool = False) -> LockedFile:
     """Open the file and lock it; refuse one that is no journal, or that another run writes."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(path.parent)
         return LockedFile(path, keep=keep)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -98,7 +100,7 @@ def _locked(path: Path) -> int:
     while True:
         with contextlib.suppress(FileNotFoundError):
             require_regular(os.stat(path), path)  # noqa: PTH116 - before opening, which can have effects
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, FILE_MODE)
         try:
             require_regular(os.fstat(descriptor), path)
             _lock(descriptor, path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.records.journal import spelled_out
+from paceline.records.private_files import write_text
 
 logger = logging.getLogger("paceline")
 
@@ -157,7 +158,7 @@ def save_report(report: Report, folder: Path | None) -> None:
         return
     unfinished = folder / ".report.json"
     try:
-        unfinished.write_text(to_json(report) + "\n")
+        write_text(unfinished, to_json(report) + "\n")
         unfinished.replace(folder / "report.json")
     except OSError as error:
         with contextlib.suppress(OSError):

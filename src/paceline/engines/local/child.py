@@ -27,7 +27,7 @@ import torch
 
 from paceline.core.errors import InternalError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
-from paceline.engines.local import scratch, titles
+from paceline.engines.local import addresses, scratch, titles
 from paceline.engines.local.control import (
     Debugging,
     Failure,
@@ -112,8 +112,9 @@ def work(channel: Channel) -> int:
         raise InternalError(f"the first message of a worker must be its role, not {role!r}")
     links = WorkerLinks(channel)
     endpoint = links.endpoint(role, frame.descriptors)
+    folder = None if role.folder is None else scratch.claim(Path(role.folder))
     _settle_in(role, links)
-    mail = _mailbox(role)
+    mail = _mailbox(role, folder)
     given = WorkerContext(
         worker=role.worker,
         workers=role.workers,
@@ -149,22 +150,21 @@ def _node_maker(role: Role, endpoint: Endpoint, mail: Mail) -> MakeReplica:
     return make
 
 
-def _mailbox(role: Role) -> Mail | None:
+def _mailbox(role: Role, folder: Path | None) -> Mail | None:
     """Return the mailbox for messages of other nodes, in a run without a server."""
-    if role.peer is None:
+    if role.peer is None or folder is None:
         return None
     if role.transport == "shm":
         from paceline.transport.mail_shm import ShmMail  # a run with a server needs neither
 
-        return ShmMail(scratch.own_folder())
+        return ShmMail(folder)
     from paceline.transport.mail_zeromq import ZeromqMail
 
-    return ZeromqMail()
+    return ZeromqMail(addresses.of_socket(folder, "mail", over_tcp=role.over_tcp))
 
 
 def _settle_in(role: Role, links: "WorkerLinks") -> None:
-    """Set up what is per process: threads, random generators, a folder for sockets, warnings, logging, debugging."""
-    scratch.claim()
+    """Set up what is per process: threads, random generators, warnings, logging, debugging."""
     torch.set_num_threads(role.threads)
     os.environ.update(torchrun_variables(role.worker, role.workers))
     if role.yields and hasattr(os, "SCHED_BATCH"):

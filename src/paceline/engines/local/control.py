@@ -30,6 +30,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     progress: bool = False  # send how far the run has come
     restore: str | None = None  # the folder of the checkpoint to go on from
     append: bool = False  # continue the journal of the server before this one
+    folder: str  # the run's temporary folder
+    over_tcp: bool = False  # workers connect to a port of the loopback (zeromq)
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -167,6 +169,8 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     transport: Transport
     address: str
     token: str
+    folder: str | None = None  # the run's temporary folder
+    over_tcp: bool = False  # other nodes connect to a port of the loopback (zeromq)
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same

@@ -15,6 +15,8 @@ import msgspec
 import safetensors.torch
 import torch
 
+from paceline.records import private_files
+
 MEMORY = Path("/dev/shm")
 
 
@@ -60,7 +62,7 @@ def _write(data: bytes, nodes: Mapping[int, Mapping[str, torch.Tensor]], folder:
     try:
         _write_whole(folder / file, data, written)
         if nodes:
-            (folder / "nodes").mkdir(exist_ok=True)
+            private_files.make_folder(folder / "nodes")
         for node, model in nodes.items():
             state = {key: t.clone(memory_format=torch.contiguous_format) for key, t in model.items()}
             _write_whole(folder / "nodes" / f"{node}.safetensors", safetensors.torch.save(state), written)
@@ -74,6 +76,6 @@ def _write(data: bytes, nodes: Mapping[int, Mapping[str, torch.Tensor]], folder:
 def _write_whole(path: Path, data: bytes, written: list[Path]) -> None:
     unfinished = path.with_name(f".{path.name}")
     written.append(unfinished)
-    unfinished.write_bytes(data)
+    private_files.write_bytes(unfinished, data)
     os.replace(unfinished, path)  # noqa: PTH105 - as it is written
     written[-1] = path

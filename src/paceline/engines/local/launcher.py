@@ -18,11 +18,12 @@ from typing import assert_never
 import msgspec
 
 from paceline.core.errors import InternalError, UserError
-from paceline.engines.local import control, relay
+from paceline.engines.local import addresses, control, relay, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.children import Children, ProcessPlace
+from paceline.engines.local.interruption import Interruption
 from paceline.engines.local.loop import Loop, interrupts
-from paceline.engines.local.output import Console, Transcript
+from paceline.engines.local.output import Console
 from paceline.engines.local.processes import Process
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload, packed
@@ -68,7 +69,7 @@ class Launcher:
         self._warnings: set[str] = set()  # of workers, shown so far
         self._debugging = False  # a worker's debugger has the terminal
         self._shown = Progress(0.0, 0, 0, None, {}, None)
-        self._interrupts = 0
+        self._interruption = Interruption()
         self._restored_from = plan.restore
         self._restarts = 0
 
@@ -80,11 +81,12 @@ class Launcher:
                 self._take_nursery(descriptor)
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
-                if self._interrupts:  # it came before there was a server
+                if self._interruption.count:  # it came before there was a server
                     self._send_to_server(control.Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
+                    self._interruption.look(self._processes(), self._children.nursery)
                 return self._outcome()
             finally:
                 self._leave_nothing()
@@ -92,7 +94,10 @@ class Launcher:
     # -- births ------------------------------------------------------------------------------------------------------
 
     def _take_nursery(self, interrupts: int) -> None:
-        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile."""
+        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile.
+
+        Raises KeyboardInterrupt if it stays stopped after an interrupt: nothing has begun that could be reported.
+        """
         if self._plan.config.start == "fresh" or not nurseries.possible():
             return
         nursery = self._children.nursery = nurseries.take()
@@ -100,18 +105,21 @@ class Launcher:
             waiting.watch_descriptor(interrupts, lambda: self._on_interrupt(interrupts))
             waiting.watch_descriptor(nursery.fileno(), nursery.listen)
             patient_until = time.monotonic() + PATIENCE_S
-            while nursery.starting and (left := patient_until - time.monotonic()) > 0:
+            while nursery.starting and (left := patient_until - time.monotonic()) > 0 and not self._interruption.count:
                 waiting.turn(left)
-            if nursery.starting:
+            if nursery.starting and not self._interruption.count:
                 notice("waiting for an interpreter to import torch, from which all processes are started")
             while nursery.starting:
-                waiting.turn(None)
+                waiting.turn(self._interruption.seconds_left())
+                self._interruption.look((), nursery)
+                if nursery.starting and self._interruption.over and scratch.state_of(nursery.pid) == "T":
+                    raise KeyboardInterrupt
 
     def _start_server(self, restore: Path | None, *, append: bool) -> None:
         plan = self._plan
-        server = self._server = Process(
-            "server", self._stage, Transcript(plan.folder, "server"), self._children.nursery
-        )
+        server = self._server = self._children.make("server")
+        if self._children.folder is None:  # as late as possible: from now on the server removes it if this process dies
+            self._children.folder = server.folder = scratch.make()
         self._loop.watch(server, self._on_server_word, lambda: self._on_server_exit(server))
         setup = control.Setup(
             plan=plan,
@@ -120,6 +128,8 @@ class Launcher:
             progress=self._progress is not None,
             restore=None if restore is None else os.fspath(restore),
             append=append,
+            folder=os.fspath(self._children.folder),
+            over_tcp=addresses.over_tcp,
         )
         self._send_to_server(setup)
 
@@ -150,7 +160,7 @@ class Launcher:
                 if self._progress is not None:
                     self._progress(message.progress)
             case control.StartWorker():
-                if self._finished is None and not self._interrupts:
+                if self._finished is None and not self._interruption.count:
                     self._start(ProcessPlace(message.worker, message.incarnation))
             case control.Signal():
                 self._signal(message.worker, message.number)
@@ -196,9 +206,7 @@ class Launcher:
                 process.signal(number)
 
     def _on_interrupt(self, descriptor: int) -> None:
-        self._interrupts += len(os.read(descriptor, 64))
-        if self._interrupts > 1:
-            raise KeyboardInterrupt
+        self._interruption.read(descriptor)
         if self._finished is not None:
             self._end_all()
         else:
@@ -242,7 +250,7 @@ class Launcher:
         self._restarts = self._restarts + 1 if newest == self._restored_from else 1
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
-        elif self._interrupts:
+        elif self._interruption.count:
             self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
         elif newest is None and not begins_again:
             self._failure = control.Failure(
@@ -313,7 +321,9 @@ class Launcher:
         return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
-        return max(0.0, min(self._kill_at.values()) - time.monotonic()) if self._kill_at else None
+        waits = [max(0.0, at - time.monotonic()) for at in self._kill_at.values()]
+        look = self._interruption.seconds_left()
+        return min([*waits, *([] if look is None else [look])], default=None)
 
     def _kill_the_late(self) -> None:
         for process in [process for process, at in self._kill_at.items() if at <= time.monotonic()]:
@@ -340,6 +350,8 @@ class Launcher:
         """Leave no process and no descriptor behind, whatever happened."""
         self._stage.muted = True  # if a process still prints, an exception is being raised, and that matters more
         with contextlib.ExitStack() as last_steps:  # runs all of them, whichever fails
+            if self._children.folder is not None:
+                last_steps.callback(scratch.remove, self._children.folder)
             if self._model is not None:
                 last_steps.callback(os.close, self._model)
             last_steps.callback(self._loop.close)

@@ -19,6 +19,7 @@ import torch
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
 from paceline.engines.local import control as m
+from paceline.engines.local import scratch
 from paceline.engines.local.kept_result import keep
 from paceline.engines.local.relay import Relay
 from paceline.engines.local.result_handover import as_failure, behind_descriptor, trained_state
@@ -62,7 +63,7 @@ def main(channel: Channel) -> None:
     torch.set_grad_enabled(False)  # once, instead of for every step
     own_optimizer.take(setup.plan.optimizers)
     try:
-        server = Server(channel, setup)
+        server = Server(channel, setup, scratch.claim(Path(setup.folder)))
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
         channel.send(m.encode(m.Finished("error", b"", as_failure(error))))
         channel.finish(LAST_WORDS_S)
@@ -79,7 +80,8 @@ class LocalEngine:
     capabilities = engines.capabilities(name)
     run: ServerRun
 
-    def __init__(self, channel: Channel, setup: m.Setup, on_idle: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup, folder: Path, on_idle: Callable[[], None]) -> None:
+        """`folder` is this process's own."""
         self._channel = channel
         self._setup = setup
         self._on_idle = on_idle
@@ -87,7 +89,7 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._links = ServerLinks(channel, self._clock, self._on_control, self._check_memory, exact=exact)
+        self._links = ServerLinks(channel, self._clock, folder, self._on_control, self._check_memory, exact=exact)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory
@@ -117,7 +119,7 @@ class LocalEngine:
     def drive(self, run: ServerRun) -> None:
         """Drive the run until it is finished."""
         if self._setup.plan.config.transport == "zeromq":
-            self.send_to_launcher(m.Listening(self._links.listen()))
+            self.send_to_launcher(m.Listening(self._links.listen(over_tcp=self._setup.over_tcp)))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
@@ -261,7 +263,7 @@ class LocalEngine:
 class Server:
     """One run's server: journal, engine, run and result."""
 
-    def __init__(self, channel: Channel, setup: m.Setup) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup, folder: Path) -> None:
         self._channel = channel
         self._setup = setup
         plan, config = setup.plan, setup.plan.config
@@ -279,7 +281,7 @@ class Server:
         peer = is_peer(config.strategy)
         # The checkpoint's, because the run may have switched to bsp.
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
-        self._engine = LocalEngine(channel, setup, self._on_idle)
+        self._engine = LocalEngine(channel, setup, folder, self._on_idle)
         self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
         relay = self._relay
         # The journal comes last: if it cannot be written, the report still knows what happened.

@@ -31,6 +31,7 @@ from paceline.core.errors import CheckpointError, StorageError
 from paceline.core.updates import Contents
 from paceline.core.values import shortened
 from paceline.model import tensor_files
+from paceline.records import private_files
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
 
@@ -87,9 +88,9 @@ class Checkpointer:
         self.number, self.waiting = run.version, set(workers)
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(self.folder)
             self._clean()
-            self._place.mkdir()
+            private_files.make_folder(self._place, exist_ok=False)
             for name, tensors in contents.files.items():
                 self._write_tensors(name, tensors)
             self._head = {**contents.head, "run": msgspec.to_builtins(run), "engine": engine}
@@ -111,7 +112,7 @@ class Checkpointer:
             return False
         name = _of_worker(worker)
         try:
-            (self._place / name).write_bytes(data)
+            private_files.write_bytes(self._place / name, data)
         except OSError as error:
             raise self._cannot_write(error) from error
         self._files[name] = FileSum(len(data), zlib.crc32(data))
@@ -153,7 +154,7 @@ class Checkpointer:
         self.number, self.waiting, self._files = None, set(), {}
 
     def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        with (self._place / name).open("wb") as file:
+        with private_files.open_file(self._place / name, "wb") as file:
             checksum = tensor_files.write(file, tensors)
             self._files[name] = FileSum(file.tell(), checksum)
 
@@ -165,7 +166,7 @@ class Checkpointer:
         }  # fmt: skip
         plain = json.loads(json.dumps(spelled_out(head), allow_nan=False))  # as it is read: its keys are strings
         text = json.dumps({"checksum": _checksum(plain), **plain}, indent=1)
-        (self._place / HEAD).write_text(text + "\n", encoding="utf-8")
+        private_files.write_text(self._place / HEAD, text + "\n")
 
     def _clean(self) -> None:
         for path in self.folder.iterdir():
