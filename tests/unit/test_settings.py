@@ -23,6 +23,7 @@ from paceline.core.errors import OptionError, UserError
 from paceline.core.settings import (
     SETTINGS,
     Every,
+    Patience,
     RunConfig,
     Target,
     Unset,
@@ -129,7 +130,7 @@ def test_every_setting_can_be_given_as_text() -> None:
         "batch_size": "16", "epochs": "0.5", "max_versions": "10", "max_seconds": "2.5", "target": "loss<=0.5",
         "evaluate_every": "5v", "on_divergence": "stop", "set": ["a=b=c"], "data_dir": "data", "journal": "j.jsonl.gz",
         "runs_dir": "out", "threads": "2", "transport": "zeromq", "respawn": "true", "checkpoint_every": "60s",
-        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop", "start": "fresh",
+        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop", "start": "fresh", "worker_timeout": "5..60",
     }  # fmt: skip
     expected = RunConfig(
         engine="sim", strategy="ssp:staleness=2", scenario="even4", workers=4, seed=7, batch_size=16, epochs=0.5,
@@ -137,6 +138,7 @@ def test_every_setting_can_be_given_as_text() -> None:
         on_divergence="stop", on_nonfinite="stop", options={"a": "b=c"}, data_dir=Path("data"),
         journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2, transport="zeromq", respawn=True,
         checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"), start="fresh",
+        worker_timeout=Patience(5, 60),
     )  # fmt: skip
     settled = resolve(given, {}, {})
     assert settled.given == tuple(sorted({"options" if name == "set" else name for name in given}))
@@ -297,6 +299,23 @@ def test_the_scenario_decides_how_many_workers_there_are() -> None:
         agreed_workers(3, 8, "uneven8", by_default=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("5..60", Patience(5, 60)), ("5", Patience(5, 600)), (5, Patience(5, 600)), (2.5, Patience(2.5, 600)),
+        ("900", Patience(900, 900)), ("off", None), ("0", None), (0, None), ("7..7", Patience(7, 7)),
+    ],
+)  # fmt: skip
+def test_how_long_a_worker_may_be_silent(given: object, found: Patience | None) -> None:
+    assert resolve({"worker_timeout": given}, {}, {}).worker_timeout == found
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "60..5", "5..", "5..1e999", "nan", True])
+def test_a_silence_that_cannot_be_is_refused(given: object) -> None:
+    with pytest.raises(OptionError, match="^--worker-timeout: must be"):
+        resolve({"worker_timeout": given}, {}, {})
+
+
 def test_evaluation_can_be_off_but_not_where_a_target_needs_it() -> None:
     assert resolve({"evaluate_every": "off"}, {}, {}).evaluate_every is None
     contradiction = resolve({"evaluate_every": "off", "target": "loss=1"}, {}, {})
@@ -339,6 +358,7 @@ WIDER = {  # what `launch` takes beside the declared type
     "target": str,
     "evaluate_every": str,
     "checkpoint_every": str,
+    "worker_timeout": str | float,
     "data_dir": str,
     "resume": str,
     "journal": str,

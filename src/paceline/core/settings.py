@@ -7,15 +7,18 @@ docs/reference/settings.md. The command line ranks first, then the variables (re
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from paceline.core.errors import OptionError
+from paceline.core.quantities import Every as Every
+from paceline.core.quantities import Patience as Patience
+from paceline.core.quantities import Target as Target
+from paceline.core.quantities import patience_or_none
 from paceline.core.scenario_run import MACHINE, OTHER, PLACE, SCRIPTS, refuse_what_is_not_data
 from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
@@ -31,68 +34,8 @@ Transport = Literal["shm", "zeromq"]
 Start = Literal["nursery", "fresh"]
 ScaleRate = Literal["none", "linear", "sqrt"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Unit = Literal["v", "s", "e"]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
-
-_FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
-_TARGET = re.compile(r"(?P<metric>[A-Za-z_][\w.\-/]*)\s*(?P<sign>>=|<=|=)\s*(?P<value>\S+)")
-_EVERY = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)(?P<unit>[vse])")
-
-
-class Target(msgspec.Struct, frozen=True):
-    """A value of a metric that ends the run once it is reached."""
-
-    metric: str
-    value: float
-    upwards: bool
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `accuracy=0.93`, `accuracy>=0.9` or `loss<=0.5`."""
-        found = _TARGET.fullmatch(text.strip())
-        try:
-            value = read(found["value"], Annotated[float, Meta(ge=-FINITE, le=FINITE)], "") if found else None
-        except OptionError:
-            value = None
-        if not found or value is None:
-            raise OptionError(
-                "must be a metric and a finite number, such as accuracy=0.93, accuracy>=0.9 or loss<=0.5, "
-                f"not {shown(text)}"
-            )
-        metric, sign = found["metric"], found["sign"]
-        return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(_FALLING)))
-
-    def met(self, value: float) -> bool:
-        """Return whether this value reaches the target; NaN never does."""
-        return value >= self.value if self.upwards else value <= self.value
-
-    def __str__(self) -> str:
-        return f"{self.metric}{'>=' if self.upwards else '<='}{self.value:g}"
-
-
-class Every(msgspec.Struct, frozen=True):
-    """An interval in versions (`v`), seconds (`s`) or epochs (`e`)."""
-
-    amount: float
-    unit: Unit
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `50v`, `10s` or `0.1e`."""
-        found = _EVERY.fullmatch(text.strip())
-        if not found or not 0 < float(found["amount"]) <= FINITE:
-            raise OptionError(
-                "must be a number > 0 and a unit, such as 50v (versions), 10s (seconds) or 0.1e (epochs), "
-                f"not {shown(text)}"
-            )
-        amount, unit = float(found["amount"]), found["unit"]
-        if unit == "v" and not amount.is_integer():
-            raise OptionError(f"must be in whole versions: write {max(1, round(amount))}v instead of {shown(text)}")
-        return cls(amount, unit)  # type: ignore[arg-type]  # the pattern admits these three only
-
-    def __str__(self) -> str:
-        return f"{self.amount:g}{self.unit}"
 
 
 class About(NamedTuple):
@@ -173,6 +116,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
     respawn: Annotated[bool, About(
         "A worker whose process died comes back as a newcomer.", of_processes=True)] = False
+    worker_timeout: Annotated[Patience | None, About(
+        "Go on without a worker that is silent for unusually long: at least, and at most, so many seconds.",
+        "S[..S]|off", off="off", then=patience_or_none,
+        why="its own steps decide between the two; off, or 0, waits for ever")] = Patience(30.0, 600.0)
     checkpoint_every: Annotated[Every | None, About(
         "Save all that is needed to go on, in versions or seconds: 100v, 60s.", "N{v|s}", default="never",
         of_processes=True, then=_without_epochs)] = None

@@ -233,7 +233,8 @@ def _parsed(value: Any, cls: Any) -> Any:
     if isinstance(value, cls) and not isinstance(value, Path):
         return value
     if cls is not Path:
-        return cls.parse(_text(value, "text"))
+        number = getattr(cls, "from_numbers", False) and isinstance(value, int | float) and not isinstance(value, bool)
+        return cls.parse(str(value) if number else _text(value, "text"))
     try:
         return Path(_text(value, "a path")).expanduser()
     except RuntimeError:

@@ -46,6 +46,15 @@ def distance(models: Sequence[Tensors]) -> float:
     return math.sqrt(squares / len(models))
 
 
+def is_finite(tensors: Tensors) -> bool:
+    """Return whether no value is NaN or infinite, in one pass over the tensors if they are."""
+    with torch.no_grad():
+        norms = torch._foreach_norm(list(tensors))
+        if all(math.isfinite(float(norm)) for norm in norms):
+            return True
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)  # the norm alone may overflow
+
+
 def is_averaged(dtype: str) -> bool:
     """Whether buffers of that dtype are exchanged; integer counters are not."""
     return dtype.startswith(("torch.float", "torch.bfloat"))

@@ -105,6 +105,33 @@ class RunExchange:
         del worker
         return None
 
+    # -- silence -----------------------------------------------------------------------------------------------------
+
+    can_rejoin: ClassVar[bool] = True  # a worker that was taken out for its silence can go on in the same process
+    answers_pings: ClassVar[bool] = False  # workers that wait for each other can be asked whether they are there
+
+    steps_by: ClassVar[type] = Push  # the message that ends a worker's step
+
+    def ping(self, worker: int) -> None:
+        """Ask a worker whether it is there."""
+
+    def excuses(self, worker: int) -> bool:
+        """Return whether a worker with a grant waits for others."""
+        del worker
+        return False
+
+    def owes(self, worker: int) -> float | None:
+        """Return since when a worker without a grant owes an answer; None if it does not."""
+        del worker
+        return None
+
+    def busy_until(self, worker: int) -> float | None:
+        """Return when a virtual worker's computation is over; None if it is not known."""
+        timing = self.run.workers.records[worker].script.timing
+        return None if timing is None else timing.end
+
+    # -- workers that leave ------------------------------------------------------------------------------------------
+
     def left(self, worker: int, cause: LeaveCause, at: float) -> None:
         """Handle a worker that takes no more part."""
 

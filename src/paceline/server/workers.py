@@ -42,8 +42,8 @@ class Effects(Protocol):
     def on_divergence(self, text: str) -> None:
         """Called when the guard sees the loss or the norm diverge."""
 
-    def on_nonfinite(self) -> None:
-        """Called when a push that is not finite was refused."""
+    def on_nonfinite(self, worker: int) -> None:
+        """Called when a worker's push that is not finite was refused."""
 
 
 class ScriptState:
@@ -51,7 +51,7 @@ class ScriptState:
 
     __slots__ = (
         "asked_for_state", "bytes_down", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
-        "pushed", "timing",
+        "pushed", "silent", "timing",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class ScriptState:
         self.pushed = False
         self.computing = False  # has a grant and has not pushed since, so it may read messages late
         self.asked_for_state: int | None = None
+        self.silent = False  # taken out of the run because it sent nothing; it may come back
         self.meant_to_die = False  # killed by the scenario, which alone brings it back
 
     @property
@@ -78,7 +79,7 @@ class WorkerRecord:
 
     __slots__ = (
         "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
-        "script", "through", "ticket", "work", "worker",
+        "refusals", "script", "through", "ticket", "work", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: int, script: ScriptState | None = None) -> None:
@@ -94,6 +95,7 @@ class WorkerRecord:
         self.granted_at = 0.0
         self.through = 0
         self.read_version = 0
+        self.refusals = 0  # pushes in a row that were not finite
         self.extends: int | None = None
         self.allotments: tuple[Allotment, ...] = ()
 

@@ -66,6 +66,11 @@ class Host:
                 self._asked[number] = min(openers)
                 self._deliver(min(openers), t.Opened(number, wanted=True))
 
+    def is_waiting(self, worker: int) -> bool:
+        """Return whether the worker waits for rows, or at the barrier, until others have come further."""
+        reader = self._readers.get(worker)
+        return reader is not None and (bool(reader.parked) or reader.barrier is not None or reader.aside)
+
     def is_opening(self, worker: int) -> bool:
         """Return whether the worker waits for a table that others have not opened yet."""
         return any(worker in openers for openers in self._openers.values())

@@ -42,6 +42,8 @@ class TableExchange(RunExchange):
     messages = t.TableToServer
     counts_rounds = True
     needs_states = True
+    steps_by = t.Tick
+    can_rejoin = False  # its caches and the clocks under way are of before: a fresh process begins anew
 
     def __init__(self, run: "ServerRun") -> None:
         super().__init__(run)
@@ -210,6 +212,9 @@ class TableExchange(RunExchange):
 
     def waits_for_all(self, worker: int) -> str | None:
         return "table()" if self._host.is_opening(worker) else None
+
+    def excuses(self, worker: int) -> bool:
+        return self._host.is_waiting(worker)
 
     def settle(self, at: float) -> None:
         if self.run.cause is not None:

@@ -198,7 +198,9 @@ class Failed(ToServer, frozen=True):
 
 @registered(13)
 class Ended(ToServer, frozen=True):
-    """The script has ended."""
+    """The script has ended; `in_loop`: by `sys.exit()` inside a loop, which may be that of its batches."""
+
+    in_loop: bool = False
 
 
 @registered(28)
@@ -339,9 +341,13 @@ class Over(ToWorker, frozen=True):
 
 @registered(69)
 class Cancelled(ToWorker, frozen=True):
-    """The grant is void: the worker drops what it computed for it and waits for the next."""
+    """The grant is void: the worker drops what it computed for it and waits for the next.
+
+    `again`: the run went on without the worker, which had been silent; it answers with its `Ready`.
+    """
 
     ticket: int
+    again: bool = False
 
 
 @registered(70)

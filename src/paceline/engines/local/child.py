@@ -54,7 +54,7 @@ from paceline.transport.shm import ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import MakeReplica, Shared, WorkerContext
 from paceline.worker.other_frameworks import advice_for
-from paceline.worker.scripts import script_traceback
+from paceline.worker.scripts import raised_in_loop, script_traceback
 
 if TYPE_CHECKING:
     from paceline.transport.zeromq import ZeromqEndpoint
@@ -67,6 +67,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # by torch, as not to be compiled
 OTHERWISE_WRAPPED = "LBFGS"
 NEXT_PROCESS = 1_000_003  # added to the seed per incarnation, so that each draws other random numbers, as in sim
+LAST_WORDS_S = 5.0
 
 
 def main() -> NoReturn:
@@ -230,9 +231,12 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
     except SystemExit as error:
         if error.code not in (None, 0):
             return Failure("script", f"the script of {_who(role)} exited with {error.code}")
+        left = any(session._loops.left_early for session in given.sessions)
+        _say(given, Ended(in_loop=left and raised_in_loop(error)))
     except BaseException as error:  # noqa: BLE001 - the server reports whatever ended the script
         return _blame(role, given, error)
-    _say(given, Ended())
+    else:
+        _say(given, Ended())
     with contextlib.suppress(Closed):
         for call in given.after_script:
             call()
@@ -296,8 +300,7 @@ def leave_compiler_out() -> None:
     that a parameter server steps.
 
     A node of a run without a server steps itself, and the wrapper of each optimizer's `step` imports the compiler, too.
-    Its replacement still turns gradients off, but does not break the compiler's graph, which matters only to a compiled
-    `step()`.
+    Its replacement still turns gradients off, but does not break the graph of a compiled `step()`.
     """
     for name in MARKED:
         method = getattr(torch.optim.Optimizer, name)
@@ -318,16 +321,13 @@ def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-LAST_WORDS_S = 5.0
-
 Fresh = tuple[str, list[int]] | None  # the server's address or a link to it; None: there will be no server
 
 
 class WorkerLinks:
     """A worker's control socket, and the links to restarted servers that arrive over it.
 
-    A thread reads the socket once the role is known: a script may compute for any time, and the launcher's death must
-    be noticed meanwhile.
+    A thread reads it: a script may compute for any time, and the launcher's death must be noticed meanwhile.
     """
 
     def __init__(self, control: Channel) -> None:
@@ -355,9 +355,9 @@ class WorkerLinks:
         """Send the launcher a warning; return False if this process cannot: a fork has no socket of its own."""
         return self._tell(Warned(_sendable(text)))
 
-    def debugs(self, waits: bool) -> None:
+    def debugs(self, waits: bool, on_terminal: bool = True) -> None:
         """Tell the launcher whether a debugger waits for a command."""
-        self._tell(Debugging(waits))
+        self._tell(Debugging(waits, on_terminal))
 
     def _tell(self, message: Warned | Debugging) -> bool:
         if os.getpid() != self._owner:

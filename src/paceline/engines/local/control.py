@@ -60,7 +60,14 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True):
     """The user asks for the run to end cleanly, with its report."""
 
 
-ToServer = Setup | Linked | Exited | Interrupt
+class Debugged(msgspec.Struct, frozen=True, tag=True):
+    """A worker's debugger waits for a command, so its silence means nothing; or it does so no longer."""
+
+    worker: int
+    waits: bool
+
+
+ToServer = Setup | Linked | Exited | Interrupt | Debugged
 
 
 # -- server to launcher ------------------------------------------------------------------------------------------------
@@ -135,9 +142,10 @@ class Warned(msgspec.Struct, frozen=True, tag=True):
 
 
 class Debugging(msgspec.Struct, frozen=True, tag=True):
-    """A worker's debugger waits for a command on the terminal, or does so no longer."""
+    """A worker's debugger waits for a command, or does so no longer; one that needs no terminal may at any time."""
 
     waits: bool
+    on_terminal: bool = True
 
 
 ToLauncher = (

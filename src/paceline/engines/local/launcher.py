@@ -8,6 +8,7 @@ launcher waits for it.
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -25,7 +26,7 @@ from paceline.engines.local.interruption import Interruption
 from paceline.engines.local.loop import Loop, interrupts
 from paceline.engines.local.output import Console
 from paceline.engines.local.processes import Process
-from paceline.engines.local.result_handover import Outcome
+from paceline.engines.local.result_handover import Outcome, as_overdue
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log, notice
@@ -65,7 +66,7 @@ class Launcher:
         self._failure: control.Failure | None = None  # one that the server did not report
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
-        self._kill_at: dict[Process, float] = {}
+        self._kill_at: dict[Process | None, float] = {}  # None: all workers that outlive the run
         self._warnings: set[str] = set()  # of workers, shown so far
         self._debugging = False  # a worker's debugger has the terminal
         self._shown = Progress(0.0, 0, 0, None, {}, None)
@@ -141,7 +142,7 @@ class Launcher:
 
     def _start(self, place: ProcessPlace) -> None:
         process = self._children.start(place)
-        self._loop.watch(process, lambda frame: self._on_child_word(process, frame), lambda: self._on_exit(place))
+        self._loop.watch(process, lambda frame: self._on_child_word(place, frame), lambda: self._on_exit(place))
 
     # -- words -------------------------------------------------------------------------------------------------------
 
@@ -185,15 +186,16 @@ class Launcher:
         if self._sink is not None:
             self._sink.write(line)
 
-    def _on_child_word(self, process: Process, frame: Frame) -> None:
+    def _on_child_word(self, place: ProcessPlace, frame: Frame) -> None:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
-        message = control.for_launcher(frame.data)
+        message, process = control.for_launcher(frame.data), self._children.alive[place]
         if isinstance(message, control.Warned):
             process.warn(message.text, show=message.text not in self._warnings)
             self._warnings.add(message.text)
         elif isinstance(message, control.Debugging):
-            self._debugging = message.waits
-            if self._progress is not None:
+            self._send_to_server(control.Debugged(place.worker, message.waits))
+            self._debugging = message.waits and message.on_terminal
+            if self._progress is not None and message.on_terminal:
                 self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
         elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
@@ -204,6 +206,8 @@ class Launcher:
         for place, process in self._children.alive.items():
             if place.worker == worker and not place.evaluator:
                 process.signal(number)
+                if number == signal.SIGKILL:
+                    self._kill_at[process] = math.inf  # it is no surprise
 
     def _on_interrupt(self, descriptor: int) -> None:
         self._interruption.read(descriptor)
@@ -235,6 +239,9 @@ class Launcher:
             process.signal(signal.SIGCONT)  # the server can no longer resume a worker that the scenario paused
             if place.evaluator:
                 self._ask_to_end(process)
+        patience = self._plan.config.worker_timeout
+        if patience is not None:
+            self._kill_at[None] = time.monotonic() + patience.ceiling
 
     def _on_server_exit(self, server: Process) -> None:
         code = server.reap()
@@ -321,14 +328,25 @@ class Launcher:
         return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
-        waits = [max(0.0, at - time.monotonic()) for at in self._kill_at.values()]
+        waits = [max(0.0, at - time.monotonic()) for at in self._kill_at.values() if at != math.inf]
         look = self._interruption.seconds_left()
         return min([*waits, *([] if look is None else [look])], default=None)
 
     def _kill_the_late(self) -> None:
         for process in [process for process, at in self._kill_at.items() if at <= time.monotonic()]:
             del self._kill_at[process]
-            process.signal(signal.SIGKILL)
+            if process is not None:
+                process.signal(signal.SIGKILL)
+            else:
+                self._end_overdue()
+
+    def _end_overdue(self) -> None:
+        """End workers' processes that have outlived the run for too long, unless a debugger is in one."""
+        overdue = as_overdue(sorted(place.worker for place in self._children.alive if not place.evaluator))
+        if self._debugging:
+            self._kill_at[None] = time.monotonic() + PATIENCE_S
+        elif overdue is not None and self._outcome_is_good:
+            self._fail(overdue)
 
     def _why(self) -> control.Failure | None:
         """Return what went wrong. If the server saw only a script's exit code, prefer the script's own report."""

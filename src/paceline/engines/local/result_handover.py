@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import msgspec
@@ -58,6 +58,18 @@ def as_failure(error: Exception) -> Failure:
             return Failure(blame, str(error), notes)
     text = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     return Failure("internal", text, notes or traceback.format_exc())
+
+
+def as_overdue(workers: Sequence[int]) -> Failure | None:
+    """Return the failure of a run whose result is there, but whose scripts did not end; None if all of them did."""
+    if not workers:
+        return None
+    which = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
+    return Failure(
+        "script",
+        f"the script of {which} did not end after the run and was ended; model and report are complete "
+        "(--worker-timeout says how long a script may go on)",
+    )
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

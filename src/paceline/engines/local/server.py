@@ -22,7 +22,7 @@ from paceline.engines.local import control as m
 from paceline.engines.local import scratch
 from paceline.engines.local.kept_result import keep
 from paceline.engines.local.relay import Relay
-from paceline.engines.local.result_handover import as_failure, behind_descriptor, trained_state
+from paceline.engines.local.result_handover import as_failure, as_overdue, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
 from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
@@ -176,6 +176,8 @@ class LocalEngine:
                 ended(worker, message.incarnation, message.code, self.now())
             case m.Interrupt():
                 self.run.interrupt(self.now())
+            case m.Debugged():
+                self.run.departures.liveness.debugging(message.worker, message.waits)
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
 
@@ -301,6 +303,7 @@ class Server:
             try:
                 self._begin()
                 self._engine.drive(self._run)
+                failure = as_overdue(self._run.departures.liveness.overdue)
             except Exception as error:  # noqa: BLE001 - the launcher shows whatever ended the run
                 failure = as_failure(error)
                 self._run.fail(error)
