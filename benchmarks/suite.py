@@ -35,8 +35,8 @@ data_file = {folder}/coverage
 sigterm = True
 
 [report]
-ignore_errors = True  # copies of the source that a test made are gone by then
-"""
+ignore_errors = True
+"""  # errors: copies of the source that a test made are gone by the time of the report
 
 
 def main() -> int:
