@@ -1,8 +1,10 @@
 """The foreign checker of journals: it finds nothing in sound ones, and every fault that is planted."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import paceline
 from attacks import foreign_checker, foreign_runs
@@ -209,6 +211,14 @@ def test_a_planted_fault_is_found(strategy, fault, sound):
     lines = copy.deepcopy(sound[strategy])
     fault(lines)
     assert foreign_checker.faults(lines), f"{fault.__name__} is not found in a journal of {strategy}"
+
+
+@pytest.mark.parametrize(("weights", "unused"), [([0.0, -0.1], 1), ([-0.1, -0.1], 0)])
+def test_a_sample_that_moved_nothing_was_not_used(weights, unused, monkeypatch, tmp_path):
+    model = {"weight": torch.tensor(weights)}
+    monkeypatch.setattr(paceline, "launch", lambda *_, **__: SimpleNamespace(ended="done", model_state=model))
+    monkeypatch.setattr(foreign_runs, "job", lambda *_: (None, True))
+    assert foreign_runs.virtual_run(1, tmp_path)["unused"] == unused
 
 
 def test_a_journal_that_was_cut_short_is_read_up_to_there(tmp_path):

@@ -118,6 +118,20 @@ def test_workers_that_live_on_send_again_what_the_checkpoint_lacks(tmp_path):
     assert "clock 5 of worker 0 is not expected" in hand.observed("refused")[-1].data["reason"]
 
 
+def test_the_successor_of_a_worker_that_lived_on_is_a_newcomer(tmp_path):
+    folder = tmp_path / "a"
+    whole_checkpoint(folder)
+    standing = [t.Standing(0, 4), t.Standing(0, 2)]
+    hand = on_tables(folder, resume=folder, restarted_at=9.0, standing=standing, respawn=True)
+    for clock in (3, 4, 5, 6):
+        hand.says(1, tick(clock, 1, again=True))
+    hand.exits(0, code=-9)
+    hand.comes(0)
+    hand.says(0, t.OpenTable(COUNTS))
+    hand.says(0, CLOCKS)
+    assert hand.last(0, t.Entered).clock == 6
+
+
 def test_a_worker_that_does_not_come_back_leaves_its_clocks(tmp_path):
     whole_checkpoint(tmp_path / "a")
     hand = HandDrivenRun("ssp:staleness=3", 1, folder=tmp_path / "b", resume=tmp_path / "a")
