@@ -57,6 +57,7 @@ class Held:
 
     def __init__(self, worker: int, clock: int, version: int, samples: int) -> None:
         self.worker, self.clock, self.version, self.samples = worker, clock, version, samples
+        self.left_behind = False  # its process is gone
 
 
 class Checker:
@@ -147,6 +148,8 @@ class Checker:
             self._blame(
                 "a leaver's grant is taken back", f"worker {worker} leaves ({cause}) with clock {grant.through}"
             )
+        for held in self._held.values():
+            held.left_behind |= held.worker == worker
         work = self._work.pop(worker, None)
         self._clocks.pop(worker, None)
         if cause == "idle" and work is not None:
@@ -234,7 +237,7 @@ class Checker:
     ) -> None:
         """The promises of single strategies."""
         name, samples, present = self._name, sum(held.samples for held in taken), set(self._work)
-        of_present = [held.worker for held in taken if held.worker in present]
+        of_present = [held.worker for held in taken if not held.left_behind]
         if name in SINGLE and (len(taken) != 1 or event["kind"] != "pushed" or event["push"] != pushes[0]):
             self._blame(f"{name} applies every push at once", f"{pushes} at {event['kind']}")
         if name in SINGLE or name == "k_async":
@@ -336,12 +339,11 @@ class Checker:
             self._blame("every push is settled", f"{sorted(self._held)} are still held at the end")
         whole = all(phase["sampling"] in ("epoch", "shard") and phase["size"] is not None for phase in self._phases)
         if data["cause"] == "done" and whole and self._phases and self._header is not None:
-            phases = {phase["phase"]: round(phase["size"] * phase["epochs"]) for phase in self._phases}
-            if self._used + self._lost != sum(phases.values()):
-                self._blame(
-                    "every sample of every epoch is settled once",
-                    f"{self._used} used and {self._lost} lost of {sum(phases.values())}",
-                )
+            wanted = sum({phase["phase"]: round(phase["size"] * phase["epochs"]) for phase in self._phases}.values())
+            settled, shards = self._used + self._lost, any(phase["sampling"] == "shard" for phase in self._phases)
+            if settled < wanted or (settled > wanted and not shards):  # shards end once that many are used
+                text = f"{self._used} used and {self._lost} lost of {wanted}"
+                self._blame("every sample of every epoch is settled once", text)
 
     def close(self, *, ended: bool) -> None:
         """Judge what can only be judged at the end."""

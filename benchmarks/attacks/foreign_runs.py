@@ -88,7 +88,7 @@ def scenario(draw: Draw, kind: str) -> tuple[str, int]:
 
 
 def gradients(rows: int, batch: int, epochs: int, sampling: str) -> Callable[[], None]:
-    """A job that fits a line; each pass is one push."""
+    """A job in which every sample has a weight of its own, at first 0, that its gradient moves; a pass is one push."""
 
     def train() -> None:
         import torch
@@ -97,14 +97,15 @@ def gradients(rows: int, batch: int, epochs: int, sampling: str) -> Callable[[],
 
         session = paceline.init()
         torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
+        model = torch.nn.Embedding(rows, 1)
+        torch.nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model, optimizer = session.prepare(model, optimizer)
-        data = torch.utils.data.TensorDataset(torch.randn(rows, 3), torch.randn(rows, 2))
-        for x, y in session.batches(data, batch_size=batch, epochs=epochs, sampling=sampling):
+        data = torch.utils.data.TensorDataset(torch.arange(rows))
+        for (which,) in session.batches(data, batch_size=batch, epochs=epochs, sampling=sampling):
             optimizer.zero_grad()
-            loss = ((model(x) - y) ** 2).mean()
-            session.report(loss=loss.item())
+            loss = model(which).mean()
+            session.report(loss=1 + loss.item())
             loss.backward()
             optimizer.step()
 
@@ -132,14 +133,16 @@ def tables(clocks: int, staleness: int | None, *, eager: bool, barrier: bool) ->
     return train
 
 
-def job(draw: Draw, kind: str) -> Callable[[], None]:
-    """A job of this kind."""
+def job(draw: Draw, kind: str) -> tuple[Callable[[], None], bool]:
+    """A job of this kind, and whether it uses every sample exactly once."""
     if kind == "tables":
-        return tables(
-            draw.randint(1, 15), draw.choice([None, 0, 2]), eager=draw.random() < 0.3, barrier=draw.random() < 0.3
-        )
+        staleness = draw.choice([None, 0, 2])
+        return tables(draw.randint(1, 15), staleness, eager=draw.random() < 0.3, barrier=draw.random() < 0.3), False
     sampling = "shard" if kind == "gradients" and draw.random() < 0.1 else "epoch"
-    return gradients(draw.randint(5, 90), draw.randint(1, 5), draw.randint(1, 2), sampling)
+    least = 12 if sampling == "shard" else 5  # a row for every worker that may come
+    epochs = draw.randint(1, 2)
+    once = kind == "gradients" and epochs == 1 and sampling == "epoch"
+    return gradients(draw.randint(least, 90), draw.randint(1, 5), epochs, sampling), once
 
 
 def virtual_run(seed: int, folder: Path) -> dict[str, object]:
@@ -151,18 +154,20 @@ def virtual_run(seed: int, folder: Path) -> dict[str, object]:
     text, workers = scenario(draw, kind)
     place = folder / f"{seed}.toml"
     place.write_text(text)
-    spec, train, number = strategy(draw, kind, workers), job(draw, kind), draw.randrange(100)
+    spec, (train, once), number = strategy(draw, kind, workers), job(draw, kind), draw.randrange(100)
     limit = draw.choice([None, None, None, draw.randint(1, 20)])
     journals = []
-    told: dict[str, object] = {"seed": seed, "strategy": spec, "kind": kind, "error": None, "same": True}
+    told: dict[str, object] = {"seed": seed, "strategy": spec, "kind": kind, "error": None, "same": True, "unused": 0}
     for copy in range(2 if seed % TWICE == 0 else 1):
         journal = folder / f"{seed}-{copy}.jsonl"
         journals.append(journal)
         try:
-            paceline.launch(
+            run = paceline.launch(
                 train, engine="sim", scenario=place, strategy=spec, seed=number, max_versions=limit,
                 evaluate_every="off", journal=journal,
             )  # fmt: skip
+            if once and run.ended == "done":  # as many are used as there are: none twice if none is left out
+                told["unused"] = int((run.model_state["weight"] == 0).sum())
         except Exception as error:  # noqa: BLE001 - the judge says what it means
             told["error"] = f"{type(error).__name__}: {error}"
     if len(journals) == 2:

@@ -75,7 +75,9 @@ for i in range({clocks}):
     if {barrier} and (i + 1) % {barrier} == 0:
         session.barrier()
 """
-STRATEGIES = ["bsp", "asp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=3", "dssp:lower=1,upper=4"]
+STRATEGIES = [
+    "bsp", "asp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=3", "dssp:lower=1,upper=4", "adaptive_sync",
+]  # fmt: skip
 KINDS = ["", ", staleness=0", ", staleness=2", ", eager=True", ", cache_rows=2", ", eager=True, cache_rows=1"]
 
 

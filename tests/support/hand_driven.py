@@ -136,8 +136,9 @@ class HandDrivenRun:
     def __init__(
         self, strategy: str = "bsp", workers: int = 2, *, scenario: Scenario | None = None, folder: Path | None = None,
         exchanges: Sequence[type[RunExchange]] = (GradientExchange, TableExchange), resume: Path | None = None,
-        own_processes: bool = False, **settings: Any,
+        own_processes: bool = False, restarted_at: float | None = None, **settings: Any,
     ) -> None:  # fmt: skip
+        """`restarted_at`: workers lived on while the server was started again, at that moment."""
         settings = {"evaluate_every": None, "strategy": strategy, **settings}
         header = Header(engine="by hand", strategy=strategy, seed=0, workers=workers)
         config = RunConfig(workers=workers, **settings)
@@ -147,7 +148,7 @@ class HandDrivenRun:
         self.run = self.engine.run = ServerRun(
             self.engine, plan, build_central(strategy, 0), self.lines, list(exchanges)
         )  # fmt: skip
-        self.run.begin(None if resume is None else Resumption(resume))
+        self.run.begin(None if resume is None else Resumption(resume), restarted_at)
         self.incarnations: dict[int, int] = {}
         for worker in range(workers):
             self.run.start(worker)

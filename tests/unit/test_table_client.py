@@ -94,21 +94,6 @@ class TestALostServer:
         assert server.reconnects == 2
         assert client.clock == 2
 
-    def test_what_its_checkpoint_lacks_is_sent_again_and_the_clock_stays(self):
-        server = Server(entered(), rows(0, 1.0), LOST, t.Opened(0, wanted=False), entered(1), rows(2, 9.0, included=1))
-        client, table = opened(server)
-        table.get()
-        table.inc(None, np.full((ROWS, 2), 0.5, dtype=np.float32))
-        client.complete_clock(1)
-        table.inc(0, np.full(2, 0.25, dtype=np.float32))
-        client.complete_clock(1)  # its rows are too old now, and the server is gone when it asks for new ones
-        assert table.get(0).tolist() == [9.25, 9.25]  # the first clock is in what the checkpoint holds
-        assert client.clock == 2
-        assert server.last(t.Standing) == t.Standing(0, 0)
-        sent = [message for message in server.heard if isinstance(message, t.Tick)]
-        assert [(tick.through, tick.again) for tick in sent] == [(1, False), (2, False), (2, True)]
-        assert sent[-1].logs[0].sums.tolist() == [[0.25, 0.25]]
-
     def test_what_a_checkpoint_holds_is_not_kept(self):
         server = Server(entered(), t.Stored(0, 2), rows(3, 0.0, included=3), LOST, t.Opened(0, wanted=False))
         server.says += [entered(2), rows(3, 1.0, included=2)]
@@ -120,21 +105,6 @@ class TestALostServer:
         client._wait_once()
         assert server.last(t.Standing) == t.Standing(0, 2)
         assert [tick.through for tick in server.heard if isinstance(tick, t.Tick) and tick.again] == [3]
-
-    def test_a_barrier_that_was_passed_is_passed_again_between_its_clocks(self):
-        server = Server(entered(), t.Passed(1, 5), LOST, t.Opened(0, wanted=False), entered(), t.Passed(1, 5))
-        client, table = opened(server)
-        for _ in range(2):
-            table.inc(0, np.ones(2, dtype=np.float32))
-            client.complete_clock(1)
-            if client.clock == 1:
-                client.barrier()
-        client._wait_once()
-        again = server.heard[-3:]
-        assert [type(message) for message in again] == [t.Tick, t.AtBarrier, t.Tick]
-        assert again[1] == t.AtBarrier(1, 1, 5)
-        assert [(tick.era, tick.through) for tick in again if isinstance(tick, t.Tick)] == [(0, 1), (1, 6)]
-        assert client.clock == 6
 
     def test_one_that_cannot_be_sent_everything_again_is_an_error(self):
         server = Server(entered(keeps=False), LOST, t.Opened(0, wanted=False), entered())
@@ -221,3 +191,35 @@ class TestTheEnd:
             table.get()
         with pytest.raises(UserError, match="after the run ended"):
             client.complete_clock(1)
+
+
+def test_what_its_checkpoint_lacks_is_sent_again_and_the_clock_stays():
+    server = Server(entered(), rows(0, 1.0), LOST, t.Opened(0, wanted=False), entered(1), rows(2, 9.0, included=1))
+    client, table = opened(server)
+    table.get()
+    table.inc(None, np.full((ROWS, 2), 0.5, dtype=np.float32))
+    client.complete_clock(1)
+    table.inc(0, np.full(2, 0.25, dtype=np.float32))
+    client.complete_clock(1)  # its rows are too old now, and the server is gone when it asks for new ones
+    assert table.get(0).tolist() == [9.25, 9.25]  # the first clock is in what the checkpoint holds
+    assert client.clock == 2
+    assert server.last(t.Standing) == t.Standing(0, 0)
+    sent = [message for message in server.heard if isinstance(message, t.Tick)]
+    assert [(tick.through, tick.again) for tick in sent] == [(1, False), (2, False), (2, True)]
+    assert sent[-1].logs[0].sums.tolist() == [[0.25, 0.25]]
+
+
+def test_a_barrier_that_was_passed_is_passed_again_between_its_clocks():
+    server = Server(entered(), t.Passed(1, 5), LOST, t.Opened(0, wanted=False), entered(), t.Passed(1, 5))
+    client, table = opened(server)
+    for _ in range(2):
+        table.inc(0, np.ones(2, dtype=np.float32))
+        client.complete_clock(1)
+        if client.clock == 1:
+            client.barrier()
+    client._wait_once()
+    again = server.heard[-3:]
+    assert [type(message) for message in again] == [t.Tick, t.AtBarrier, t.Tick]
+    assert again[1] == t.AtBarrier(1, 1, 5)
+    assert [(tick.era, tick.through) for tick in again if isinstance(tick, t.Tick)] == [(0, 1), (1, 6)]
+    assert client.clock == 6

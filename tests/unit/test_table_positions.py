@@ -31,15 +31,6 @@ def through(ticks):
 
 
 class TestACut:
-    def test_clocks_count_until_the_workers_state_has_come(self):
-        cut = Cut({0: Position(0, 0, 4, [tick(5)]), 1: Position(0, 0, 4)}, [], 0)
-        cut.record(0, tick(6))
-        cut.close(0)
-        cut.record(0, tick(7))
-        cut.record(1, tick(5))
-        assert [through(cut.positions[worker].ticks) for worker in (0, 1)] == [[5, 6], [5]]
-        assert [cut.positions[worker].clock for worker in (0, 1)] == [6, 5]
-
     def test_increments_come_back_as_they_were_under_the_tables_new_numbers(self):
         restored = reread(Cut({0: Position(0, 0, 4, [tick(5, rows=(2, 3), sums=7.0), tick(6, rows=None)])}, [], 0))
         first, second = restored.place(0, 0, None).ticks
@@ -131,3 +122,13 @@ class TestSentClocks:
         sent = SentClocks(0)
         sent.begin(0, keeps=False)
         assert sent.again(0, 0) == []
+
+
+def test_clocks_count_until_the_workers_state_has_come():
+    cut = Cut({0: Position(0, 0, 4, [tick(5)]), 1: Position(0, 0, 4)}, [], 0)
+    cut.record(0, tick(6))
+    cut.close(0)
+    cut.record(0, tick(7))
+    cut.record(1, tick(5))
+    assert [through(cut.positions[worker].ticks) for worker in (0, 1)] == [[5, 6], [5]]
+    assert [cut.positions[worker].clock for worker in (0, 1)] == [6, 5]

@@ -3,6 +3,8 @@
 Rows from the server may lack the first; the second are sent again to a server that was started again.
 """
 
+from msgspec import structs
+
 from paceline.core.errors import PeerError
 from paceline.tables import messages as t
 from paceline.tables.rowwise import Array
@@ -30,7 +32,7 @@ class SentClocks:
         if tick.logs:
             self.lacking.append(tick)
         if self._keeps:
-            self._kept.append(tick if not tick.logs else _compact(tick))
+            self._kept.append(_compact(tick) if any(_is_sparse(log.sums) for log in tick.logs) else tick)
         self._sent = True
 
     def included(self, clocks: int) -> None:
@@ -56,7 +58,10 @@ class SentClocks:
                 f"the server was started again, and worker {self._worker} cannot send again what it sent before: only "
                 "a run with --checkpoint-every keeps that; start it again with --resume"
             )
-        found = self._after(era, clock)
+        found = [
+            structs.replace(item, again=True, compute_s=0.0, reads=[]) if isinstance(item, t.Tick) else item
+            for item in self._after(era, clock)
+        ]
         self.lacking = [item for item in found if isinstance(item, t.Tick) and item.logs]
         return found
 
@@ -68,13 +73,11 @@ class SentClocks:
         ]
 
 
+def _is_sparse(sums: Array) -> bool:
+    return sums.base is not None and SPARSE * sums.nbytes < sums.base.nbytes
+
+
 def _compact(tick: t.Tick) -> t.Tick:
-    """Return the clock as it is kept: without what is only reported once, and without memory that it does not fill."""
-    logs = [t.TableLog(log.table, None if log.rows is None else _own(log.rows), _own(log.sums)) for log in tick.logs]
-    return t.Tick(tick.through, tick.work, logs, tick.loss, 0.0, [], tick.era, again=True)
-
-
-def _own(array: Array) -> Array:
-    if array.base is None or SPARSE * array.nbytes >= array.base.nbytes:
-        return array
-    return array.copy()
+    """Return the clock without memory that it does not fill."""
+    logs = [t.TableLog(log.table, None if log.rows is None else log.rows.copy(), log.sums.copy()) for log in tick.logs]
+    return t.Tick(tick.through, tick.work, logs, tick.loss, tick.compute_s, tick.reads, tick.era)

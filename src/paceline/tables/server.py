@@ -193,6 +193,7 @@ class TableExchange(RunExchange):
     def left(self, worker: int, cause: Cause, at: float) -> None:
         self._parting.pop(worker, None)
         self._under_way.pop(worker, None)
+        self.store.standing.pop(worker, None)
         reader = self.store.readers.get(worker)
         lost = cause != "done" and self.run.active
         if reader is not None:

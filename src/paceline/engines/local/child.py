@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from paceline.core.errors import InternalError, ScriptError, UserError
+from paceline.core.errors import InternalError, PeerError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.local import addresses, scratch, titles
 from paceline.engines.local.control import (
@@ -258,6 +258,8 @@ def _failure_of(role: Role, given: WorkerContext, error: BaseException) -> Failu
         return Failure("user", str(error), script_traceback(error))
     if isinstance(error, ScriptError):
         return Failure("script", str(error), script_traceback(error.__cause__ or error))
+    if isinstance(error, PeerError):
+        return Failure("peer", str(error), script_traceback(error))
     if isinstance(error, Lost):
         return Failure("peer", f"{_who(role)} lost its server and could not go on", script_traceback(error))
     batch = given.shared.batches.get(role.worker, 0)
