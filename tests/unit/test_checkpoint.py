@@ -387,9 +387,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(tmp_path, caplog):
     with pytest.raises(CheckpointError, match="v000000003"):
         read(third)  # which was asked for by name
     (one / HEAD).write_text(json.dumps({"format": FORMAT + 1}))
-    with pytest.raises(
-        CheckpointError, match="all 3 checkpoints .* damaged; of the newest: cannot open .*v000000003"
-    ):
+    with pytest.raises(CheckpointError, match="all 3 checkpoints .* damaged; of the newest: cannot open .*v000000003"):
         read(tmp_path)
     assert newest_whole(tmp_path) is None
 

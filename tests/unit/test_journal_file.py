@@ -125,6 +125,11 @@ def write_all(path: Path) -> None:
     try:
         for line in LINES:
             writer.write(line)
+        writer.close()
+    except StorageError:
+        with pytest.raises(StorageError):  # again, and not in another way
+            writer.write(LINES[0])
+        raise
     finally:
         writer.close()
 
