@@ -52,7 +52,7 @@ def kill_the_server(moment):
 
 
 kill_the_server("start")
-pathlib.Path("ran").touch()
+pathlib.Path("ran" if not os.environ.get("WAIT") else "first").touch()
 x = torch.randn(600, 64)
 y = x @ torch.randn(64, 1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
@@ -62,8 +62,9 @@ kill_the_server("prepared")
 for n, (a, b) in enumerate(session.batches(torch.utils.data.TensorDataset(x, y), batch_size=10, epochs=1)):
     if n == 0:
         kill_the_server("loop")
-    if os.environ.get("SLOW"):
-        time.sleep(float(os.environ["SLOW"]))
+    while os.environ.get("WAIT") and not pathlib.Path("go").exists():
+        pathlib.Path("waits").touch()
+        time.sleep(0.02)
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(a), b).backward()
     optimizer.step()
@@ -270,18 +271,18 @@ def one_journal(target: Target, seed: int) -> Trial:
     prepared(target)
     name = "j.jsonl.gz" if seed % 4 > 1 else "j.jsonl"
     given = ("--journal", name)
-    first = target.start(*command("--runs-dir", "one", *given), environment={"SLOW": "0.1"})
+    first = target.start(*command("--runs-dir", "one", *given), environment={"WAIT": "1"})
     faults: list[str] = []
     try:
-        while not (target.folder / "ran").exists() and first.poll() is None:
+        while not (target.folder / "waits").exists() and first.poll() is None:
             time.sleep(0.05)
-        (target.folder / "ran").unlink(missing_ok=True)
-        second = target.run(*command("--runs-dir", "two", *given))
+        second = target.run(*command("--runs-dir", "two", *given))  # the first waits in its first batch
         faults += faults_of(second, codes=(2,))
         if (target.folder / "ran").exists():
             faults.append("the second run was not refused")
         elif name not in second.err.strip().splitlines()[-1]:
             faults.append(f"the journal is not named: {second.err.strip()[-200:]}")
+        (target.folder / "go").touch(exist_ok=True)
         if seed % 2:
             kill(first)
             first.communicate()
