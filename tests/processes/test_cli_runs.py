@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import __version__, launching, tasks
+from paceline import __version__
 from paceline.cli import main
 from paceline.cli.streams import describe, progress_shown
 from paceline.records import journal_file
@@ -420,18 +420,15 @@ def test_a_full_disk_costs_neither_the_report_nor_what_was_written(
 
 
 def test_a_report_that_cannot_be_saved_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("runs").mkdir()
-
-    class Blocking:
-        """Puts a folder where the report is to go, as soon as the run has its own."""
-
-        def __call__(self) -> None:
-            (run,) = Path("runs").iterdir()
-            (run / ".report.json").mkdir(exist_ok=True)
-            tasks.get("digits")()
-
-    done = launching.launch(Blocking(), engine="sim", runs_dir="runs", max_versions=2)
-    assert done.summary.versions == 2
+    Path("blocking.py").write_text(
+        "import pathlib\nfrom paceline import tasks\n"
+        "for run in pathlib.Path('runs').iterdir():\n    (run / '.report.json').mkdir(exist_ok=True)\n"
+        "tasks.get('digits')()\n"
+    )
+    assert main(["run", "--engine", "sim", "--max-versions", "2", "--json", "blocking.py"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["versions"] == 2
+    assert "report.json: Is a directory" in shown.err
     assert not list(Path("runs").glob("*/report.json"))
 
 
