@@ -28,14 +28,17 @@ def tried(path: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [b"print('mine')\n", b'{"type": "other"}\n', b"{", b"\0" * 100, gzip.compress(b"an archive"),
-     gzip.compress(b"") * 5, b"\x1f\x8bnot really", gzip.compress(b'{"type":"obser')],
-)  # fmt: skip
+OTHERS = {
+    "script": b"print('mine')\n", "other json": b'{"type": "other"}\n', "bracket": b"{", "zeros": b"\0" * 100,
+    "archive": gzip.compress(b"an archive"), "empty parts": gzip.compress(b"") * 5, "magic": b"\x1f\x8bnot really",
+    "other line": gzip.compress(b'{"type":"obser'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("name", ["x.jsonl", "x.tar.gz"])
-def test_what_is_no_journal_is_left_as_it_is(tmp_path: Path, contents: bytes, name: str) -> None:
-    path = tmp_path / name
+def test_what_is_no_journal_is_left_as_it_is(tmp_path: Path, kind: str, name: str) -> None:
+    path, contents = tmp_path / name, OTHERS[kind]
     path.write_bytes(contents)
     assert tried(path) == f"{path} exists and is no journal: it is not overwritten; choose another --journal"
     assert path.read_bytes() == contents
