@@ -28,14 +28,17 @@ def tried(path: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [b"print('mine')\n", b'{"type": "other"}\n', b"{", b"\0" * 100, gzip.compress(b"an archive", mtime=0),
-     gzip.compress(b"", mtime=0) * 5, b"\x1f\x8bnot really", gzip.compress(b'{"type":"obser', mtime=0)],
-)  # fmt: skip
+OTHERS = {
+    "script": b"print('mine')\n", "other json": b'{"type": "other"}\n', "bracket": b"{", "zeros": b"\0" * 100,
+    "archive": gzip.compress(b"an archive"), "empty parts": gzip.compress(b"") * 5, "magic": b"\x1f\x8bnot really",
+    "other line": gzip.compress(b'{"type":"obser'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("name", ["x.jsonl", "x.tar.gz"])
-def test_what_is_no_journal_is_left_as_it_is(tmp_path: Path, contents: bytes, name: str) -> None:
-    path = tmp_path / name
+def test_what_is_no_journal_is_left_as_it_is(tmp_path: Path, kind: str, name: str) -> None:
+    path, contents = tmp_path / name, OTHERS[kind]
     path.write_bytes(contents)
     assert tried(path) == f"{path} exists and is no journal: it is not overwritten; choose another --journal"
     assert path.read_bytes() == contents
@@ -125,6 +128,11 @@ def write_all(path: Path) -> None:
     try:
         for line in LINES:
             writer.write(line)
+        writer.close()
+    except StorageError:
+        with pytest.raises(StorageError):  # again, and not in another way
+            writer.write(LINES[0])
+        raise
     finally:
         writer.close()
 

@@ -96,11 +96,13 @@ def test_a_wrong_cell_is_refused(tmp_path: Path, cell: str, part: str) -> None:
         '[compute]\nseconds_per_sample = 1\njitter = "trace:secret"\n[[workers]]\n',
         COST + '[[workers]]\nspeed = "trace:secret:a:b"\n',
     ],
+    ids=["jitter", "speed"],
 )
 @pytest.mark.parametrize(
     "secret",
     ["hunter2:x\nhunter2\n", "worker,time,seconds\nhunter2,hunter2,hunter2\n", "hunter2,b\nhunter2,1\na,hunter2\n",
      "worker,time,seconds,b\n0,1,-22222\na,0,0,-22222\n", '"hunter2' + "x" * 200_000, "hunter2,b\na,-22222\n"],
+    ids=["header", "times", "cell", "negative time", "long line", "negative cell"],
 )  # fmt: skip
 def test_a_refusal_repeats_nothing_of_the_file(tmp_path: Path, table: str, secret: str) -> None:
     """A scenario of somebody else may name any file that its user can read."""

@@ -110,7 +110,8 @@ def replay(
 
     result = replaying.replay(file, strategy)
     if result.difference is None:
-        print(f"{visible(str(file))}: {result.decisions} decisions replayed, all identical")
+        cut = "" if result.complete else "; the journal ends before the run did"
+        print(f"{visible(str(file))}: {result.decisions} decisions replayed, all identical{cut}")
         return 0
     print(f"{visible(str(file))}: differs after {result.decisions} decisions")
     for line in str(result.difference).split("\n"):

@@ -52,7 +52,8 @@ def require_asked_for(cluster: Scenario, asked: int | None) -> None:
     most = max(MOST_UNASKED, 2 * (asked or 0))
     if cluster.count + newcomers > most:
         later = f" and {newcomers:,} that join" if newcomers else ""
-        fix = "let fewer join" if asked == cluster.count else f"give --workers {cluster.count} if that is meant"
+        enough = newcomers <= cluster.count and asked is None
+        fix = f"give --workers {cluster.count} if that is meant" if enough else "let fewer join"
         raise OptionError(
             f"scenario {shown(cluster.name)} has {cluster.count:,} workers{later}, and a run takes at most {most:,} "
             f"of a scenario without being told; {fix}"

@@ -57,7 +57,7 @@ class LockedFile:
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write all of it; after a failure nothing is ever written."""
-        left = memoryview(data).cast("B")
+        left = memoryview(bytes(data))  # a copy: an error holds it, and the caller's buffer must be free to grow
         length = len(left)
         while left and not self._broken:
             try:
