@@ -83,7 +83,7 @@ def never_refusing() -> None:
 
 @contextlib.contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM, and SIGHUP unless it is ignored (`nohup`), end a run as Ctrl-C does: with the report so far."""
+    """Make SIGTERM, and SIGHUP unless it is ignored, end a run as Ctrl-C does: with the report so far."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
