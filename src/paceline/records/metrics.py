@@ -23,6 +23,7 @@ from paceline.core.events import Event, Joined, Left, Pushed
 from paceline.core.peer_actions import Ask, Average, Exchange, Send
 from paceline.core.peer_events import Sent, Stepped
 from paceline.core.settings import rate_factor
+from paceline.records.faults import FaultCounts
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
 from paceline.records.report import (
     BatchReport,
@@ -220,6 +221,7 @@ class Metrics:
         self._batches = Batches()
         self._reported: dict[str, ReportedNumber] = {}
         self._streams = False
+        self._faults = FaultCounts()
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -297,6 +299,7 @@ class Metrics:
                 worker.joined_at = worker.free_at = event.at
         elif isinstance(event, Left):
             self._workers[event.worker].leave(event.at)
+            self._faults.left(event)
 
     def _acted(self, action: Action, at: float) -> None:
         if isinstance(action, Cancel):
@@ -332,6 +335,7 @@ class Metrics:
 
     def _observed(self, line: Observation) -> None:
         data = line.data
+        self._faults.observed(line)
         match line.what:
             case "cancelled" if line.worker is not None:
                 worker = self._workers[line.worker]
@@ -435,6 +439,7 @@ class Metrics:
             table_reads={name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
             or None,
             peers=self._peers.report(),
+            faults=self._faults.report(),
             streams=self._streams,
             journal=journal,
             batch=self._batches.report(header),
