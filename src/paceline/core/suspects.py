@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.core.allotments import Allotment, Indices, Verdict
 
-STRIKES = 2  # processes that a smallest group must have killed alone: one may have died of anything
+STRIKES = 3  # processes that a smallest group must have killed alone: one or two may have died of anything
 MOST_KILLERS = 8
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.records.faults import FaultCounts
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
 from paceline.records.peer_metrics import PeerMetrics
 from paceline.records.report import Report, Staleness, TargetReport, WorkerReport, to_json
@@ -105,6 +106,7 @@ class Metrics:
         self._warnings: dict[str, int] = {}
         self._peers = PeerMetrics()
         self._script = ScriptMetrics()
+        self._faults = FaultCounts()
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -182,6 +184,7 @@ class Metrics:
                 worker.joined_at = worker.free_at = event.at
         elif isinstance(event, Left):
             self._workers[event.worker].leave(event.at)
+            self._faults.left(event)
 
     def _acted(self, action: Action, at: float) -> None:
         if isinstance(action, Cancel):
@@ -217,6 +220,7 @@ class Metrics:
 
     def _observed(self, line: Observation) -> None:
         data = line.data
+        self._faults.observed(line)
         match line.what:
             case "cancelled" if line.worker is not None:
                 worker = self._workers[line.worker]
@@ -313,6 +317,7 @@ class Metrics:
             warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
             table_reads=self._script.table_reads(),
             peers=self._peers.report(),
+            faults=self._faults.report(),
             streams=self._script.streams,
             journal=journal,
             batch=self._script.updates.report(header),

@@ -21,7 +21,7 @@ from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
 from paceline.server.timers import Timers
 from paceline.server.totals import Totals, accuse
-from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
+from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, turned_away
 from paceline.strategies.base import Strategy
 
 OnVersion = Callable[[int, float], None]  # takes the version's number and time
@@ -119,7 +119,7 @@ class Coordinator:
         worker = arrived.worker
         record = self.records.get(worker)
         if record is None or arrived.ticket != record.ticket or arrived.incarnation != record.incarnation:
-            self._turn_away(at, arrived)
+            self.observe(at, *turned_away(arrived, record), worker)
             return
         record.ticket = 0
         if self.ledger is not None:
@@ -425,16 +425,6 @@ class Coordinator:
         self.at = at  # the time of the warning
         self.watch.refused(record.worker, record.through, norm, self.version - record.read_version)
         push.samples, push.allotments, push.norm, push.loss = 0, (), None, None
-
-    def _turn_away(self, at: float, message: PushRef) -> None:
-        record = self.records.get(message.worker)
-        if record is not None and message.ticket == record.cancelled and message.incarnation == record.incarnation:
-            record.cancelled = 0
-            data = {"samples": message.samples, "seconds": message.compute_s + message.transfer_s}
-            self.observe(at, "dropped", {**data, "bytes_up": message.bytes_up}, message.worker)
-            return
-        reason = why_unexpected(message, record)
-        self.observe(at, "refused", {"reason": reason, "samples": 0, "push": None}, message.worker)
 
     def _warn(self, text: str) -> None:
         self.observe(self.at, "warning", {"text": text})

@@ -402,7 +402,10 @@ class ServerRun:
         final, save = self.exchange.final(worker), self.checkpoints.number_for(worker)
         rounds_done, stood = standing_after(self, self.phases.number if asked is None else asked)
         late = late or worker in self.workers.late
-        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save, stood, late))
+        over = m.Over(self.phases.number, final, rounds_done, not self.active, save, stood, late)
+        if self.coordinator.totals.killers:
+            over = msgspec.structs.replace(over, killers=tuple(sorted(self.coordinator.totals.killers)))
+        self.engine.send(worker, over)
 
     def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
         """Take out of the phase a worker whose script left the loop; what it was computing is not delivered."""

@@ -1,6 +1,6 @@
 """Workers as the server knows them: the one table of workers, and what passes between coordinator and engine."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -103,12 +103,17 @@ class WorkerRecord:
 NO_SCRIPT = ScriptState()  # of cost-only workers: shared, and never written to
 
 
-def why_unexpected(message: PushRef, record: WorkerRecord | None) -> str:
-    """Return how a message differs from what its worker's record expects."""
+def turned_away(message: PushRef, record: WorkerRecord | None) -> tuple[str, dict[str, Any]]:
+    """Return the observation of a push that nobody waits for: it crossed its own cancellation, or is unexpected."""
+    if record is not None and message.ticket == record.cancelled and message.incarnation == record.incarnation:
+        record.cancelled = 0
+        seconds = message.compute_s + message.transfer_s
+        return "dropped", {"samples": message.samples, "seconds": seconds, "bytes_up": message.bytes_up}
     known = (
         "no such worker" if record is None else f"incarnation {record.incarnation}, ticket {record.ticket or 'none'}"
     )
-    return f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+    reason = f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+    return "refused", {"reason": reason, "samples": 0, "push": None}
 
 
 class Workers:

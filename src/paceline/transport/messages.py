@@ -337,6 +337,7 @@ class Over(ToWorker, frozen=True):
     save: int | None = None
     standing: Standing = Standing(fraction=1.0)  # likewise
     late: bool = False  # this worker came to it after its beginning, or after its end
+    killers: tuple[int, ...] = ()  # samples that kill the process which computes them: not to be shown, either
 
 
 @registered(69)

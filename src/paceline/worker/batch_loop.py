@@ -468,6 +468,7 @@ class BatchLoop:
 
     def _finish(self, over: m.Over) -> None:
         self.over = over
+        self._fetcher.avoided = over.killers
         self.rounds_done = over.rounds_done
         if self._on_news is not None:
             self._on_news(over)

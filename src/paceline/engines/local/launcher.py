@@ -241,7 +241,7 @@ class Launcher:
                 self._ask_to_end(process)
         patience = self._plan.config.worker_timeout
         if patience is not None:
-            self._kill_at[None] = time.monotonic() + patience.ceiling
+            self._kill_at[None] = time.monotonic() + max(patience.ceiling, PATIENCE_S)
 
     def _on_server_exit(self, server: Process) -> None:
         code = server.reap()
