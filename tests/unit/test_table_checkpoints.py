@@ -108,7 +108,7 @@ def test_without_a_bound_nobody_waits(tmp_path):
 def test_workers_that_live_on_send_again_what_the_checkpoint_lacks(tmp_path):
     folder = tmp_path / "a"
     whole_checkpoint(folder)
-    hand = on_tables(folder, resume=folder, restarted_at=9.0, standing=[t.Standing(0, 4), t.Standing(0, 2)])
+    hand = on_tables(folder, resume=folder, restarted_at=9.0, standing=[t.ClockStanding(0, 4), t.ClockStanding(0, 2)])
     hand.says(1, tick(3, 1, again=True))
     assert entered(hand) == [4, 2]
     assert hand.last(0, t.Entered).state is None
@@ -121,7 +121,7 @@ def test_workers_that_live_on_send_again_what_the_checkpoint_lacks(tmp_path):
 def test_the_successor_of_a_worker_that_lived_on_is_a_newcomer(tmp_path):
     folder = tmp_path / "a"
     whole_checkpoint(folder)
-    standing = [t.Standing(0, 4), t.Standing(0, 2)]
+    standing = [t.ClockStanding(0, 4), t.ClockStanding(0, 2)]
     hand = on_tables(folder, resume=folder, restarted_at=9.0, standing=standing, respawn=True)
     for clock in (3, 4, 5, 6):
         hand.says(1, tick(clock, 1, again=True))
@@ -179,7 +179,7 @@ def test_a_barrier_that_a_resumed_script_calls_again_leaves_clocks_as_they_are(t
 def test_a_barrier_that_was_passed_under_an_earlier_server_opens_at_the_same_clock(tmp_path):
     folder = tmp_path / "a"
     whole_checkpoint(folder, strategy="asp")
-    standing = [t.Standing(0, 4), t.Standing(0, 2)]
+    standing = [t.ClockStanding(0, 4), t.ClockStanding(0, 2)]
     hand = on_tables(folder, strategy="asp", resume=folder, restarted_at=9.0, standing=standing)
     hand.says(0, t.AtBarrier(1, 4, passed=2))
     hand.says(1, t.AtBarrier(1, 2))

@@ -103,7 +103,7 @@ class TestALostServer:
             client.complete_clock(1)
         table.get()
         client._wait_once()
-        assert server.last(t.Standing) == t.Standing(0, 2)
+        assert server.last(t.ClockStanding) == t.ClockStanding(0, 2)
         assert [tick.through for tick in server.heard if isinstance(tick, t.Tick) and tick.again] == [3]
 
     def test_one_that_cannot_be_sent_everything_again_is_an_error(self):
@@ -203,7 +203,7 @@ def test_what_its_checkpoint_lacks_is_sent_again_and_the_clock_stays():
     client.complete_clock(1)  # its rows are too old now, and the server is gone when it asks for new ones
     assert table.get(0).tolist() == [9.25, 9.25]  # the first clock is in what the checkpoint holds
     assert client.clock == 2
-    assert server.last(t.Standing) == t.Standing(0, 0)
+    assert server.last(t.ClockStanding) == t.ClockStanding(0, 0)
     sent = [message for message in server.heard if isinstance(message, t.Tick)]
     assert [(tick.through, tick.again) for tick in sent] == [(1, False), (2, False), (2, True)]
     assert sent[-1].logs[0].sums.tolist() == [[0.25, 0.25]]

@@ -7,7 +7,7 @@ import torch
 from paceline.core.errors import PeerError
 from paceline.core.updates import Contents
 from paceline.tables import messages as t
-from paceline.tables.positions import INCREMENTS, Cut, Position, Restored
+from paceline.tables.positions import INCREMENTS, Cut, Position, RestoredPositions
 from paceline.tables.sent_clocks import SentClocks
 
 
@@ -21,7 +21,7 @@ def reread(cut, *, live=False, of_this_run=False):
     """The positions as a restored server finds them, after they have been in a file."""
     contents = cut.contents(["x", "y"])
     files = {name: {key: tensor.clone() for key, tensor in part.items()} for name, part in contents.files.items()}
-    restored = Restored(live=live, of_this_run=of_this_run)
+    restored = RestoredPositions(live=live, of_this_run=of_this_run)
     restored.load(Contents(files, {}), contents.head, {"y": 0, "x": 1})
     return restored
 
@@ -74,7 +74,7 @@ class TestAResumedRun:
         assert reread(Cut({0: Position(0, 1, 4)}, [], repeats=3)).repeats == 3
 
     def test_a_checkpoint_of_an_older_version_has_no_positions(self):
-        restored = Restored()
+        restored = RestoredPositions()
         restored.load(Contents({}, {}), {"phase": 0}, {})
         assert restored.place(0, 0, None) is None
 
@@ -82,13 +82,13 @@ class TestAResumedRun:
 class TestARestartedServer:
     def test_a_process_that_lives_goes_on_behind_what_the_checkpoint_holds(self):
         restored = reread(Cut({0: Position(0, 2, 4, [tick(5, era=2)])}, [], 1), live=True, of_this_run=True)
-        found = restored.place(0, 0, t.Standing(2, 3))
+        found = restored.place(0, 0, t.ClockStanding(2, 3))
         assert (found.era, found.applied, found.clock) == (2, 4, 5)
         assert restored.repeats == 1
 
     def test_one_that_came_after_the_checkpoint_says_itself_where_it_began(self):
         restored = reread(Cut({}, [], 0), live=True, of_this_run=True)
-        found = restored.place(3, 0, t.Standing(0, 17))
+        found = restored.place(3, 0, t.ClockStanding(0, 17))
         assert (found.era, found.applied, found.ticks) == (0, 17, [])
 
     def test_the_place_of_an_earlier_process_is_not_its_successors(self):
@@ -99,13 +99,13 @@ class TestARestartedServer:
     def test_a_checkpoint_of_the_run_that_this_one_resumed_is_of_its_first_processes(self):
         positions = {0: Position(4, 2, 4), 1: Position(4, 2, 4)}
         restored = reread(Cut(positions, [], 0), live=True)
-        assert restored.place(0, 0, t.Standing(0, 4)).clock == 4
+        assert restored.place(0, 0, t.ClockStanding(0, 4)).clock == 4
         assert restored.place(1, 1, None) is None
 
     def test_a_checkpoint_older_than_what_a_worker_keeps_is_an_error(self):
         restored = reread(Cut({0: Position(0, 0, 4)}, [], 0), live=True, of_this_run=True)
         with pytest.raises(PeerError, match="has 4 clocks of worker 0, which can send again only those after 6"):
-            restored.place(0, 0, t.Standing(0, 6))
+            restored.place(0, 0, t.ClockStanding(0, 6))
 
 
 class TestSentClocks:

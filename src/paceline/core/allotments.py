@@ -28,7 +28,7 @@ class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     indices: IndicesOrNone
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class DeathVerdict(msgspec.Struct, frozen=True):
     """What the death of a process says about the samples that it had."""
 
     tried: bool = False  # it had samples that were suspected before
@@ -52,11 +52,11 @@ class Ledger(ABC):
     def give_back(self, worker: int, allotment: Allotment) -> None:
         """Take back an allotment that was not delivered or was discarded, to issue it again."""
 
-    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> "Verdict":
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> "DeathVerdict":
         """Take back what a process had when it died; `suspects.py` finds the samples that kill."""
         for allotment in allotments:
             self.give_back(worker, allotment)
-        return Verdict()
+        return DeathVerdict()
 
     def delivered(self, worker: int) -> None:  # noqa: B027 - most ledgers suspect nothing
         """Note that a worker has come through what it was allotted."""

@@ -29,11 +29,11 @@ from paceline.core.allotments import (
     MOST_SAMPLES,
     SAMPLINGS,
     Allotment,
+    DeathVerdict,
     Indices,
     Ledger,
     Outstanding,
     Sampling,
-    Verdict,
 )
 from paceline.core.errors import InternalError, OptionError
 from paceline.core.suspects import Suspects
@@ -160,7 +160,7 @@ class EpochLedger(Ledger):
         if allotment.samples and not self._suspects.give_back(worker, allotment):
             self._returned.setdefault(allotment.epoch, deque()).append(allotment.indices)
 
-    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> Verdict:
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> DeathVerdict:
         verdict, innocent = self._suspects.accuse(worker, allotments)
         for allotment in innocent:
             self.give_back(worker, allotment)

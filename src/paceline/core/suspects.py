@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from paceline.core.allotments import Allotment, Indices, Verdict
+from paceline.core.allotments import Allotment, DeathVerdict, Indices
 
 STRIKES = 3  # processes that a smallest group must have killed alone: one or two may have died of anything
 MOST_KILLERS = 8
@@ -83,22 +83,22 @@ class Suspects:
         self._tried = None
         return True
 
-    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> tuple[Verdict, list[Allotment]]:
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> tuple[DeathVerdict, list[Allotment]]:
         """Suspect what a process had when it died; return the verdict, and what is not suspected."""
         named = [allotment for allotment in allotments if allotment.samples]
         if self._tried is None or self._tried[0] != worker:
             if self._given_up >= MOST_KILLERS:
-                return Verdict(), named
+                return DeathVerdict(), named
             for allotment in named:
                 self._suspect(Suspicion(allotment))
-            return Verdict(), []
+            return DeathVerdict(), []
         tried = self._tried[1]
         self._tried = None
         others = [allotment for allotment in named if allotment is not tried.allotment]
         lost = self._suspect(tried)
         if self._given_up >= MOST_KILLERS:
             others += self._forget()
-        return Verdict(True, tuple(map(int, tried.allotment.indices)) if lost else ()), others
+        return DeathVerdict(True, tuple(map(int, tried.allotment.indices)) if lost else ()), others
 
     def _suspect(self, killer: Suspicion) -> bool:
         """Split a group that has killed, or count a strike against a smallest one; return whether it is lost."""

@@ -21,9 +21,7 @@ from collections.abc import Iterable, Sequence
 from paceline.core.quantities import Patience
 
 SPREADS = 25.0  # above the median; with the spread at least the median, 26 times the usual step
-ENOUGH = (
-    1  # steps of its own by which a worker is judged; the first one loads, compiles and fills caches, so it is long
-)
+ENOUGH = 1  # steps of its own by which a worker is judged; the first loads, compiles and fills caches, so it is long
 WINDOW = 31  # steps: enough for a steady median, short enough to follow a change of speed
 RETURNS = 2.0  # times the longest step from which a worker has come back
 

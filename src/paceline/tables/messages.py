@@ -84,14 +84,14 @@ class AtBarrier(ToServer, frozen=True):
 
 
 @registered(50)
-class Standing(ToServer, frozen=True):
+class ClockStanding(ToServer, frozen=True):
     """To a server that was started again, before Ready: the clocks after this one can be sent again."""
 
     era: int
     clock: int
 
 
-TableToServer = OpenTable | TableInit | Measures | Fetch | Forget | Tick | AtBarrier | Standing
+TableToServer = OpenTable | TableInit | Measures | Fetch | Forget | Tick | AtBarrier | ClockStanding
 
 # -- to a worker -------------------------------------------------------------------------------------------------------
 

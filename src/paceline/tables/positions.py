@@ -106,7 +106,7 @@ def _read(data: Mapping[str, Any], numbers: Mapping[str, int], tensors: Mapping[
     return t.Tick(data["through"], data["work"], logs, loss, era=data["era"], again=True)
 
 
-class Restored:
+class RestoredPositions:
     """The positions of the checkpoint that a run continues from."""
 
     def __init__(self, *, live: bool = False, of_this_run: bool = False) -> None:
@@ -154,7 +154,7 @@ class Restored:
         loose, self._loose = self._loose, []
         return loose
 
-    def place(self, worker: int, incarnation: int, standing: t.Standing | None) -> Position | None:
+    def place(self, worker: int, incarnation: int, standing: t.ClockStanding | None) -> Position | None:
         """Return where this process goes on; None if it starts at the slowest worker's clock, as a newcomer."""
         found = self._positions.pop(worker, None)
         # After a resume processes count from 0 again, and one that died before it began leaves its place to the next.

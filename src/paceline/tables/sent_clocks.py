@@ -21,11 +21,11 @@ class SentClocks:
         self._kept: list[t.Tick | t.AtBarrier] = []  # that no checkpoint is known to hold
         self._keeps = False
         self._sent = False  # anything, since it entered
-        self.since: t.Standing | None = None  # what precedes those that are kept; None before it has entered
+        self.since: t.ClockStanding | None = None  # what precedes those that are kept; None before it has entered
 
     def begin(self, clock: int, *, keeps: bool) -> None:
         """Start at this clock; `keeps`: a server that dies may be started again."""
-        self.since, self._keeps = t.Standing(0, clock), keeps
+        self.since, self._keeps = t.ClockStanding(0, clock), keeps
 
     def add(self, tick: t.Tick) -> None:
         """Note a clock that is sent."""
@@ -49,7 +49,7 @@ class SentClocks:
     def stored(self, era: int, clock: int) -> None:
         """Drop what a checkpoint holds."""
         self._kept = self._after(era, clock)
-        self.since = t.Standing(era, clock)
+        self.since = t.ClockStanding(era, clock)
 
     def again(self, era: int, clock: int) -> list[t.Tick | t.AtBarrier]:
         """Return what a server that was started again at this clock has to be sent again."""

@@ -17,7 +17,7 @@ from paceline.server.workers import WorkerRecord
 from paceline.strategies import names, strategy_class
 from paceline.tables import messages as t
 from paceline.tables.host import Host
-from paceline.tables.positions import Cut, Position, Restored
+from paceline.tables.positions import Cut, Position, RestoredPositions
 from paceline.tables.table_store import TableStore
 from paceline.tables.traffic import TableTraffic
 from paceline.transport.messages import Hello
@@ -104,7 +104,7 @@ class TableExchange(RunExchange):
                 host.open(worker, message, workers.alive, set(workers.waiting))
             case t.TableInit():
                 host.fill(worker, message)
-            case t.Standing():
+            case t.ClockStanding():
                 self.store.standing[worker] = message
             case t.Measures():
                 evaluate = message.evaluate
@@ -270,7 +270,9 @@ class TableExchange(RunExchange):
         resumption, folder = self.run.resumption, self.run.plan.folder
         if resumption is not None:
             own = folder is not None and resumption.found.path.is_relative_to(folder)
-            self.store.restored = Restored(live=resumption.workers_live, of_this_run=own and resumption.workers_live)
+            self.store.restored = RestoredPositions(
+                live=resumption.workers_live, of_this_run=own and resumption.workers_live
+            )
             self.store.restored.load(contents, extra, self.store.numbers)
 
     def came_to_nothing(self) -> str | None:

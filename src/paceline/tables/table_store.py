@@ -16,7 +16,7 @@ from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.server.workers import GrantOrder
 from paceline.strategies.clocks import Clocks
 from paceline.tables import messages as t
-from paceline.tables.positions import Position, Restored
+from paceline.tables.positions import Position, RestoredPositions
 from paceline.tables.rowwise import Array, Rows, parse_rule
 from paceline.tables.table_spec import TableSpec
 
@@ -154,8 +154,8 @@ class TableStore:
         self.readers: dict[int, Reader] = {}
         self.ticks: dict[int, t.Tick] = {}  # clocks passed to the strategy and not yet applied, by ticket
         self.due: set[int] = set()  # workers that `Host.settle` has to look at
-        self.restored = Restored()
-        self.standing: dict[int, t.Standing] = {}  # of processes that outlived an earlier server
+        self.restored = RestoredPositions()
+        self.standing: dict[int, t.ClockStanding] = {}  # of processes that outlived an earlier server
         self.starts: dict[int, int] = {}  # clocks from which workers go on, where that is not the slowest's
         self.leading: set[int] = set()  # workers that went on from such a clock since the last `Host.settle`
         self.numbers: dict[str, int] = {}  # of tables, by name

@@ -20,19 +20,19 @@ from paceline.records import private_files
 MEMORY = Path("/dev/shm")
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptResult(msgspec.Struct, frozen=True):
     """Where the model is; None if nowhere. `complaint` says what went wrong, and where it is instead."""
 
     path: Path | None
     complaint: str | None = None
 
 
-def keep(data: bytes, nodes: Mapping[int, Mapping[str, torch.Tensor]], folder: Path, name: str) -> Kept:
+def keep(data: bytes, nodes: Mapping[int, Mapping[str, torch.Tensor]], folder: Path, name: str) -> KeptResult:
     """Write the model, and each node's own in a run without a server, into the run's folder, or else elsewhere."""
     file = f"{name}.safetensors"
     try:
         _write(data, nodes, folder, file)
-        return Kept(folder / file)
+        return KeptResult(folder / file)
     except OSError as error:
         first = f"cannot write {folder / file}: {error.strerror}"
     others = []
@@ -46,8 +46,8 @@ def keep(data: bytes, nodes: Mapping[int, Mapping[str, torch.Tensor]], folder: P
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
         else:
-            return Kept(made / file, f"{first}; it is in {made / file}: move it from there")
-    return Kept(None, f"{first}, nor anywhere else ({'; '.join(others)}): the trained model is lost")
+            return KeptResult(made / file, f"{first}; it is in {made / file}: move it from there")
+    return KeptResult(None, f"{first}, nor anywhere else ({'; '.join(others)}): the trained model is lost")
 
 
 def _other_places() -> Iterator[Path]:

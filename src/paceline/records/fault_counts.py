@@ -1,4 +1,4 @@
-"""What went wrong with workers, counted from a journal: silence, samples that kill, and models that are not finite."""
+"""What went wrong, counted from a journal: warnings, silence, samples that kill, and models that are not finite."""
 
 from paceline.core.events import Left
 from paceline.records.journal import Observation
@@ -9,6 +9,7 @@ class FaultCounts:
     """A fold over the lines of a journal that tell of faults."""
 
     def __init__(self) -> None:
+        self._warnings: dict[str, int] = {}
         self._timeouts = 0
         self._killers: set[int] = set()
         self._set_aside: set[int] = set()
@@ -20,12 +21,18 @@ class FaultCounts:
 
     def observed(self, line: Observation) -> None:
         """Count an observation, if it tells of a fault."""
-        if line.what == "lost":
+        if line.what in ("warning", "error"):
+            self._warnings[line.data["text"]] = self._warnings.get(line.data["text"], 0) + 1
+        elif line.what == "lost":
             self._killers.update(line.data["indices"])
         elif line.what == "set_aside" and line.worker is not None:
             self._set_aside.add(line.worker)
         elif line.what == "not_finite":
             self._broken += 1
+
+    def warnings(self) -> list[str]:
+        """Return each warning once, with how often it came."""
+        return [text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()]
 
     def report(self) -> FaultReport:
         """Return the counts."""
