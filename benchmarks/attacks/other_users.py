@@ -72,7 +72,7 @@ class Loot(msgspec.Struct):
     """What the stranger has come to."""
 
     rounds: int = 0
-    squatted: int = 0  # folders
+    squatted: int = 0  # process numbers below have their folder
     forged: int = 0  # messages that a mailbox took
     connected: int = 0
     read: list[str] = []
@@ -84,14 +84,20 @@ class Loot(msgspec.Struct):
 def victim(target: Target, strategy: str, transport: str, before: Callable[[], None] | None = None) -> Ended:
     """Train, with a temporary folder that all users share."""
     (target.folder / "train.py").write_text(SCRIPT)
-    shared = target.folder / "tmp"
-    shared.mkdir(exist_ok=True)
-    shared.chmod(0o1777)
+    shared = shared_folder(target)
     return target.run(
         "run", "--workers", "2", "--threads", "1", "--seed", "3", "--evaluate-every", "off", "--quiet",
         "--strategy", strategy, "--transport", transport, "--journal", "journals/run.jsonl", "train.py",
-        environment={"TMPDIR": str(shared)}, before=before, timeout=60,
+        environment={"TMPDIR": str(shared)}, before=before,
     )  # fmt: skip
+
+
+def shared_folder(target: Target) -> Path:
+    """A temporary folder for all users, as /tmp is."""
+    shared = target.folder / "tmp"
+    shared.mkdir(exist_ok=True)
+    shared.chmod(0o1777)
+    return shared
 
 
 def models(folder: Path) -> dict[str, bytes]:
@@ -125,60 +131,47 @@ def digest(folder: Path) -> str:
 # -- the stranger ------------------------------------------------------------------------------------------------------
 
 
-def meddle(folder: Path, known: frozenset[int], there: Connection) -> None:
-    """Do everything but flooding, again and again; report what came of it."""
-    loot, begin = Loot(), 0
-    while True:
-        loot.rounds += 1
-        begin = squat(folder / "tmp", begin, loot)
-        forge(loot)
-        knock(folder, known, loot)
-        read_along(folder, loot)
-        there.send(loot)
-        time.sleep(0.05)
-
-
-def flood(known: frozenset[int], there: Connection) -> None:
-    """Hold as many idle connections to the run's ports as possible."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * IDLE, 2 * IDLE))
-    loot, held = Loot(), []
-    while True:
-        loot.rounds += 1
-        for port in ports() - known:
-            while len(held) < IDLE:
-                idle = socket.socket()
-                idle.settimeout(0.5)
-                try:
-                    idle.connect(("127.0.0.1", port))
-                except OSError:
-                    idle.close()
-                    break
-                held.append(idle)
-        loot.connected = len(held)
-        there.send(loot)
-        time.sleep(0.05)
-
-
-def read_only(folder: Path, there: Connection) -> None:
-    """Read whatever can be read, and nothing else."""
+def keep_at(deed: Callable[[Loot], None], there: Connection) -> None:
+    """Do it again and again, and report what came of it."""
     loot = Loot()
     while True:
         loot.rounds += 1
-        read_along(folder, loot)
+        deed(loot)
         there.send(loot)
         time.sleep(0.05)
 
 
-def squat(shared: Path, begin: int, loot: Loot) -> int:
-    """Make the folders that processes of the near future might want, from this number on, and enter those that exist.
+def meddle(folder: Path, known: frozenset[int], loot: Loot) -> None:
+    """Do everything but flooding."""
+    squat(folder / "tmp", loot)
+    forge(loot)
+    knock(folder, known, loot)
+    read_along(folder, loot)
 
-    Returns the number to go on from.
-    """
+
+def flood(known: frozenset[int], held: list[socket.socket], loot: Loot) -> None:
+    """Hold as many idle connections to the run's ports as possible."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * IDLE, 2 * IDLE))
+    for port in ports() - known:
+        while len(held) < IDLE:
+            idle = socket.socket()
+            idle.settimeout(0.5)
+            try:
+                idle.connect(("127.0.0.1", port))
+            except OSError:
+                idle.close()
+                break
+            held.append(idle)
+    loot.connected = len(held)
+
+
+def squat(shared: Path, loot: Loot) -> None:
+    """Make the folders that processes of the near future might want, and enter those that exist."""
     last = int(Path("/proc/loadavg").read_text().split()[4])
-    for number in range(max(begin, last), last + AHEAD):
+    for number in range(max(loot.squatted, last), last + AHEAD):
         with contextlib.suppress(OSError):
             os.mkdir(shared / f"pymp-paceline-{number}")  # noqa: PTH102 - thousands of them
-            loot.squatted += 1
+    loot.squatted = last + AHEAD
     with contextlib.suppress(OSError):
         for name in os.listdir(shared):  # noqa: PTH208
             if name.startswith("paceline"):
@@ -188,7 +181,6 @@ def squat(shared: Path, begin: int, loot: Loot) -> int:
                 with contextlib.suppress(OSError):
                     (shared / name / "mail").touch()
                     loot.read.append(f"wrote to {name}")
-    return last + AHEAD
 
 
 def forge(loot: Loot) -> None:
@@ -310,6 +302,11 @@ def _isolated(attempt: Callable[[Target, int], Trial], target: Target, seed: int
     there.send(attempt(target, seed))
 
 
+def acting(deed: Callable[..., None], *given: object) -> Callable[[Connection], None]:
+    """A stranger who does this again and again."""
+    return functools.partial(keep_at, functools.partial(deed, *given))
+
+
 def last_of(here: Connection) -> Loot:
     """What the stranger has come to by now."""
     loot = Loot()
@@ -320,8 +317,7 @@ def last_of(here: Connection) -> Loot:
 
 def _prepared(target: Target) -> frozenset[int]:
     """Make the shared folder before the stranger comes, and return the ports that have nothing to do with the run."""
-    (target.folder / "tmp").mkdir()
-    (target.folder / "tmp").chmod(0o1777)
+    shared_folder(target)
     return frozenset(ports())
 
 
@@ -331,7 +327,7 @@ def gossiping(target: Target, seed: int) -> Trial:
 
 def _gossiping(target: Target, seed: int) -> Trial:
     known = _prepared(target)
-    with stranger(functools.partial(meddle, target.folder, known)) as here:
+    with stranger(acting(meddle, target.folder, known)) as here:
         time.sleep(0.3)  # some folders are made before the run
         ended = victim(target, "gossip", "shm" if seed % 4 != 3 else "zeromq")
         loot = last_of(here)
@@ -348,14 +344,14 @@ def disturbing(target: Target, seed: int) -> Trial:
 
 def _disturbing(strategy: str, transport: str, wanted: str, target: Target, seed: int) -> Trial:
     known = _prepared(target)
-    with stranger(functools.partial(meddle, target.folder, known)) as here:
+    with stranger(acting(meddle, target.folder, known)) as here:
         time.sleep(0.3)
         ended = victim(target, strategy, transport)
         loot = last_of(here)
     same = digest(target.folder) == wanted
     said = "the bits of an undisturbed run" if same else "other bits"
     return Trial(
-        ended.code == 0 and same and loot.connected == loot.forged == 0 and loot.rounds > 0,
+        ended.code == 0 and same and loot.connected == loot.forged == 0 and loot.rounds > 0 and not loot.read,
         f"{strategy} over {transport}: exit {ended.code}, {said}, {loot.connected} connections, {loot.forged} messages",
     )
 
@@ -370,7 +366,7 @@ def _flooding(strategy: str, wanted: str, target: Target, seed: int) -> Trial:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
-    with stranger(functools.partial(flood, _prepared(target))) as here:
+    with stranger(acting(flood, _prepared(target), [])) as here:
         ended = victim(target, strategy, "zeromq", limited)
         loot = last_of(here)
     same = digest(target.folder) == wanted
@@ -386,7 +382,7 @@ def reading(target: Target, seed: int) -> Trial:
 def _reading(target: Target, seed: int) -> Trial:
     strategy, transport = SETTINGS[seed % len(SETTINGS)]
     _prepared(target)
-    with stranger(functools.partial(read_only, target.folder)) as here:
+    with stranger(acting(read_along, target.folder)) as here:
         ended = victim(target, strategy, transport)
         before = last_of(here).rounds
         while (loot := last_of(here)).rounds < before + 2:  # and once more when the run is over

@@ -15,9 +15,12 @@ from paceline.engines.local import scratch
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def place(monkeypatch):
+    """The usual place, with a short name, and empty in the end."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    folder.rmdir()
 
 
 @pytest.fixture
