@@ -47,6 +47,7 @@ REPORT_FIELDS = [
     "reported",
     "folder",
     "model",
+    "faults",
     "streams",
 ]
 
