@@ -51,6 +51,7 @@ REPORT_FIELDS = [
     "reported",
     "folder",
     "model",
+    "faults",
     "streams",
 ]
 

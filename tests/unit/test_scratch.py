@@ -62,6 +62,7 @@ def test_an_unfit_place_is_not_used_and_two_are_refused_by_name(tmp_path, monkey
     assert run.parent == Path("/tmp")
     scratch.remove(run)
     monkeypatch.setattr(scratch, "SHORT", place)
+    monkeypatch.setattr(scratch, "SHARED", place)
     words = "is longer than 63 bytes" if why == "too long" else "lets every user rename what is in it"
     with pytest.raises(OptionError, match=f"no place for a run's sockets: {place} {words}; set TMPDIR to a short path"):
         scratch.make()

@@ -150,8 +150,8 @@ class Node:
         arrived = self._received.get(action.message)
         if arrived is None or not isinstance(arrived.event, events.Received) or arrived.values is None:
             raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
-        if not is_finite(arrived.values):
-            return
+        if WIRES[self.machine.wire] is not None and not is_finite(arrived.values):
+            return  # its sender has checked it, but rounding may have made it infinite
         mix_in(tensors, arrived.event.tensors, arrived.values, action.weight)
         if self.machine.resets_on_mix:
             self._remember(arrived.event.tensors)

@@ -188,9 +188,9 @@ class Launcher:
 
     def _on_child_word(self, place: ProcessPlace, frame: Frame) -> None:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
-        message, process = control.for_launcher(frame.data), self._children.alive[place]
+        message = control.for_launcher(frame.data)
         if isinstance(message, control.Warned):
-            process.warn(message.text, show=message.text not in self._warnings)
+            self._children.alive[place].warn(message.text, show=message.text not in self._warnings)
             self._warnings.add(message.text)
         elif isinstance(message, control.Debugging):
             self._send_to_server(control.Debugged(place.worker, message.waits))
