@@ -30,7 +30,7 @@ from paceline.records.journal_file import GZIP_HEAD, JournalWriteError, LockedFi
 FORMAT = 1
 FLUSH_SECONDS = 0.4  # readers are promised new lines at least twice a second
 FLUSH_BYTES = 65536
-MAX_LINE = 64 << 20  # bytes, as of a decision about a million workers; a compressed file may hold endless lines
+MAX_LINE = 64 << 20  # bytes, as of a decision about half a million workers; a compressed file may hold endless lines
 
 
 class Restored(msgspec.Struct, frozen=True):
