@@ -305,7 +305,8 @@ def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header
     real = not _capabilities(config.engine).virtual_time
     for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)}:
         options.pop(name)
-    options["evaluate_every"] = "off" if config.evaluate_every is None else str(config.evaluate_every)
+    for name in ("evaluate_every", "worker_timeout"):
+        options[name] = "off" if getattr(config, name) is None else str(getattr(config, name))
     if real:
         options["checkpoint_every"] = None if config.checkpoint_every is None else str(config.checkpoint_every)
     return Header(

@@ -167,3 +167,19 @@ def test_a_node_whose_model_breaks_goes_on_from_anothers(tmp_path, strategy):
     assert all(bool(torch.isfinite(tensor).all()) for tensor in done.model_state.values())
     assert done.summary.faults.not_finite == 1
     assert done.summary.samples_used >= len(ROWS) - 6
+
+
+def test_a_hung_worker_on_tables_is_ended(tmp_path):
+    def script():
+        session = paceline.init()
+        table = session.table("w", 8, 2)
+        for number in range(40):
+            if session.worker == 1 and number == 6:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            table.get(range(8))
+            table.inc(range(8), torch.ones(8, 2).numpy())
+            session.clock()
+
+    done = launch(script, tmp_path, strategy="ssp:staleness=1", workers=3, worker_timeout="1..10")
+    assert (done.ended, done.summary.faults.timeouts) == ("done", 1)
+    assert [worker.clock for worker in done.summary.per_worker] == [40, 6, 40]

@@ -484,3 +484,8 @@ def test_no_other_module_reads_the_variables() -> None:
 def test_settings_need_no_torch() -> None:
     code = "import sys, paceline.core.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_silence_of_a_huge_number_is_refused() -> None:
+    with pytest.raises(OptionError, match="^--worker-timeout: must be seconds"):
+        resolve({"worker_timeout": 10**5000}, {}, {})

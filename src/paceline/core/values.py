@@ -233,8 +233,9 @@ def _parsed(value: Any, cls: Any) -> Any:
     if isinstance(value, cls) and not isinstance(value, Path):
         return value
     if cls is not Path:
-        number = getattr(cls, "from_numbers", False) and isinstance(value, int | float) and not isinstance(value, bool)
-        return cls.parse(str(value) if number else _text(value, "text"))
+        if getattr(cls, "from_numbers", False) and isinstance(value, int | float) and not isinstance(value, bool):
+            value = f"{value:g}" if abs(value) < sys.maxsize else "a number too large"
+        return cls.parse(_text(value, "text"))
     try:
         return Path(_text(value, "a path")).expanduser()
     except RuntimeError:
