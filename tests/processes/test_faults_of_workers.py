@@ -156,9 +156,20 @@ def test_sys_exit_in_the_middle_of_a_loop_is_said(tmp_path):
 
     done = launch(Job(act), tmp_path, workers=3)
     assert done.summary.samples_used == len(ROWS)
-    assert any(
-        text.startswith("worker 1 ended in the middle of its loop (exit code 0)") for text in done.summary.warnings
-    )
+    said = "the script of worker 1 ended by sys.exit() in the middle of its loop; the others go on"
+    assert said in done.summary.warnings
+
+
+def test_a_script_whose_workers_all_end_by_sys_exit_in_their_loops_is_done(tmp_path):
+    """As one that stops by itself when it has learnt enough."""
+
+    def act(session, number, rows):
+        del rows
+        if number == 3:
+            raise SystemExit
+
+    done = launch(Job(act), tmp_path, workers=2)
+    assert done.ended == "done"
 
 
 @pytest.mark.parametrize("strategy", ["gossip", "elastic:period=2", "local_sgd:period=3"])

@@ -218,12 +218,15 @@ def test_a_process_that_ends_with_0_in_its_loop_is_said_and_counts_as_a_crash():
     assert text.startswith("worker 1 ended in the middle of its loop (exit code 0) at 0 s; the others go on")
 
 
-def test_sys_exit_in_a_loop_is_said_too():
+def test_sys_exit_in_a_loop_is_said_too_and_is_meant():
     hand = HandDrivenRun(respawn=True).train()
     hand.leaves_the_loop(1)
     hand.says(1, Ended(in_loop=True))
-    assert any("worker 1 ended in the middle of its loop (exit code 0)" in text for text in warnings(hand))
-    assert hand.engine.started[-1] == (1, 1)
+    hand.exits(1)
+    (text,) = warnings(hand)
+    assert text == "the script of worker 1 ended by sys.exit() in the middle of its loop; the others go on"
+    assert left(hand, "crash") == []
+    assert hand.engine.started[-1] != (1, 1), "nobody brings back who left"
 
 
 def test_sys_exit_after_the_loop_is_an_ordinary_end():

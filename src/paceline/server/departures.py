@@ -50,14 +50,6 @@ class Departures:
         if suspects:
             self._respawn(record, at, excused=had_suspects)
 
-    def on_quit(self, record: WorkerRecord, at: float) -> None:
-        """Handle a script that left its batches by `sys.exit()` while others are in theirs; it has returned its
-        samples."""
-        self._say(record, 0, at, in_loop=True)
-        self.remove(record, "crash", at)
-        if self._run.plan.config.respawn:
-            self._respawn(record, at, excused=False)
-
     def _say(self, record: WorkerRecord, code: int, at: float, *, in_loop: bool) -> None:
         run = self._run
         if code < 0:

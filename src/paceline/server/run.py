@@ -253,8 +253,10 @@ class ServerRun:
             self.begin_phase_if_ready(at)
             return
         if message.in_loop and self.active and self.phases.running:
-            self.departures.on_quit(record, self.moment(at))
-            return
+            text = (
+                f"the script of worker {record.worker} ended by sys.exit() in the middle of its loop; the others go on"
+            )
+            self.remark(text, self.moment(at))
         record.script.ended = True
         self.exchange.on_script_end(record, lambda: self._depart(record))
 
