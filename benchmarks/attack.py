@@ -36,6 +36,7 @@ def main() -> int:
     sources.add_options(parser)
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     of = None if given.trials else sources.checked(given)
     missed = 0
     for name in [given.only] if given.only else modules():
