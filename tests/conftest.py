@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ SOAK_TIMEOUT_S = 1800  # they run for minutes
 OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 _skipped: list[str] = []
+
+# A shell's background job ignores Ctrl-C, and one under nohup a closed terminal; some tests press and close.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same commit makes the same examples, and how long one takes on a busy machine says nothing.
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)

@@ -1,4 +1,6 @@
-"""paceline on real processes, through its public interface alone: `launch`, a session, a scenario, the journal.
+"""paceline on real processes, through its public interface: `launch`, a session, a scenario, the journal.
+
+One thing is not public: a run of one host opens no TCP port, and does so here to be compared with others that do.
 
 The timed part of an exchange is `optimizer.step()`, with the gradient in ordinary memory: its copy into the shared slot
 is in it. After a backward pass that copy is made already, by a hook, parameter by parameter; setting `p.grad` by hand
@@ -25,11 +27,12 @@ from contenders import digits, vectors, workloads
 from contenders.questions import Exchange, Exchanged, Question, Race, Raced, Train, Trained, Update, Updated
 from contenders.windows import common_rate, trained
 from paceline import scenario
+from paceline.engines.local import addresses
 from paceline.records import journal
 
 COPIES = {
     "shm": "gradient 1 (to its shared slot), parameters 1 (to the model)",
-    "zeromq": "gradient and parameters each through a TCP socket",
+    "zeromq": "gradient and parameters each through a TCP socket",  # of the loopback, as the bare round trip
 }
 ENOUGH = 1_000_000  # samples or epochs: every worker leaves the loop when it has made its own steps
 LOOK_S = 0.1  # between two looks at the server's memory
@@ -39,7 +42,7 @@ LOOK_S = 0.1  # between two looks at the server's memory
 
 
 def exchange(task: Exchange) -> Exchanged:
-    with _Memory() as memory:
+    with _Memory() as memory, addresses.loopback():
         found, facts = _launched(_exchange, task, strategy="asp", transport=task.transport)
     facts["server_bytes"] = memory.peak({worker["pid"] for worker in found})
     round_s = [seconds for worker in found for seconds in worker["round_s"][task.warmup :]]

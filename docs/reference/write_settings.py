@@ -31,7 +31,7 @@ def row(setting: Setting) -> str:
     cells = [
         f"`{setting.flag} {about.metavar}`".replace(" `", "`"),
         f"`{setting.variable}`",
-        f"`{setting.written}`" if about.in_run_table else "",
+        f"`{setting.written}`" if not about.not_in_scenario else "",
         f"`{setting.name}`",
         about.text + (" Engine `local` only." if about.of_processes else ""),
         kind,

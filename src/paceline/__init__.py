@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PeerError,
         ScenarioError,
         ScriptError,
+        StorageError,
         UserError,
     )
     from paceline.launching import Run, launch
@@ -42,6 +43,7 @@ __all__ = [
     "ScenarioError",
     "ScriptError",
     "Session",
+    "StorageError",
     "UserError",
     "__version__",
     "init",

@@ -26,23 +26,23 @@ from paceline.core.settings import (
     EngineName,
     Every,
     NonFinite,
+    Patience,
     RunConfig,
     ScaleRate,
     Start,
     Target,
     Transport,
     Unset,
-    agreed_workers,
     require_possible,
     resolve,
     unset,
-    usual_threads,
-    usual_workers,
     with_shared_batch,
 )
+from paceline.core.worker_count import agreed_workers, require_asked_for, usual_threads, usual_workers
 from paceline.model.own_optimizer import handed_over
-from paceline.records import run_file
-from paceline.records.journal import Header, Sink, refuse_other_files
+from paceline.records import private_files, run_file
+from paceline.records.journal import Header, Sink
+from paceline.records.journal_file import require_usable
 from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
@@ -156,6 +156,7 @@ def launch(
     transport: Transport = unset.transport,
     start: Start = unset.start,
     respawn: bool = unset.respawn,
+    worker_timeout: Patience | str | float | None = unset.worker_timeout,
     checkpoint_every: Every | str | None = unset.checkpoint_every,
     checkpoint_keep: int = unset.checkpoint_keep,
     resume: Path | str | None = unset.resume,
@@ -213,6 +214,7 @@ def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunCon
     require_possible(settled, can)
     if cluster is not None:
         workers = agreed_workers(settled.workers, cluster.count, cluster.name)
+        require_asked_for(cluster, workers if config is not None else settings.get("workers"))
     else:
         workers = settled.workers or usual_workers(torch.cuda.device_count())
     threads = usual_threads(settled, workers, can)
@@ -257,7 +259,7 @@ def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Pa
     folder = _folder(config)
     journal = config.journal or (folder / "journal.jsonl" if folder is not None else None)
     if journal is not None:
-        refuse_other_files(journal)
+        require_usable(journal)
     header = _header(config, cluster, workers)
     return Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
 
@@ -286,7 +288,7 @@ def _folder(config: RunConfig) -> Path | None:
     for attempt in range(1000):
         folder = config.runs_dir / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
         try:
-            folder.mkdir(parents=True)
+            private_files.make_folder(folder, exist_ok=False)
         except FileExistsError:
             continue
         except OSError as error:
@@ -303,7 +305,8 @@ def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header
     real = not _capabilities(config.engine).virtual_time
     for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)}:
         options.pop(name)
-    options["evaluate_every"] = "off" if config.evaluate_every is None else str(config.evaluate_every)
+    for name in ("evaluate_every", "worker_timeout"):
+        options[name] = "off" if getattr(config, name) is None else str(getattr(config, name))
     if real:
         options["checkpoint_every"] = None if config.checkpoint_every is None else str(config.checkpoint_every)
     return Header(

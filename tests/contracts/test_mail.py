@@ -1,19 +1,25 @@
 """Messages between nodes, over both ways: what is posted arrives as it was then, and nobody waits for a reader."""
 
 import os
+import re
+import socket
+import tempfile
 import time
+from pathlib import Path
 
 import leaks
 import msgspec
 import pytest
 import torch
 
+from paceline.core.errors import OptionError
+from paceline.engines.local.addresses import LOOPBACK
 from paceline.peers.messages import Box
 from paceline.transport.mail import UNREAD, PeerHeader, encode
 from paceline.transport.mail_shm import ShmMail
 from paceline.transport.mail_zeromq import ZeromqMail
 
-MAILS = ["shm", "zeromq"]
+MAILS = ["shm", "zeromq", "tcp"]
 
 
 @pytest.fixture
@@ -23,14 +29,16 @@ def make(tmp_path, request):
     def mail(kind):
         folder = tmp_path / str(len(boxes))
         folder.mkdir()
-        boxes.append(ShmMail(folder) if kind == "shm" else ZeromqMail())
+        address = LOOPBACK if kind == "tcp" else f"ipc://{folder / 'mail'}"
+        boxes.append(ShmMail(folder) if kind == "shm" else ZeromqMail(address))
         return boxes[-1]
 
     yield mail
     for box in boxes:
         box.close()
     assert not list(tmp_path.glob("*/mail"))
-    if "zeromq" not in request.node.name:  # whose context has descriptors of its own for the process's incarnation
+    kinds = set(re.split(r"[^a-z]", request.node.name))
+    if not kinds & {"zeromq", "tcp"}:  # whose context has descriptors of its own for the process's incarnation
         assert leaks.descriptors() == before
 
 
@@ -200,20 +208,36 @@ def test_last_messages_of_a_peer_that_has_left_are_read(make):
     assert not other._mapped
 
 
-def test_a_name_that_is_too_long_for_a_socket_is_done_without(tmp_path):
+def test_a_name_that_is_too_long_for_a_socket_is_refused(tmp_path):
     folder = tmp_path / ("x" * 110)
     folder.mkdir()
-    one, other = ShmMail(folder), ShmMail(None)
-    other.add_peer(box(1, one))
-    assert other.post(1, header(sender=2), [torch.ones(3)])
-    assert collected(one)[0].header.sender == 2
-    assert not list(folder.iterdir())
-    one.close()
+    with pytest.raises(OptionError, match="at most 107 bytes, and .*/mail has .*: set TMPDIR to a shorter path"):
+        ShmMail(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_user_is_not_heard_even_with_the_key(caplog):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)  # as if the private folder were open
+    other = ShmMail(folder)
+    (folder / "mail").chmod(0o777)
+    told = encode(msgspec.structs.replace(header(kind="asked"), key=other.key))
+    for user in (23_001, 0):
+        if os.fork() == 0:
+            os.setuid(user)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
+                theirs.sendto(told, other.address)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    assert [delivered.header.kind for delivered in other.collect()] == ["asked"]
     other.close()
+    folder.rmdir()
+    assert f"a message of {len(told)} bytes was dropped: it is of user 23001" in caplog.text
 
 
-def test_messages_over_tcp_are_seen_to_leave(make):
-    one, other = pair(make, "zeromq")
+@pytest.mark.parametrize("kind", ["zeromq", "tcp"])
+def test_messages_over_zeromq_are_seen_to_leave(make, kind):
+    one, other = pair(make, kind)
     assert one.post(2, header(), [torch.ones(1000)])
     assert one.post(2, header(kind="asked"), [])
     collected(other, 2)

@@ -16,7 +16,8 @@ from paceline.transport.messages import KINDS
 BYTES = [np.arange(12, dtype=np.uint8), np.zeros(0, dtype=np.uint8), np.full(20_000, 7, dtype=np.uint8)]
 BOX = p.Box(3, 1, "tcp://127.0.0.1:5", "k", 0.25)
 TO_SERVER = [
-    p.Mailbox("@x", "k"), p.Exchanged(3, 1, 1 << 40), p.Averaging(4, []), p.Averaging(4, BYTES),
+    p.Mailbox("@x", "k"), p.NotFinite(12), p.Here(), p.Exchanged(3, 1, 1 << 40), p.Averaging(4, []),
+    p.Averaging(4, BYTES),
     p.CentreExchange(0.3, None, BYTES), p.CentreExchange(0.3, (0, 5, 6), BYTES, 41), p.Leaving("done"),
     p.Snapshot(7, BYTES[:2], BYTES[2:]), p.Snapshot(0, BYTES, []),
     p.Decisions([
@@ -28,7 +29,7 @@ TO_SERVER = [
 ]  # fmt: skip
 TO_WORKER = [
     p.Peering([BOX], [(4, "crash")], True, 3, 12.5, 0.1, 1e-9), p.Group(3, 1, [0, 2, 5], 0.5), p.Collect(4, last=True),
-    p.Pulled(BYTES), p.Pulled(BYTES, 41),
+    p.Pulled(BYTES), p.Pulled(BYTES, 41), p.AreYouThere(),
 ]  # fmt: skip
 
 

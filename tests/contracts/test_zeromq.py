@@ -1,9 +1,14 @@
-"""The transport over TCP: the contract, and what only ZeroMQ's ends promise."""
+"""The transport over ZeroMQ, on sockets of the host and over TCP: the contract, and what only its ends promise."""
 
 import logging
+import os
 import select
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
+from pathlib import Path
 
 import leaks
 import pytest
@@ -12,6 +17,7 @@ import zmq
 
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
+from paceline.engines.local.addresses import LOOPBACK
 from paceline.model.spec import Gradient
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Cancelled, Hello, More, Push
@@ -28,9 +34,10 @@ def until(condition):
 
 class TestZeromq(ProcessContract):
     @pytest.fixture(autouse=True)
-    def _leave_nothing_behind(self):
+    def _leave_nothing_behind(self, tmp_path):
         watch = leaks.Watch()
-        self.hub = ZeromqHub()
+        self.folder = tmp_path
+        self.hub = ZeromqHub(self.address("hub"))
         self.workers = []
         yield
         while self.workers:
@@ -38,6 +45,10 @@ class TestZeromq(ProcessContract):
         self.hub.close()
         del self.hub
         watch.require_nothing_left()
+        assert not list(tmp_path.iterdir())
+
+    def address(self, name):
+        return f"ipc://{self.folder / name}"
 
     def make(self):
         token = uuid.uuid4().hex
@@ -176,9 +187,9 @@ class TestZeromq(ProcessContract):
         assert not caplog.records
 
     def test_a_server_that_died_is_lost_and_may_come_back(self):
-        second = ZeromqHub()
+        second = ZeromqHub(self.address("second"))
         fresh = second.expect("second")
-        first = ZeromqHub()
+        first = ZeromqHub(self.address("first"))
         old = first.expect("first")
         worker = ZeromqEndpoint(first.address, "first", lambda: (second.address, "second"))
         until(lambda: first.pump() or old.linked)
@@ -200,7 +211,7 @@ class TestZeromq(ProcessContract):
         second.close()
 
     def test_no_server_at_the_address_is_a_lost_link(self):
-        hub = ZeromqHub()
+        hub = ZeromqHub(self.address("closed"))
         address = hub.address
         hub.close()
         worker = ZeromqEndpoint(address, "early")
@@ -244,3 +255,47 @@ def test_tensors_are_cut_into_chunks_and_small_ones_travel_together():
 def test_many_small_tensors_fill_chunks_and_not_one_long_one():
     chunks = chunks_of([memoryview(bytes(GATHERED - 1))] * 200)
     assert max(sum(map(len, chunk)) for chunk in chunks) < CHUNK + GATHERED
+
+
+class TestOverTcp(TestZeromq):
+    """The same at a port of the loopback."""
+
+    def address(self, name):
+        return LOOPBACK
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_user_who_finds_the_socket_is_turned_away(tmp_path):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)  # as if the private folder were open
+    hub = ZeromqHub(f"ipc://{folder}/hub")
+    (folder / "hub").chmod(0o777)
+    try:
+        for user, heard in ((23_001, False), (0, True)):
+            knock(user, hub.address)
+            end = time.monotonic() + (PATIENCE_S if heard else 0.5)
+            while not hub._strangers and time.monotonic() < end:
+                hub.pump()
+                time.sleep(0.001)
+            assert bool(hub._strangers) is heard
+    finally:
+        hub.close()
+        folder.rmdir()
+
+
+KNOCK = """
+import os, sys, zmq
+os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+context = zmq.Context()
+socket = context.socket(zmq.DEALER)
+socket.setsockopt(zmq.ROUTING_ID, b"nobody")
+socket.connect(sys.argv[2])
+socket.send(b"\\x00")
+socket.close(linger=300)
+context.term()
+"""
+
+
+def knock(user, address):
+    """Send a handshake as this user, and go."""
+    subprocess.run([sys.executable, "-c", KNOCK, str(user), address], check=True)

@@ -1,8 +1,10 @@
 """Training from the command line: reports, streams, exit codes, where settings come from."""
 
+import errno
 import io
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import pytest
 from paceline import __version__
 from paceline.cli import main
 from paceline.cli.streams import describe, progress_shown
+from paceline.records import journal_file
+from paceline.records.journal import Writer
 from paceline.server.progress import Progress
 
 QUICK = ["--engine", "sim", "--max-versions", "3", "--evaluate-every", "2v"]
@@ -47,6 +51,7 @@ REPORT_FIELDS = [
     "reported",
     "folder",
     "model",
+    "faults",
     "streams",
 ]
 
@@ -385,9 +390,54 @@ def test_a_file_that_is_no_journal_is_not_overwritten(folder: Path, capsys: pyte
     assert (folder / "precious.py").read_text() == "print('mine')\n"
 
 
-def test_a_full_disk_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(
-        ["run", "--engine", "sim", "--task", "digits", "--journal", "/dev/full", "--max-versions", "40", "--quiet"]
+@pytest.mark.parametrize("name", ["j.jsonl", "j.jsonl.gz"])
+@pytest.mark.parametrize("room", [0, 5_000])
+def test_a_full_disk_costs_neither_the_report_nor_what_was_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, room: int
+) -> None:
+    left, write = [room], os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(descriptor, data[: left[0]])
+        left[0] -= written
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_file.os, "write", full)
+        arguments = ["run", "--engine", "sim", "--task", "digits", "--journal", name, "--max-versions", "40", "--json"]
+        assert main(arguments) == 2
+    shown = capsys.readouterr()
+    begun = bool(room) or name == "j.jsonl"  # the other one cannot even be opened: compressed files have a beginning
+    assert json.loads(shown.out)["strategy"] == "bsp" if begun else not shown.out
+    assert shown.err.splitlines()[-1].startswith(
+        f"paceline: cannot write journal {name}: No space left on device; free"
     )
+    assert "Traceback" not in shown.err
+    if room:
+        assert main(["replay", name]) == 0
+        assert capsys.readouterr().out.endswith("all identical; the journal ends before the run did\n")
+
+
+def test_a_report_that_cannot_be_saved_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("blocking.py").write_text(
+        "import pathlib\nfrom paceline import tasks\n"
+        "for run in pathlib.Path('runs').iterdir():\n    (run / '.report.json').mkdir(exist_ok=True)\n"
+        "tasks.get('digits')()\n"
+    )
+    assert main(["run", "--engine", "sim", "--max-versions", "2", "--json", "blocking.py"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["versions"] == 2
+    assert "report.json: Is a directory" in shown.err
+    assert not list(Path("runs").glob("*/report.json"))
+
+
+def test_a_second_run_on_one_journal_is_refused_before_it_begins(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = Writer(Path("j.jsonl"))
+    code = main(["run", "--engine", "sim", "--task", "digits", "--journal", "j.jsonl", "--max-versions", "1"])
     assert code == 2
-    assert "cannot write journal /dev/full" in capsys.readouterr().err
+    assert "paceline: another run writes the journal 'j.jsonl'" in capsys.readouterr().err
+    writer.close()

@@ -1,6 +1,7 @@
 """Bytes in the report are those that the network has carried."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_the_loopback_has_carried_what_the_report_says(strategy, monkeypatch):
     network = own_network()
     if network is None:
         pytest.skip("needs network namespaces: unshare --map-root-user --net")
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     command = [*network, sys.executable, str(SUPPORT / "counted_bytes.py"), strategy]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

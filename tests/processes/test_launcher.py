@@ -16,6 +16,7 @@ from launching import launch
 
 import paceline
 from paceline.core import errors
+from paceline.engines.local import interruption, scratch
 from paceline.records import journal
 from paceline.records.journal import Header, Lines
 
@@ -52,7 +53,8 @@ def named_children(launcher):
     numbers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     commands = {int(number): Path(f"/proc/{number}/cmdline").read_text().rstrip("\0").split("\0") for number in numbers}
     named = {number: command[-2] if len(command) > 1 else command[0] for number, command in commands.items()}
-    return {name.removeprefix("paceline: "): number for number, name in named.items()}
+    forks = {number: "nursery" for number, command in commands.items() if "nursery import main" in command[-1]}
+    return {name.removeprefix("paceline: "): number for number, name in {**named, **forks}.items()}
 
 
 def slip_in_worker_1(session, number):
@@ -153,6 +155,10 @@ def train():
         optimizer.step()
         if number == 5:
             print("under way", flush=True)
+            if {stuck}:
+                import signal, time
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(1000)
 run = paceline.launch(train, workers=2, threads=1, evaluate_every="off")
 print("ended", run.ended, run.summary.samples_used)
 """
@@ -160,7 +166,7 @@ print("ended", run.ended, run.summary.samples_used)
 
 def program(folder, **parts):
     path = folder / "program.py"
-    path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, **parts}))
+    path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, "stuck": False, **parts}))
     return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -191,25 +197,50 @@ def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path):
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", ["server", "worker 0"])
 @pytest.mark.fresh
 def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left, stopped):
+    """Whoever is stopped is resumed by the kernel, and removes its files; `nothing_left` looks for those, too."""
     with program(tmp_path, epochs=10**6, loaders=1) as process:
         wait_for(process, "under way", times=2)
-        worker = named_children(process.pid)["worker 0"]
-        if stopped:
-            os.kill(worker, signal.SIGSTOP)
+        os.kill(named_children(process.pid)[stopped], signal.SIGSTOP)
         process.kill()
     while leaks.tagged_processes(nothing_left.tag):
         time.sleep(0.05)
 
 
+def stop_and_interrupt(whom):
+    """As worker 0: stop a process of the run, and then press Ctrl-C."""
+
+    def act(session, number):
+        if session.worker == 0 and number == 3:
+            launcher = os.getppid()
+            victim = named_children(launcher)[whom]
+            os.kill(victim, signal.SIGSTOP)
+            while scratch.state_of(victim) != "T":
+                time.sleep(0.001)
+            os.kill(launcher, signal.SIGINT)
+
+    return act
+
+
+@pytest.mark.parametrize("whom", ["server", "worker 1", "nursery"])
+def test_one_ctrl_c_ends_the_run_with_its_report_though_somebody_is_stopped(whom):
+    run = launch(Training(epochs=10**6, at_batch=stop_and_interrupt(whom)))
+    assert run.ended == "interrupted"
+    assert run.summary.samples_used > 0
+
+
+def test_whoever_stays_stopped_after_ctrl_c_is_killed(monkeypatch):
+    monkeypatch.setattr(interruption, "RESUMED_S", -1.0)  # nobody is resumed
+    with pytest.raises(errors.PeerError, match="server process was killed by SIGKILL while the run was being interr"):
+        launch(Training(epochs=10**6, at_batch=stop_and_interrupt("server")))
+
+
 @pytest.mark.fresh
 def test_whoever_asks_twice_does_not_wait(tmp_path):
-    with program(tmp_path, epochs=10**6) as process:
-        wait_for(process, "under way")
-        for child in ("server", "worker 0"):
-            os.kill(named_children(process.pid)[child], signal.SIGSTOP)  # nobody will answer the first
+    with program(tmp_path, epochs=10**6, stuck=True) as process:
+        wait_for(process, "under way", times=2)  # and nobody will answer the first
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)  # two signals of one moment are one

@@ -108,7 +108,7 @@ def test_an_option_that_nobody_asks_for_is_bad_input(folder: Path, capsys: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.fresh
 def test_signals_end_with_the_report_so_far(folder: Path, number: signal.Signals) -> None:
     inside = "number == 3 and print('under way', file=sys.stderr, flush=True)"
@@ -122,6 +122,9 @@ def test_signals_end_with_the_report_so_far(folder: Path, number: signal.Signals
     assert process.returncode == 130, rest
     assert json.loads(output)["versions"] > 0
     assert "Traceback" not in rest
+    assert [json.loads(each.read_text())["versions"] > 0 for each in folder.glob("runs/*/report.json")] == [True]
+    (lines,) = folder.glob("runs/*/journal.jsonl")
+    assert '"interrupted"' in lines.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Processes of a run that come, go, and die at awkward moments."""
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from clusters import cluster, event
 from launching import launch
 from local_jobs import Job
@@ -116,6 +118,52 @@ def test_a_server_that_dies_after_the_evaluator_left(tmp_path):
     scenario = cluster(1.0, 0.5, events=event("server_crash", 0.5))
     settings = {"evaluate_every": "5v", "checkpoint_every": "4v"}
     check(launch(Job(tmp_path, SIZE, EPOCHS, 4, evaluates=False), tmp_path, scenario=scenario, **settings))
+
+
+class KillingTheServer(Job):
+    """Worker 0 kills the server once: before it prepares its model, or in its first batch."""
+
+    def __init__(self, notes, moment):
+        super().__init__(notes, SIZE, EPOCHS, 4, evaluates=False, make_optimizer=self.optimizer)
+        self.moment = moment
+
+    def optimizer(self, parameters):
+        if self.moment == "prepare":
+            self.kill()
+        return torch.optim.SGD(parameters, lr=0.05)
+
+    def before_batch(self, worker, number):
+        if self.moment == "batch" and worker == 0:
+            self.kill()
+
+    def kill(self):
+        mark = Path(self.notes) / "killed"
+        with contextlib.suppress(FileExistsError):
+            mark.touch(exist_ok=False)
+            for each in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+                    if parent == os.getppid() and (each / "cmdline").read_bytes().startswith(b"paceline: server"):
+                        os.kill(int(each.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("moment", "settings"),
+    [("prepare", {}), ("batch", {"checkpoint_every": "1000v"}), ("prepare", {"respawn": True, "transport": "zeromq"})],
+)
+def test_a_server_that_dies_before_anything_was_trained_starts_the_run_over(tmp_path, caplog, moment, settings):
+    done = launch(KillingTheServer(tmp_path, moment), tmp_path, **settings)
+    check(done)
+    assert (tmp_path / "killed").exists()
+    assert any("was killed by SIGKILL before there was anything" in text for text in caplog.messages)
+    headers = [line for line in journal.read(done.journal) if isinstance(line, journal.Header)]
+    assert len(headers) == 1, "the journal has begun anew"
+
+
+def test_a_server_that_dies_after_training_without_checkpoints_ends_the_run(tmp_path):
+    """What was trained is lost, so it is not trained again without being asked for."""
+    with pytest.raises(PeerError, match="SIGKILL, and there is no checkpoint to go on from: --checkpoint-every"):
+        launch(KillingTheServer(tmp_path, "batch"), tmp_path)
 
 
 def test_a_pause_that_outlasts_the_run_does_not_hold_it_up(tmp_path):

@@ -2,15 +2,15 @@
 
 import fcntl
 import os
-import tempfile
-from pathlib import Path
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.core.settings import RunConfig
-from paceline.engines.local import control
+from paceline.engines.local import control, scratch
 from paceline.engines.local.children import Children, ProcessPlace
+from paceline.engines.local.debugging import BreakpointHook
 from paceline.engines.local.launcher import Launcher
 from paceline.engines.local.output import READ, Console, Transcript, Voice
 from paceline.engines.local.processes import Process
@@ -74,14 +74,16 @@ class Broken(Console):
 
 
 def test_last_words_that_cannot_be_shown_leave_nothing_behind(nothing_left):
-    process = Process("worker 0", Broken(), Transcript(None, ""))
-    folder = Path(tempfile.gettempdir()) / f"pymp-paceline-{process.pid}"
+    run = scratch.make()
+    process = Process("worker 0", Broken(), Transcript(None, ""), folder=run)
+    folder = run / str(process.pid)
     folder.mkdir()
     for voice in process.voices:
         voice._partial += b"last words"
     with pytest.raises(BrokenPipeError, match="std(out|err) is closed"):
         process.reap()
     assert not folder.exists()
+    scratch.remove(run)
     assert not process.alive
     assert process.reap() == process.code  # once is enough: its descriptors' numbers may be somebody else's
 
@@ -126,6 +128,34 @@ def test_a_scripts_own_words_say_more_than_its_exit_code(servers, childs, wanted
     launcher._on_finished(control.Finished("error", b"", control.Failure("script", servers)), [])
     assert launcher._outcome().failure.text == wanted
     launcher._leave_nothing()
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_the_server_is_told_of_a_debugger(monkeypatch, on_terminal):
+    """A worker that stands at a breakpoint is not silent."""
+    launcher, told = Launcher(plan(), packed(print), Lines()), []
+    monkeypatch.setattr(launcher, "_send_to_server", told.append)
+    for waits in (True, False):
+        frame = Frame(bytearray(control.encode(control.Debugging(waits, on_terminal))), [])
+        launcher._on_child_word(ProcessPlace(2, 0), frame)
+        assert launcher._debugging is (waits and on_terminal)
+    assert told == [control.Debugged(2, True), control.Debugged(2, False)]
+    launcher._leave_nothing()
+
+
+def test_a_debugger_without_a_terminal_is_announced(monkeypatch):
+    announced = []
+
+    def announce(waits, **how):
+        announced.append((waits, how))
+
+    hook = BreakpointHook(None, "no terminal", "train.py", lambda _: True, announce)
+    monkeypatch.setattr(sys, "__breakpointhook__", lambda: None)
+    hook()
+    assert announced == []
+    monkeypatch.setenv("PYTHONBREAKPOINT", "somewhere.set_trace")
+    hook()
+    assert announced == [(True, {"on_terminal": False})]
 
 
 def test_what_the_server_knows_best_is_left_to_it():

@@ -192,6 +192,7 @@ def test_every_setting_is_kept_and_read_back_as_it_was() -> None:
         "scenario": "even4", "strategy": "ssp:staleness=2", "seed": "3", "global_batch": "16", "epochs": "2.5",
         "max_versions": "9", "evaluate_every": "off", "set": ["a=1", "b=x"], "respawn": "yes",
         "checkpoint_every": "7v", "data_dir": "data", "transport": "zeromq", "start": "fresh",
+        "worker_timeout": "5..60",
     }  # fmt: skip
     before = settle(given, {})
     kept = run_file.settings_to_repeat(before)

@@ -16,6 +16,7 @@ import torch
 from clusters import Rows, mean_square
 
 import paceline
+from paceline.engines.local import addresses
 
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 WIDTH = 700
@@ -55,7 +56,7 @@ def carried():
 def main():
     bring_loopback_up()
     before = carried()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, addresses.loopback():
         done = paceline.launch(
             script, engine="local", workers=4, strategy=sys.argv[1], transport="zeromq", evaluate_every="off",
             runs_dir=folder,

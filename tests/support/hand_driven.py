@@ -54,7 +54,7 @@ class HandDrivenEngine:
         self.sent: defaultdict[int, list[Any]] = defaultdict(list)
         self.published: list[tuple[int, bool]] = []  # to whom, and whether it computed nothing meanwhile
         self.timings: dict[int, Timing | None] = {}  # of what each worker was last told to compute
-        self._calls: list[tuple[float, int, Call, Any]] = []
+        self._calls: list[tuple[float, int, Call, Any, bool]] = []
         self._numbers = itertools.count()
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -66,8 +66,7 @@ class HandDrivenEngine:
         self.clock_started.append(at)
 
     def call_at(self, at: float, call: Call, argument: Any = None, *, keeps_alive: bool = True) -> None:
-        del keeps_alive
-        heapq.heappush(self._calls, (at, next(self._numbers), call, argument))
+        heapq.heappush(self._calls, (at, next(self._numbers), call, argument, keeps_alive))
 
     def wake(self) -> None:
         """The test lets the run look after itself after everything that it does."""
@@ -75,7 +74,7 @@ class HandDrivenEngine:
     def advance(self, to: float) -> None:
         """Let time pass, and all happen that is due meanwhile."""
         while self._calls and self._calls[0][0] <= to:
-            at, _, call, argument = heapq.heappop(self._calls)
+            at, _, call, argument, _ = heapq.heappop(self._calls)
             self.time = max(self.time, at)
             call(argument)
             self.run.attend(self.time)
@@ -84,8 +83,8 @@ class HandDrivenEngine:
 
     @property
     def pending(self) -> list[float]:
-        """The moments of calls that are still to come."""
-        return sorted(at for at, *_ in self._calls)
+        """The moments of calls that are still to come, without those that only look after the run."""
+        return sorted(at for at, *_, keeps_alive in self._calls if keeps_alive)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -136,8 +135,9 @@ class HandDrivenRun:
     def __init__(
         self, strategy: str = "bsp", workers: int = 2, *, scenario: Scenario | None = None, folder: Path | None = None,
         exchanges: Sequence[type[RunExchange]] = (GradientExchange, TableExchange), resume: Path | None = None,
-        own_processes: bool = False, **settings: Any,
+        own_processes: bool = False, restarted_at: float | None = None, **settings: Any,
     ) -> None:  # fmt: skip
+        """`restarted_at`: workers lived on while the server was started again, at that moment."""
         settings = {"evaluate_every": None, "strategy": strategy, **settings}
         header = Header(engine="by hand", strategy=strategy, seed=0, workers=workers)
         config = RunConfig(workers=workers, **settings)
@@ -147,7 +147,7 @@ class HandDrivenRun:
         self.run = self.engine.run = ServerRun(
             self.engine, plan, build_central(strategy, 0), self.lines, list(exchanges)
         )  # fmt: skip
-        self.run.begin(None if resume is None else Resumption(resume))
+        self.run.begin(None if resume is None else Resumption(resume), restarted_at)
         self.incarnations: dict[int, int] = {}
         for worker in range(workers):
             self.run.start(worker)

@@ -112,7 +112,7 @@ class InterruptedRun:
     def on_divergence(self, text: str) -> None:
         """The journal has it."""
 
-    def on_nonfinite(self) -> None:
+    def on_nonfinite(self, worker: int) -> None:
         raise AssertionError("these gradients are finite")
 
     # -- time --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 import shutil
 from collections import Counter
@@ -26,7 +27,7 @@ from paceline.model.store import MODEL, Store, spec_of_contents, store_of
 from paceline.records import journal, metrics
 from paceline.records.journal import Decision, Header, Line, Lines, Writer
 from paceline.records.replay import replay
-from paceline.server.checkpoint.files import FORMAT, HEAD, Checkpointer, newest, read
+from paceline.server.checkpoint.files import FORMAT, HEAD, Checkpointer, newest, newest_whole, read
 from paceline.server.checkpoint.run_snapshot import snapshot
 from paceline.tables.messages import OpenTable, TableInit, Tick
 from paceline.tables.table_spec import TableSpec
@@ -343,6 +344,7 @@ def test_a_newer_format_is_refused(tmp_path):
     (place / HEAD).write_text(json.dumps({"format": FORMAT + 1, "of": "another shape"}))
     with pytest.raises(CheckpointError, match=f"format {FORMAT + 1}; this version reads up to {FORMAT}"):
         read(place)
+    del data["checksum"]  # else the file would count as damaged
     (place / HEAD).write_text(json.dumps({**data, "beyond": 1}))
     assert read(place).run.version == 1
 
@@ -358,15 +360,56 @@ def test_damaged_files_are_named(tmp_path):
             data = bytearray((place / name).read_bytes())
             if damage == "cut":
                 (place / name).write_bytes(data[:-5])
-            elif damage == "flip" and name != HEAD:
+            elif damage == "flip":
                 data[len(data) // 2] ^= 16
                 (place / name).write_bytes(data)
-            elif damage == "missing":
-                (place / name).unlink()
             else:
-                continue
-            with pytest.raises(CheckpointError, match="no checkpoint" if (name, damage) == (HEAD, "missing") else name):
+                (place / name).unlink()
+            with pytest.raises(CheckpointError, match=name):
                 read(place)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(tmp_path, caplog):
+    """Whatever is wrong with the newer ones; each is named, and so is the one that is taken."""
+    folder = tmp_path / "checkpoints"
+    _, place = saved(tmp_path)
+    one, other, third = (folder / f"v{number:09d}" for number in (1, 2, 3))
+    shutil.copytree(place, other)
+    shutil.copytree(place, third)
+    assert (place, read(tmp_path).path, caplog.messages) == (one, third, [])
+    (third / HEAD).unlink()
+    (other / "model.safetensors").write_bytes(b"")
+    for asked in (tmp_path, folder):
+        caplog.clear()
+        assert read(asked).path == newest_whole(asked) == one
+        assert [str(damaged) in text and text.endswith(f"going on from an older one, {one}")
+                for damaged, text in zip((third, other), caplog.messages, strict=False)] == [True, True]  # fmt: skip
+    with pytest.raises(CheckpointError, match="v000000003"):
+        read(third)  # which was asked for by name
+    (one / HEAD).write_text(json.dumps({"format": FORMAT + 1}))
+    with pytest.raises(CheckpointError, match="all 3 checkpoints .* damaged; of the newest: cannot open .*v000000003"):
+        read(tmp_path)
+    assert newest_whole(tmp_path) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_bit_of_a_checkpoint_can_be_turned_unnoticed(tmp_path, seed):
+    _, place = saved(tmp_path)
+    chance = random.Random(seed)
+    file = chance.choice(sorted(path for path in place.iterdir()))
+    data = bytearray(file.read_bytes())
+    before = json.loads(data) if file.name == HEAD else None
+    while True:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        file.write_bytes(data)
+        try:
+            if before is not None and json.loads(data) == before:
+                continue  # white space between its parts
+        except ValueError:
+            pass
+        break
+    with pytest.raises(CheckpointError, match=file.name):
+        read(place)
 
 
 def test_another_model_or_optimizer_is_told_apart(tmp_path):
@@ -407,6 +450,7 @@ def test_a_checkpoint_with_the_older_name_of_the_runs_state_is_read(tmp_path):
     file = newest(tmp_path) / HEAD
     head = json.loads(file.read_text())
     head["engine"]["conduct"] = head["engine"].pop("run_state")
+    del head["checksum"]  # which older ones do not have
     file.write_text(json.dumps(head))
     assert HandDrivenRun(resume=tmp_path).train().run.coordinator.version == 1
 

@@ -1,5 +1,7 @@
 """A scenario's times: they count from moments, so that what messages take is not added to them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from clusters import Rows, cluster, mean_square, network
@@ -63,7 +65,7 @@ def test_a_process_is_told_to_take_that_long():
     header = Header(engine="local", strategy="bsp", seed=0, workers=1)
     plan = Plan(config=RunConfig(), scenario=cluster(1.0), header=header, folder=None, journal=None)
     ours, theirs = Channel.pair()
-    engine = LocalEngine(ours, Setup(plan=plan, relay=False), on_idle=lambda: None)
+    engine = LocalEngine(ours, Setup(plan=plan, relay=False, folder=""), Path(), on_idle=lambda: None)
     told = []
     engine.send = lambda worker, message: told.append((worker, message))
     engine.now = lambda: TIMING.granted_at + 0.1  # the server took so long to copy the version

@@ -20,9 +20,11 @@ from paceline.engines.local import control, nursery, relay
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.output import Console, Transcript, Voice
-from paceline.engines.local.result_handover import Outcome
+from paceline.engines.local.result_handover import Outcome, as_failure
 from paceline.engines.local.workload import packed, unpacked
 from paceline.records.journal import Decision, Header, Observation
+from paceline.records.journal_file import JournalWriteError
+from paceline.records.metrics import Metrics, to_json
 from paceline.server.plan import Plan, how_it_ended
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
@@ -47,7 +49,7 @@ def test_a_setup_arrives_as_it_was_sent():
         journal=Path("j.jsonl"),
         folder=None,
     )
-    setup = control.Setup(plan=plan, relay=True)
+    setup = control.Setup(plan=plan, relay=True, folder="/tmp/paceline-1")
     assert control.for_server(control.encode(setup)) == setup
 
 
@@ -72,6 +74,7 @@ def test_a_log_gets_its_lines_at_once_and_a_listener_all_of_them():
 @pytest.mark.parametrize(
     ("blame", "kind"),
     [
+        ("storage", errors.StorageError),
         ("user", errors.UserError),
         ("script", errors.ScriptError),
         ("peer", errors.PeerError),
@@ -85,6 +88,15 @@ def test_a_failure_is_raised_by_its_blame_with_the_others_traceback(blame, kind)
         outcome.raise_failure()
     assert caught.value.__notes__ == ["Traceback: there"]
     assert outcome.report is None
+
+
+def test_a_full_disk_does_not_cost_the_report():
+    report = Metrics().report(None, None)
+    failure = as_failure(JournalWriteError("no room"))
+    outcome = Outcome(cause="error", encoded_report=to_json(report).encode(), failure=failure, model=None)
+    with pytest.raises(errors.StorageError, match="no room") as caught:
+        outcome.raise_failure()
+    assert caught.value.report == report
 
 
 def test_exit_codes_in_words():

@@ -73,7 +73,7 @@ def test_a_temporary_folder_is_found(watch):
 def test_named_shared_memory_is_found(watch):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for name in (f"torch_{gone.pid}_1_1", f"sem.pymp-paceline-{gone.pid}-x", f"paceline-{os.getpid()}"):
+    for name in (f"torch_{gone.pid}_1_1", f"sem.paceline-abc_1-{gone.pid}-x", f"paceline-{os.getpid()}"):
         block = leaks.SHARED_MEMORY / name
         block.touch()
         try:

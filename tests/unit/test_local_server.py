@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,7 @@ def make():
             channel = Channel(ours)
             last.callback(channel.close)
             plan = SimpleNamespace(scenario=None, config=RunConfig(max_seconds=LIMIT_S))
-            engine = LocalEngine(channel, SimpleNamespace(plan=plan, append=append), lambda: None)
+            engine = LocalEngine(channel, SimpleNamespace(plan=plan, append=append), Path(), lambda: None)
             last.callback(engine.close)
             engine._clock = SimpleNamespace(now=lambda: seconds)
             return engine

@@ -45,7 +45,7 @@ def test_report_has_the_documented_fields_in_order() -> None:
     assert " ".join(data) == (
         "strategy engine workers seed seconds versions pushes samples_used samples_discarded samples_per_second "
         "wait_fraction staleness bytes_up bytes_down exchanges loss accuracy metrics target per_worker warnings "
-        "journal table_reads peers batch reported folder model streams"
+        "journal table_reads peers batch reported folder model faults streams"
     )
     assert " ".join(data["per_worker"][0]) == "worker clock samples compute_s transfer_s wait_s lost_s score state"
     assert list(data["staleness"]) == ["mean", "p95", "max"]

@@ -349,7 +349,7 @@ DEEP = "[" * 100_000
         (f"seed = {'9' * 5000}\n", "not valid TOML"),
         (f"seed = 0x{'f' * 5000}\n{FOUR}", "seed must be from 0 to 9223372036854775807"),
         (f"{FOUR}speed = 0x{'f' * 5000}\n", "speed must be a finite number"),
-        (f"{FOUR}[[events]]\nkind = 'join'\nat = 1\ncount = 10000000\n", "holds 1 to 10000000 workers"),
+        (f"{FOUR}[[events]]\nkind = 'join'\nat = 1\ncount = 10000000\n", "10000000 newcomers; at most 100000 may join"),
     ],
     ids=["brackets", "dots", "digits", "hex digits", "no float", "newcomers"],
 )

@@ -12,9 +12,10 @@ from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.core.settings import Every, Target
 from paceline.peers import messages as p
 from paceline.peers.server import PeerExchange
+from paceline.server.departures import RESPAWNS
 from paceline.server.engine import EVALUATOR
 from paceline.server.progress import ProgressReports
-from paceline.server.run import GATHERING_S, RESPAWNS
+from paceline.server.run import GATHERING_S
 from paceline.strategies import canonical
 from paceline.tables import messages as t
 from paceline.tables.server import TableExchange

@@ -23,20 +23,18 @@ from paceline.core.errors import OptionError, UserError
 from paceline.core.settings import (
     SETTINGS,
     Every,
+    Patience,
     RunConfig,
     Target,
     Unset,
-    agreed_workers,
     chosen_log_level,
     chosen_scenario,
-    cores,
     require_possible,
     resolve,
-    usual_threads,
-    usual_workers,
 )
+from paceline.core.worker_count import agreed_workers, cores, require_asked_for, usual_threads, usual_workers
 from paceline.engines import capabilities
-from paceline.scenario import Scenario
+from paceline.scenario import Scenario, parse
 from paceline.strategies import Machine
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
@@ -121,9 +119,8 @@ def test_the_command_line_wins_over_variables_and_these_over_the_scenario() -> N
 
 
 def test_options_are_merged_name_by_name() -> None:
-    config = resolve(
-        {"set": ["lr=0.3"]}, {"PACELINE_SET": "lr=0.2,hidden=64"}, {"set": {"lr": 0.1, "hidden": 8, "bias": True}}
-    )
+    earlier = {"set": {"lr": 0.1, "hidden": 8, "bias": True}}
+    config = resolve({"set": ["lr=0.3"]}, {"PACELINE_SET": "lr=0.2,hidden=64"}, earlier, repeats=True)
     assert config.options == {"lr": "0.3", "hidden": "64", "bias": "true"}
 
 
@@ -133,7 +130,7 @@ def test_every_setting_can_be_given_as_text() -> None:
         "batch_size": "16", "epochs": "0.5", "max_versions": "10", "max_seconds": "2.5", "target": "loss<=0.5",
         "evaluate_every": "5v", "on_divergence": "stop", "set": ["a=b=c"], "data_dir": "data", "journal": "j.jsonl.gz",
         "runs_dir": "out", "threads": "2", "transport": "zeromq", "respawn": "true", "checkpoint_every": "60s",
-        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop", "start": "fresh",
+        "checkpoint_keep": "2", "resume": "old", "on_nonfinite": "stop", "start": "fresh", "worker_timeout": "5..60",
     }  # fmt: skip
     expected = RunConfig(
         engine="sim", strategy="ssp:staleness=2", scenario="even4", workers=4, seed=7, batch_size=16, epochs=0.5,
@@ -141,6 +138,7 @@ def test_every_setting_can_be_given_as_text() -> None:
         on_divergence="stop", on_nonfinite="stop", options={"a": "b=c"}, data_dir=Path("data"),
         journal=Path("j.jsonl.gz"), runs_dir=Path("out"), threads=2, transport="zeromq", respawn=True,
         checkpoint_every=Every(60, "s"), checkpoint_keep=2, resume=Path("old"), start="fresh",
+        worker_timeout=Patience(5, 60),
     )  # fmt: skip
     settled = resolve(given, {}, {})
     assert settled.given == tuple(sorted({"options" if name == "set" else name for name in given}))
@@ -195,7 +193,7 @@ def test_a_bad_value_names_its_source_the_value_and_the_bound(name: str, value: 
     assert str(caught.value).startswith(f"{flag}: must be {bound}")
     assert repr(text) in str(caught.value)
     with pytest.raises(OptionError, match=rf"^\[run\] {name}: must be"):
-        resolve({}, {}, {name: value})
+        resolve({}, {}, {name: value}, repeats=True)
     if isinstance(text, str):
         with pytest.raises(OptionError, match=f"^PACELINE_{name.upper()}: must be"):
             resolve({}, {"PACELINE_" + name.upper(): text}, {})
@@ -217,9 +215,56 @@ def test_unknown_names_are_errors_that_name_the_nearest() -> None:
         resolve({"xyzzy": "bsp"}, {}, {})
 
 
-def test_a_scenario_cannot_name_a_scenario() -> None:
-    with pytest.raises(OptionError, match="'scenario'"):
-        resolve({}, {}, {"scenario": "even4"})
+@pytest.mark.parametrize("name", ["scenario", "journal", "runs_dir", "resume", "data_dir", "set", "threads"])
+def test_a_scenario_names_no_place_and_nothing_of_the_machine(name: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"^\[run\] {name}: .*; give --{name.replace('_', '-')}, PACELINE_{name.upper()} or"
+    ):
+        resolve({}, {}, {name: "4"})
+    assert resolve({}, {}, {name: "a=4" if name == "set" else "4"}, repeats=True).given, "an earlier run's may"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "mine.py:Mine",
+        "mine:Mine",
+        "os:path",
+        " a.b : C ",
+        "mine:Mine:k=3",
+        "mine.py",
+        "./mine.py:Mine:k=3",
+        "a.b",
+        "m:M:",
+    ],
+)
+def test_a_scenario_names_no_code(strategy: str) -> None:
+    with pytest.raises(OptionError, match=r"^\[run\] strategy: a scenario file names no code, and .* give --strategy"):
+        resolve({}, {}, {"strategy": strategy})
+    assert resolve({"strategy": strategy}, {}, {}).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    "strategy", ["bsp", "ssp:staleness=3", " ssp : staleness = 3, ", "adaptive_k_load:loads=1/2/4", "bsp:"]
+)
+def test_a_scenario_names_a_registered_strategy(strategy: str) -> None:
+    assert resolve({}, {}, {"strategy": strategy}).strategy == strategy
+
+
+def crowd(count: int, joining: int = 0) -> Scenario:
+    text = f"[compute]\nseconds_per_sample = 1\n[[workers]]\ncount = {count}\n"
+    return parse(text + (f"[[events]]\nkind = 'join'\nat = 1\ncount = {joining}\n" if joining else ""), "big", Path())
+
+
+def test_a_large_scenario_is_run_only_if_its_number_is_given() -> None:
+    require_asked_for(crowd(100), None)
+    require_asked_for(crowd(60, 40), None)
+    require_asked_for(crowd(5000), 5000)
+    require_asked_for(crowd(5000, 5000), 5000)
+    with pytest.raises(OptionError, match="'big' has 101 workers, and .* at most 100 .* give --workers 101"):
+        require_asked_for(crowd(101), None)
+    with pytest.raises(OptionError, match="has 1 workers and 100 that join, .*; let fewer join"):
+        require_asked_for(crowd(1, 100), 1)
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:
@@ -252,6 +297,23 @@ def test_the_scenario_decides_how_many_workers_there_are() -> None:
         agreed_workers(3, 8, "uneven8")
     with pytest.raises(UserError, match=r"uneven8, taken because none was given, has 8 workers, not 3"):
         agreed_workers(3, 8, "uneven8", by_default=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("5..60", Patience(5, 60)), ("5", Patience(5, 600)), (5, Patience(5, 600)), (2.5, Patience(2.5, 600)),
+        ("900", Patience(900, 900)), ("off", None), ("0", None), (0, None), ("7..7", Patience(7, 7)),
+    ],
+)  # fmt: skip
+def test_how_long_a_worker_may_be_silent(given: object, found: Patience | None) -> None:
+    assert resolve({"worker_timeout": given}, {}, {}).worker_timeout == found
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "60..5", "5..", "5..1e999", "nan", True])
+def test_a_silence_that_cannot_be_is_refused(given: object) -> None:
+    with pytest.raises(OptionError, match="^--worker-timeout: must be"):
+        resolve({"worker_timeout": given}, {}, {})
 
 
 def test_evaluation_can_be_off_but_not_where_a_target_needs_it() -> None:
@@ -296,6 +358,7 @@ WIDER = {  # what `launch` takes beside the declared type
     "target": str,
     "evaluate_every": str,
     "checkpoint_every": str,
+    "worker_timeout": str | float,
     "data_dir": str,
     "resume": str,
     "journal": str,
@@ -353,12 +416,12 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
     examples = {
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
-        "scale_lr": "sqrt",
+        "scale_lr": "sqrt", "strategy": "asp",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")
         assert setting.name in resolve({}, {setting.variable: value}, {}).given
-        if setting.about.in_run_table:
+        if not setting.about.not_in_scenario:
             assert setting.name in resolve({}, {}, {setting.written: value}).given
 
 
@@ -421,3 +484,8 @@ def test_no_other_module_reads_the_variables() -> None:
 def test_settings_need_no_torch() -> None:
     code = "import sys, paceline.core.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_silence_of_a_huge_number_is_refused() -> None:
+    with pytest.raises(OptionError, match="^--worker-timeout: must be seconds"):
+        resolve({"worker_timeout": 10**5000}, {}, {})

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def engine(lent):
     header = Header(engine="local", strategy="bsp", seed=0, workers=1)
     plan = Plan(config=RunConfig(), scenario=None, header=header, folder=None, journal=None)
     ours, theirs = Channel.pair()
-    engine = LocalEngine(ours, Setup(plan=plan, relay=False), on_idle=lambda: None)
+    engine = LocalEngine(ours, Setup(plan=plan, relay=False, folder=""), Path(), on_idle=lambda: None)
     engine._members[0], engine._weights = borrower.member, weights
     yield engine
     engine._links.close()

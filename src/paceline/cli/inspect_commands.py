@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.core.scenario.file import builtin_names, builtin_text, describe, load
+from paceline.core.settings import resolve
+from paceline.core.values import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,8 +88,9 @@ def scenario(
 ) -> None:
     """Print a built-in scenario, or check a file and describe its cluster in words."""
     cluster = load(target)
+    resolve({}, {}, cluster.run)  # refuses what a run would refuse
     if check:
-        print(f"{target}: valid, {cluster.count} workers, {len(cluster.events)} events")
+        print(f"{visible(target)}: valid, {cluster.count} workers, {len(cluster.events)} events")
     elif target not in builtin_names():
         print(describe(cluster))
     else:  # its file with the description as comments, so that it can be saved and edited
@@ -107,9 +110,12 @@ def replay(
 
     result = replaying.replay(file, strategy)
     if result.difference is None:
-        print(f"{file}: {result.decisions} decisions replayed, all identical")
+        cut = "" if result.complete else "; the journal ends before the run did"
+        print(f"{visible(str(file))}: {result.decisions} decisions replayed, all identical{cut}")
         return 0
-    print(f"{file}: differs after {result.decisions} decisions\n{result.difference}")
+    print(f"{visible(str(file))}: differs after {result.decisions} decisions")
+    for line in str(result.difference).split("\n"):
+        print(visible(line))
     return 1
 
 

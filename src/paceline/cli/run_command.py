@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
@@ -17,12 +17,14 @@ import typer
 from paceline import engines
 from paceline.cli.streams import logging_shown, output_kept_clean, progress_shown, say
 from paceline.core import settings as configuration
-from paceline.core.errors import DataError, OptionError
+from paceline.core import worker_count
+from paceline.core.errors import DataError, OptionError, StorageError
 from paceline.core.values import shown
-from paceline.records import run_file
+from paceline.records import private_files, run_file
 
 if TYPE_CHECKING:
     from paceline.launching import Run
+    from paceline.records.report import Report
 
 DEFAULT_TASK = "digits"
 
@@ -42,8 +44,7 @@ def run(
         if not quiet:
             _say_what_was_assumed(settings, no_workload=script is None and task is None)
         _warn_of_misplaced_options(script, arguments or [])
-        finished = _train(train, settings, json=json, quiet=quiet)
-        return _report(finished, json=json, quiet=quiet)
+        return _trained_and_reported(train, settings, json=json, quiet=quiet)
 
 
 def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: Any) -> int:
@@ -73,16 +74,24 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
                 say(line)
             if before.folder != os.fspath(Path.cwd()) and before.script is not None:
                 say(f"the run was started in {before.folder}: the script's own relative paths are taken from here")
-        finished = _train(train, settings, json=json, quiet=quiet)
-        return _report(finished, json=json, quiet=quiet)
+        return _trained_and_reported(train, settings, json=json, quiet=quiet)
 
 
 def _crowd(settings: configuration.RunConfig) -> str:
     return f"{settings.workers} worker{'s' * (settings.workers != 1)}"
 
 
-def _report(finished: "Run", *, json: bool, quiet: bool) -> int:
-    _print_report(finished, json=json)
+def _trained_and_reported(
+    train: Callable[[], None], settings: configuration.RunConfig, *, json: bool, quiet: bool
+) -> int:  # fmt: skip
+    """Train, and print the report; also that of a run which a full disk has ended."""
+    try:
+        finished = _train(train, settings, json=json, quiet=quiet)
+    except StorageError as error:
+        if error.report is not None:
+            _print_report(cast("Report", error.report), json=json)
+        raise
+    _print_report(finished.summary, json=json)
     _say_how_it_ended(finished, quiet=quiet)
     return finished.exit_code
 
@@ -157,7 +166,7 @@ def settle(
     name = configuration.chosen_scenario(given, environment)
     cluster = scenarios.load(name) if name is not None else None
     run_table = before if before is not None else cluster.run if cluster is not None else {}
-    settings = configuration.resolve(given, environment, run_table)
+    settings = configuration.resolve(given, environment, run_table, repeats=before is not None)
     by_default = cluster is None and engines.capabilities(settings.engine).virtual_time
     if by_default:
         name = configuration.DEFAULT_SCENARIO
@@ -166,8 +175,10 @@ def settle(
     configuration.require_possible(settings, engines.capabilities(settings.engine))
     workers = settings.workers or 0
     if cluster is not None and name is not None:
-        workers = configuration.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
-    workers = workers or configuration.usual_workers(_cuda_devices())
+        workers = worker_count.agreed_workers(settings.workers, cluster.count, name, by_default=by_default)
+        asked = configuration.resolve(given, environment, {}).workers
+        worker_count.require_asked_for(cluster, workers if before is not None else asked)
+    workers = workers or worker_count.usual_workers(_cuda_devices())
     strategies.checked(settings.strategy, settings.seed, workers)
     configuration.with_shared_batch(settings, workers)
     return msgspec.structs.replace(
@@ -202,7 +213,7 @@ def _make_places(settings: configuration.RunConfig) -> None:
     for flag, folder in (("--runs-dir", runs), ("--journal", journal and journal.parent)):
         with _refusing(f"{flag}: cannot make the folder {folder}"):
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+                private_files.make_folder(folder)
 
 
 @contextlib.contextmanager
@@ -261,15 +272,15 @@ def _say_how_it_ended(finished: "Run", *, quiet: bool) -> None:
             say(f"to go on: paceline resume {shlex.quote(os.fspath(finished.folder))}")
 
 
-def _print_report(finished: "Run", *, json: bool) -> None:
+def _print_report(report: "Report", *, json: bool) -> None:
     if json:
         from paceline.records.metrics import to_json
 
-        print(to_json(finished.summary))
+        print(to_json(report))
         return
     from rich.console import Console
 
     from paceline.records.text import show
 
     seen = sys.stdout.isatty() and sys.stderr.isatty() and logger.isEnabledFor(logging.WARNING)
-    show(finished.summary, Console(), warnings=not seen)
+    show(report, Console(), warnings=not seen)

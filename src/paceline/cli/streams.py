@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.core.values import visible
 from paceline.records.logs import NOTICE
+from paceline.records.terminals import closed_is_fine
 
 if TYPE_CHECKING:
     from paceline.server.progress import Progress
@@ -25,7 +27,8 @@ class _ToStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, NOTICE, False):
-            print(self.format(record), file=sys.stderr)
+            with closed_is_fine():
+                print("\n".join(map(visible, self.format(record).split("\n"))), file=sys.stderr)
         elif not self._quiet:
             say(record.getMessage())
 
@@ -80,20 +83,23 @@ def never_refusing() -> None:
 
 @contextlib.contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM end a run as Ctrl-C does: cleanly, with the report so far."""
+    """Make SIGTERM, and SIGHUP unless it is ignored, end a run as Ctrl-C does: with the report so far."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(text: str) -> None:
     """Print one line for the user, on standard error."""
-    print(f"paceline: {text}", file=sys.stderr)
+    with closed_is_fine():
+        print(f"paceline: {visible(text)}", file=sys.stderr)
 
 
 Listener = Callable[["Progress"], None]
@@ -115,6 +121,7 @@ def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
     with Bar(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         line = bar.add_task("starting", total=None)
 
+        @closed_is_fine()
         def draw(progress: "Progress") -> None:
             if progress.paused:
                 bar.stop()

@@ -35,6 +35,15 @@ class CheckpointError(UserError):
     """A folder that is not a checkpoint this version can resume from."""
 
 
+class StorageError(UserError):
+    """Files of a run that could not be written, mostly on a full disk; the run has ended.
+
+    `report` is the report of the run up to there, if it got that far.
+    """
+
+    report: object = None
+
+
 class ScriptError(PacelineError):
     """The user's script raised in a worker; the original exception is the cause."""
 

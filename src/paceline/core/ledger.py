@@ -18,87 +18,31 @@ the snapshot leaves them out.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from paceline.core.errors import CheckpointError, InternalError, OptionError
+from paceline.core.allotments import (
+    ENDLESS,
+    MOST_SAMPLES,
+    SAMPLINGS,
+    Allotment,
+    DeathVerdict,
+    Indices,
+    Ledger,
+    Outstanding,
+    Sampling,
+)
+from paceline.core.errors import InternalError, OptionError
+from paceline.core.suspects import Suspects
 
-Sampling = Literal["epoch", "shard", "replacement", "stream", "clocks"]
-SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
-ENDLESS = 1 << 40  # stands for the size of streams that are read until they end
-MOST_SAMPLES = 1 << 53  # above this a float cannot count single samples
-Indices = np.ndarray[Any, np.dtype[np.int64]]  # not npt.NDArray, which is a different object in each NumPy version
-if TYPE_CHECKING:
-    IndicesOrNone = Any  # None only from a Tally; Any spares every caller a check
-else:
-    IndicesOrNone = Indices | None
-
-
-class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Samples handed to one worker, all of one epoch."""
-
-    epoch: int
-    samples: int
-    indices: IndicesOrNone
-
-
-class Ledger(ABC):
-    """The samples of one phase: used, lost and still available."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.used = 0
-        self.lost = 0
-        self.finished = False  # every sample is settled, or the phase was ended early
-
-    @abstractmethod
-    def allot(self, worker: int, work: int) -> Allotment | None:
-        """Allot the worker at most `work` samples of one epoch; return None if none are available."""
-
-    @abstractmethod
-    def give_back(self, worker: int, allotment: Allotment) -> None:
-        """Take back an allotment that was not delivered or was discarded, to issue it again."""
-
-    @property
-    @abstractmethod
-    def has_unallotted(self) -> bool: ...
-
-    def settle(self, used: int, lost: int = 0) -> bool:
-        """Mark allotted samples as used or lost; return whether the phase is finished."""
-        self.used = used = self.used + used
-        self.lost = lost = self.lost + lost
-        if used + lost >= self.total:
-            self.finished = True
-        return self.finished
-
-    def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
-        """Return plain data for `restore`; `outstanding` lists the workers' allotments in the order to reissue them."""
-        counts = {"total": self.total, "used": self.used, "lost": self.lost, "finished": self.finished}
-        return {**counts, **self._snapshot(outstanding)}
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Continue from the snapshot of a ledger made with the same arguments as this one."""
-        if data["total"] != self.total:
-            raise CheckpointError(
-                f"the checkpoint's phase has {data['total']} samples (epochs times data set), the script's "
-                f"{self.total}: resume with the data and the epochs the run was started with"
-            )
-        self.used, self.lost, self.finished = data["used"], data["lost"], data["finished"]
-        self._restore(data)
-
-    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
-        return {}
-
-    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has only its counts
-        """Restore what a sampling keeps besides its counts."""
-
-
-Outstanding = tuple[int, Allotment]  # (worker, its allotment)
+__all__ = [
+    "ENDLESS", "MOST_SAMPLES", "SAMPLINGS", "Allotment", "EpochLedger", "Indices", "Ledger", "Outstanding",
+    "ReplacementLedger", "Sampling", "ShardLedger", "StreamLedger", "Tally", "Unallotted", "make_ledger",
+    "whole_epochs",
+]  # fmt: skip
 
 
 def make_ledger(
@@ -170,13 +114,16 @@ class EpochLedger(Ledger):
         self._order = self._shuffled(0)
         self._cursor = 0
         self._returned: dict[int, deque[Indices]] = {}
+        self._suspects = Suspects(least)
 
     def _shuffled(self, epoch: int) -> Indices:
         length = min(self.size, self.total - epoch * self.size)
         order: Indices = np.random.default_rng([*self.seed, epoch]).permutation(self.size)
         return order[:length]
 
-    def allot(self, worker: int, work: int) -> Allotment | None:  # noqa: ARG002 - any worker gets the next samples
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        if self._suspects.can_try:
+            return self._suspects.try_next(worker, work)
         if self._returned:
             return self._reissue(min(self._returned), work)
         if self._cursor == len(self._order):
@@ -185,21 +132,23 @@ class EpochLedger(Ledger):
             self.epoch += 1
             self._order = self._shuffled(self.epoch)
             self._cursor = 0
-        return Allotment(self.epoch, *self._take(work))
+        fresh = self._take(work)
+        return Allotment(self.epoch, len(fresh), fresh) if len(fresh) else self.allot(worker, work)
 
-    def _take(self, work: int) -> tuple[int, Indices]:
+    def _take(self, work: int) -> Indices:
+        """Take the next samples; those that have killed before are issued alone, later."""
         available = len(self._order) - self._cursor
         taken = _piece(work, available, self.least)
         indices = self._order[self._cursor : self._cursor + taken]
         self._cursor += taken
-        return taken, indices
+        return self._suspects.sift(self.epoch, indices) if self._suspects.known else indices
 
     def _reissue(self, epoch: int, work: int) -> Allotment:
         chunks = self._returned[epoch]
         returned = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
         del self._returned[epoch]
         if epoch == self.epoch and len(returned) < work and self._cursor < len(self._order):
-            fresh = self._take(work - len(returned))[1]
+            fresh = self._take(work - len(returned))
             returned = np.concatenate([returned, fresh])
             return Allotment(epoch, len(returned), returned)
         taken = _piece(work, len(returned), self.least)
@@ -207,13 +156,31 @@ class EpochLedger(Ledger):
             self._returned[epoch] = deque([returned[taken:]])
         return Allotment(epoch, taken, returned[:taken])
 
-    def give_back(self, worker: int, allotment: Allotment) -> None:  # noqa: ARG002 - any worker may get it next
-        if allotment.samples:
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        if allotment.samples and not self._suspects.give_back(worker, allotment):
             self._returned.setdefault(allotment.epoch, deque()).append(allotment.indices)
+
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> DeathVerdict:
+        verdict, innocent = self._suspects.accuse(worker, allotments)
+        for allotment in innocent:
+            self.give_back(worker, allotment)
+        return verdict
+
+    def delivered(self, worker: int) -> None:
+        self._suspects.acquit(worker)
+
+    @property
+    def killers(self) -> set[int]:
+        return self._suspects.known
 
     @property
     def has_unallotted(self) -> bool:
-        return bool(self._returned) or self._cursor < len(self._order) or (self.epoch + 1) * self.size < self.total
+        return (
+            bool(self._returned)
+            or self._suspects.can_try
+            or self._cursor < len(self._order)
+            or (self.epoch + 1) * self.size < self.total
+        )
 
     def settle(self, used: int, lost: int = 0) -> bool:
         finished = super().settle(used, lost)
@@ -223,7 +190,7 @@ class EpochLedger(Ledger):
 
     def _snapshot(self, outstanding: Sequence[Outstanding]) -> dict[str, Any]:
         returned = {epoch: [chunk.tolist() for chunk in chunks] for epoch, chunks in self._returned.items()}
-        for _, allotment in outstanding:
+        for allotment in (*self._suspects.waiting, *(each for _, each in outstanding)):
             if allotment.samples:
                 returned.setdefault(allotment.epoch, []).append(allotment.indices.tolist())
         pairs = [[epoch, chunks] for epoch, chunks in sorted(returned.items())]

@@ -7,20 +7,22 @@ docs/reference/settings.md. The command line ranks first, then the variables (re
 """
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from paceline.core.errors import OptionError
+from paceline.core.quantities import Every as Every
+from paceline.core.quantities import Patience as Patience
+from paceline.core.quantities import Target as Target
+from paceline.core.quantities import patience_or_none
+from paceline.core.scenario_run import MACHINE, OTHER, PLACE, SCRIPTS, refuse_what_is_not_data
 from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
 DEFAULT_SCENARIO = "uneven8"  # of the simulator; real processes need none
-USUAL_WORKERS = 4  # at most, where neither a scenario nor CUDA devices set the number
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
 NEAR_MISS = 0.15  # share of a variable's letters that may differ; low, as other programs may use the prefix
@@ -32,68 +34,8 @@ Transport = Literal["shm", "zeromq"]
 Start = Literal["nursery", "fresh"]
 ScaleRate = Literal["none", "linear", "sqrt"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Unit = Literal["v", "s", "e"]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
-
-_FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
-_TARGET = re.compile(r"(?P<metric>[A-Za-z_][\w.\-/]*)\s*(?P<sign>>=|<=|=)\s*(?P<value>\S+)")
-_EVERY = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)(?P<unit>[vse])")
-
-
-class Target(msgspec.Struct, frozen=True):
-    """A value of a metric that ends the run once it is reached."""
-
-    metric: str
-    value: float
-    upwards: bool
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `accuracy=0.93`, `accuracy>=0.9` or `loss<=0.5`."""
-        found = _TARGET.fullmatch(text.strip())
-        try:
-            value = read(found["value"], Annotated[float, Meta(ge=-FINITE, le=FINITE)], "") if found else None
-        except OptionError:
-            value = None
-        if not found or value is None:
-            raise OptionError(
-                "must be a metric and a finite number, such as accuracy=0.93, accuracy>=0.9 or loss<=0.5, "
-                f"not {shown(text)}"
-            )
-        metric, sign = found["metric"], found["sign"]
-        return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(_FALLING)))
-
-    def met(self, value: float) -> bool:
-        """Return whether this value reaches the target; NaN never does."""
-        return value >= self.value if self.upwards else value <= self.value
-
-    def __str__(self) -> str:
-        return f"{self.metric}{'>=' if self.upwards else '<='}{self.value:g}"
-
-
-class Every(msgspec.Struct, frozen=True):
-    """An interval in versions (`v`), seconds (`s`) or epochs (`e`)."""
-
-    amount: float
-    unit: Unit
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `50v`, `10s` or `0.1e`."""
-        found = _EVERY.fullmatch(text.strip())
-        if not found or not 0 < float(found["amount"]) <= FINITE:
-            raise OptionError(
-                "must be a number > 0 and a unit, such as 50v (versions), 10s (seconds) or 0.1e (epochs), "
-                f"not {shown(text)}"
-            )
-        amount, unit = float(found["amount"]), found["unit"]
-        if unit == "v" and not amount.is_integer():
-            raise OptionError(f"must be in whole versions: write {max(1, round(amount))}v instead of {shown(text)}")
-        return cls(amount, unit)  # type: ignore[arg-type]  # the pattern admits these three only
-
-    def __str__(self) -> str:
-        return f"{self.amount:g}{self.unit}"
 
 
 class About(NamedTuple):
@@ -105,7 +47,7 @@ class About(NamedTuple):
     why: str = ""  # the reason for the default
     written: str = ""  # its name on the command line, in variables and in `[run]`, if not the field's
     off: str | None = None  # the word that stands for None
-    in_run_table: bool = True
+    not_in_scenario: str = ""  # why a scenario's `[run]` table may not give it; empty: it may
     of_processes: bool = False  # not supported by the simulator
     then: Callable[[Any], Any] | None = None  # a final check or conversion of the value
 
@@ -128,7 +70,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "What runs the workers: local, processes of this machine, or sim, a virtual cluster.", "NAME")] = "local"
     scenario: Annotated[str | None, About(
         "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
-        default=f"none, in sim {DEFAULT_SCENARIO}", in_run_table=False)] = None
+        default=f"none, in sim {DEFAULT_SCENARIO}", not_in_scenario=OTHER)] = None
     strategy: Annotated[str, About(
         "Who waits for whom: a name (`paceline strategies`), or a class as FILE.py:CLASS or MODULE:CLASS.",
         "NAME[:OPTION=VALUE,...]")] = "bsp"
@@ -160,19 +102,24 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     on_nonfinite: Annotated[NonFinite, About(
         "When a push holds NaN or infinities: go on without it, or end.", "skip|stop")] = "skip"
     options: Annotated[dict[str, str], About(
-        "For `session.option(NAME, ...)` of script or task; repeatable.", "NAME=VALUE", written="set")] = {}
-    data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER")] = None
+        "For `session.option(NAME, ...)` of script or task; repeatable.", "NAME=VALUE", written="set",
+        not_in_scenario=SCRIPTS)] = {}
+    data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER", not_in_scenario=PLACE)] = None
     threads: Annotated[Count | None, About(
         "Of torch in each process; part of what a seed fixes.", "N", default="cores over workers, in sim 1",
-        why="processes that share cores would only fight over them")] = None
+        why="processes that share cores would only fight over them", not_in_scenario=MACHINE)] = None
     transport: Annotated[Transport, About(
-        "How workers and server talk: shared memory, or TCP on this machine.", "shm|zeromq",
+        "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
         of_processes=True)] = "shm"
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
     respawn: Annotated[bool, About(
         "A worker whose process died comes back as a newcomer.", of_processes=True)] = False
+    worker_timeout: Annotated[Patience | None, About(
+        "Go on without a worker that is silent for unusually long: at least, and at most, so many seconds.",
+        "S[..S]|off", off="off", then=patience_or_none,
+        why="its own steps decide between the two; off, or 0, waits for ever")] = Patience(30.0, 600.0)
     checkpoint_every: Annotated[Every | None, About(
         "Save all that is needed to go on, in versions or seconds: 100v, 60s.", "N{v|s}", default="never",
         of_processes=True, then=_without_epochs)] = None
@@ -180,11 +127,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "How many checkpoints are kept, the newest.", "K", of_processes=True,
         why="two could both be of a run that had already gone wrong")] = 3
     resume: Annotated[Path | None, About(
-        "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True)] = None
+        "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True,
+        not_in_scenario=PLACE)] = None
     journal: Annotated[Path | None, About(
-        "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder")] = None
+        "Put the journal here (.gz: compressed).", "FILE", default="in the run's folder", not_in_scenario=PLACE)] = None
     runs_dir: Annotated[Path | None, About(
-        "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none")] = None
+        "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
+        not_in_scenario=PLACE)] = None
     given: tuple[str, ...] = ()  # settings that any source gave
 # fmt: on
 
@@ -264,14 +213,17 @@ unset = cast(RunConfig, _AllUnset())  # `seed: int = unset.seed`: a parameter th
 
 def resolve(
     command_line: Mapping[str, Any], environment: Mapping[str, str], scenario_run: Mapping[str, Any], *,
-    spell: Callable[[Setting], str] = lambda setting: setting.flag,
+    spell: Callable[[Setting], str] = lambda setting: setting.flag, repeats: bool = False,
 ) -> RunConfig:  # fmt: skip
     """Merge the sources into one configuration. `None` and empty variables count as not given.
 
-    `spell` returns how the first source writes a setting: by default as a flag.
+    `spell` returns how the first source writes a setting: by default as a flag. `repeats`: the last source is not a
+    scenario's table but the settings of an earlier run, which may hold all of them.
     """
     _refuse_misspelt_variables(environment)
-    in_run = {setting.written for setting in SETTINGS.values() if setting.about.in_run_table}
+    if not repeats:
+        refuse_what_is_not_data(scenario_run, SETTINGS.values())
+    in_run = {setting.written for setting in SETTINGS.values() if repeats or not setting.about.not_in_scenario}
     of_variables = {setting.written: environment.get(setting.variable) or None for setting in SETTINGS.values()}
     sources: list[tuple[dict[str, Any], Callable[[Setting], str]]] = [
         (_known(scenario_run, "key of the scenario's [run] table", in_run), lambda setting: f"[run] {setting.written}"),
@@ -338,23 +290,6 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             )
 
 
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def usual_workers(devices: int) -> int:
-    """Return the default number of workers: one per CUDA device, else one per core, 2 to `USUAL_WORKERS`."""
-    return devices or max(2, min(cores(), USUAL_WORKERS))
-
-
-def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
-    """Return torch's threads per process: as set, else a share of the cores, or 1 in the simulator."""
-    if config.threads is not None:
-        return config.threads
-    return max(1, cores() // workers) if engine.own_processes else 1
-
-
 def with_shared_batch(config: RunConfig, workers: int) -> RunConfig:
     """Return the settings with each worker's batch size, where `global_batch` gives that of all workers together.
 
@@ -376,17 +311,6 @@ def with_shared_batch(config: RunConfig, workers: int) -> RunConfig:
 def rate_factor(scale: str, workers: int) -> float:
     """Return what `scale_lr` multiplies the script's learning rate by."""
     return {"linear": float(workers), "sqrt": math.sqrt(workers)}.get(scale, 1.0)
-
-
-def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:
-    """Return the scenario's number of workers; raise if a different number was asked for."""
-    if asked is None or asked == present:
-        return present
-    which = f"scenario {scenario}" + (", taken because none was given," if by_default else "")
-    raise OptionError(
-        f"--workers: {which} has {present} workers, not {asked}; leave --workers out, or give a scenario file with "
-        f"{asked} workers (`paceline scenario {scenario}` prints one to start from)"
-    )
 
 
 def _known(values: Mapping[str, Any], kind: str, valid: Iterable[str]) -> dict[str, Any]:

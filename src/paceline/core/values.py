@@ -58,6 +58,13 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
+def visible(text: str) -> str:
+    """Escape line ends, control characters and characters that cannot be encoded: a terminal may obey them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the hint that follows an unknown name in an error: the likeliest valid name, or all of them."""
     names = list(valid)
@@ -226,6 +233,8 @@ def _parsed(value: Any, cls: Any) -> Any:
     if isinstance(value, cls) and not isinstance(value, Path):
         return value
     if cls is not Path:
+        if getattr(cls, "from_numbers", False) and isinstance(value, int | float) and not isinstance(value, bool):
+            value = f"{value:g}" if abs(value) < sys.maxsize else "a number too large"
         return cls.parse(_text(value, "text"))
     try:
         return Path(_text(value, "a path")).expanduser()

@@ -345,6 +345,9 @@ class Account:
                 self.lost += data["samples"]
                 self.phase.lost += data["samples"]
                 self.workers.unkept[line.worker] = self.workers.unkept.get(line.worker, 0) + data["samples"]
+            case "lost":
+                self.lost += data["samples"]
+                self.phase.lost += data["samples"]
             case "end":
                 self._end(data["cause"], data["versions"], data["samples_used"], data["samples_lost"])
 

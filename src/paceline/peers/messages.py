@@ -111,8 +111,21 @@ class Snapshot(ToServer, frozen=True):
         return sum(value.nbytes for value in [*self.values, *self.counters])
 
 
-PeerToServer = Model | Outgoing | Wanted | CentreExchange | Averaging | Decided
-NodeToServer = Mailbox | Decisions | CentreExchange | Averaging | Exchanged | Leaving | Snapshot
+@registered(44)
+class NotFinite(ToServer, frozen=True):
+    """This node's model has NaN or infinities after that step. It asks another node for its model; a virtual one gets
+    Lent."""
+
+    step: int
+
+
+@registered(45)
+class Here(ToServer, frozen=True):
+    """The answer to AreYouThere."""
+
+
+PeerToServer = Model | Outgoing | Wanted | CentreExchange | Averaging | Decided | NotFinite
+NodeToServer = Mailbox | Decisions | CentreExchange | Averaging | Exchanged | Leaving | Snapshot | NotFinite | Here
 
 # -- to a node ---------------------------------------------------------------------------------------------------------
 
@@ -189,5 +202,16 @@ class Collect(ToWorker, frozen=True):
     last: bool
 
 
-PeerToWorker = Pulled | Averages
-NodeToWorker = Peering | Pulled | Group | Collect
+class Lent(msgspec.Struct, frozen=True):
+    """Another node's model, for a virtual node whose own is not finite; empty if there is none."""
+
+    values: list[Any]
+
+
+@registered(105)
+class AreYouThere(ToWorker, frozen=True):
+    """A node that waits for others answers with Here; one that computes, or hangs, does not."""
+
+
+PeerToWorker = Pulled | Averages | Lent
+NodeToWorker = Peering | Pulled | Group | Collect | AreYouThere

@@ -46,6 +46,17 @@ def distance(models: Sequence[Tensors]) -> float:
     return math.sqrt(squares / len(models))
 
 
+def is_finite(tensors: Tensors) -> bool:
+    """Return whether no value is NaN or infinite. Where none is, that takes one pass: their sum is finite, too."""
+    with torch.no_grad():
+        sums = [tensor.sum() if tensor.dtype.itemsize >= 4 else tensor.sum(dtype=torch.float32) for tensor in tensors]
+        if sums and sums[0].is_cuda:  # one wait for the device, not one for each tensor
+            sums = [torch.stack([each.to(sums[0].device, torch.complex128) for each in sums]).sum()]
+        if all(math.isfinite(abs(each.item())) for each in sums):
+            return True
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)  # the sum alone may overflow
+
+
 def is_averaged(dtype: str) -> bool:
     """Whether buffers of that dtype are exchanged; integer counters are not."""
     return dtype.startswith(("torch.float", "torch.bfloat"))

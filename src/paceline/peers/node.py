@@ -15,7 +15,7 @@ from paceline.core import peer_events as events
 from paceline.core.errors import InternalError
 from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
 from paceline.peers import messages
-from paceline.peers.models import mix_in
+from paceline.peers.models import is_finite, mix_in
 from paceline.strategies.peers.base import Peer
 
 Tensors = Sequence[torch.Tensor]
@@ -27,22 +27,28 @@ class Node:
 
     def __init__(
         self, machine: Peer, number: int, tensors: Callable[[], Tensors], send: Callable[[Any], None],
-        ask: Callable[[Any], Any], *, copies: bool = True,
+        ask: Callable[[Any], Any], *, copies: bool = True, mend: Callable[[int], bool] = lambda _: False,
     ) -> None:  # fmt: skip
-        """`copies`: copy tensors before sending; not needed where `send` copies them at once."""
+        """`copies`: copy tensors before sending; not needed where `send` copies them at once.
+
+        `mend` replaces a model that is not finite after that step by another node's, and returns whether it could.
+        """
         self.machine = machine
         self.number = number
         self._tensors = tensors
         self._send = send
         self._ask = ask
         self._copies = copies
+        self._replace = mend
+        self._step = 0
+        self._is_sound: bool | None = None  # whether all tensors are finite after this step; None: not known
         self._last: list[torch.Tensor] | None = None  # each tensor right after its last exchange
         self._received: dict[int, messages.Arrived] = {}
         self._at = 0.0
 
     def border(self, border: messages.Border, samples: int, loss: float | None) -> None:
         """Let the machine decide after a step, or one that the script skipped (`samples` 0), and handle arrivals."""
-        self._at = border.at
+        self._at, self._step, self._is_sound = border.at, border.step, None
         if border.others is not None:
             self._start(border.others)
         known = [arrived for arrived in border.arrived if not _is_mail(arrived)]
@@ -86,6 +92,8 @@ class Node:
 
     def _carry_out(self, action: PeerAction) -> None:
         tensors = self._tensors()
+        if isinstance(action, Send | Exchange | Average) and not self._finite(self._places(action_tensors(action))):
+            return  # what others must not get
         match action:
             case Send():
                 values = self.on_wire([tensors[place] for place in self._places(action.tensors)], copy=self._copies)
@@ -118,10 +126,32 @@ class Node:
             case _:
                 pass  # Track is for the journal alone
 
+    def _finite(self, places: Sequence[int]) -> bool:
+        """Return whether these tensors are finite; if they are not, take another node's model first."""
+        tensors = self._tensors()
+        if self._is_sound or is_finite([tensors[place] for place in places]):
+            return True
+        if not self._replace(self._step):
+            return False
+        self._is_sound = True
+        self._remember(None)
+        return True
+
+    def recover(self, step: int) -> None:
+        """Take another node's model if this one is not finite, as a gradient that is not suggests."""
+        self._step, self._is_sound = step, None
+        self._finite(self._places(None))
+
+    def is_sound(self) -> bool:
+        """Return whether the model is finite."""
+        return is_finite(self._tensors())
+
     def _mix(self, action: Mix, tensors: Tensors) -> None:
         arrived = self._received.get(action.message)
         if arrived is None or not isinstance(arrived.event, events.Received) or arrived.values is None:
             raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
+        if WIRES[self.machine.wire] is not None and not is_finite(arrived.values):
+            return  # its sender has checked it, but rounding may have made it infinite
         mix_in(tensors, arrived.event.tensors, arrived.values, action.weight)
         if self.machine.resets_on_mix:
             self._remember(arrived.event.tensors)
@@ -154,9 +184,15 @@ class Node:
             moved = torch._foreach_norm(torch._foreach_sub(list(self._tensors()), self._last))
             sizes = torch._foreach_norm(self._last)
         by_tensor = [(float(m), float(s)) for m, s in zip(moved, sizes, strict=True)]
+        self._is_sound = all(math.isfinite(m) for m, _ in by_tensor) or None
         whole = _relative(math.hypot(*(m for m, _ in by_tensor)), math.hypot(*(s for _, s in by_tensor)))
         each = tuple(_relative(m, s) for m, s in by_tensor) if self.machine.needs_changes else None
         return whole if self.machine.needs_change else None, each
+
+
+def action_tensors(action: Send | Exchange | Average) -> tuple[int, ...] | None:
+    """Return the tensors that an action shares; None: all."""
+    return None if isinstance(action, Average) else action.tensors
 
 
 def _is_mail(arrived: messages.Arrived) -> bool:

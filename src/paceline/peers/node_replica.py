@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.errors import OptionError
 from paceline.model.spec import Gradient, ModelSpec, Parameters
-from paceline.peers.messages import Averages, Border, Model, Pulled, Step
+from paceline.peers.messages import Averages, Border, Lent, Model, NotFinite, Pulled, Step
 from paceline.peers.node import Node
 from paceline.strategies.peers.base import Peer
 from paceline.transport.base import Closed
@@ -37,11 +37,12 @@ class NodeReplica(Replica):
         self._border: Border | None = None
         self._step = type(optimizer).step
         self._samples_stepped = 0
+        self._refused = False  # the last step's gradient was not finite
         self._gradients: list[torch.Tensor | None] | None = None  # of the pieces so far
         self.node = self._make_node(machine, number)
 
     def _make_node(self, machine: Peer, number: int) -> Node:
-        return Node(machine, number, self.tensors, self._endpoint.send, self._ask)
+        return Node(machine, number, self.tensors, self._endpoint.send, self._ask, mend=self._mend)
 
     def tensors(self) -> Sequence[torch.Tensor]:
         """Return what is exchanged: parameters, and buffers that can be averaged."""
@@ -92,7 +93,8 @@ class NodeReplica(Replica):
         if gradients is None:
             return None
         norm = _norm([gradient for gradient in gradients if gradient is not None])
-        if math.isfinite(norm):  # else the coordinator refuses the push, and the model must stay as it is
+        self._refused = not math.isfinite(norm)
+        if not self._refused:  # else the coordinator refuses the push, and the model must stay as it is
             self._make_step(gradients)
             self._samples_stepped = samples
         return Gradient([], frozenset(), (), [], loss, norm=norm)
@@ -100,6 +102,8 @@ class NodeReplica(Replica):
     def on_computed(self, compute_s: float, loss: float | None) -> None:  # noqa: ARG002 - the border knows
         border, self._border = self._border, None
         if border is not None:
+            if self._refused:
+                self.node.recover(border.step)
             self.node.border(border, self._samples_stepped, loss)
 
     def leave(self) -> None:
@@ -119,11 +123,26 @@ class NodeReplica(Replica):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
 
+    def _mend(self, step: int) -> bool:
+        """Take another node's model instead of one that is not finite; return whether there is one."""
+        answer = self._ask(NotFinite(step))
+        if not isinstance(answer, Lent) or not answer.values:
+            return False
+        self._adopt(answer.values)
+        return True
+
+    def _adopt(self, values: Sequence[torch.Tensor]) -> None:
+        """Go on from another node's model; what the optimizer knows is of the old one."""
+        with torch.no_grad():
+            for home, value in zip(self.tensors(), values, strict=True):
+                home.copy_(value)
+        self.optimizer.state.clear()
+
     def _ask(self, message: object) -> object:
         self._endpoint.send(message)
         while True:
             answer = self._endpoint.receive()
-            if isinstance(answer, Pulled | Averages):
+            if isinstance(answer, Pulled | Averages | Lent):
                 return answer
             if isinstance(answer, Over):
                 self.interrupted = answer

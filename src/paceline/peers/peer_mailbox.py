@@ -122,7 +122,7 @@ class PeerMailbox(NodeReplica):
         mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
 
     def _make_node(self, machine: Peer, number: int) -> Node:
-        return Node(machine, number, self.tensors, self._carry, self._ask, copies=False)
+        return Node(machine, number, self.tensors, self._carry, self._ask, copies=False, mend=self._mend)
 
     def _carry(self, message: object) -> None:
         """Send or record what the machine decided."""

@@ -5,6 +5,7 @@ peer in four cases only: a newcomer for the model that it starts from, an averag
 messages are still on their way out, and in the weighted form a leaver for somebody to take its weight.
 """
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,7 @@ PATIENCE_S = 1.0  # before a newcomer asks the next node for its model, too
 LOOK_S = 0.002  # between two looks at the coordinator's link while the node waits for a peer's message
 LEAVING_S = 10.0  # for a peer to take a leaver's weight; the peer may be in the middle of a step
 LEAVING_LOOK_S = 0.05  # between two attempts to pass it on
+MENDING_S = 10.0  # for a peer to lend its model to a node whose own is not finite; it may be in the middle of a step
 LAST_MESSAGES_S = 5.0  # for a node's last messages to leave
 
 
@@ -35,6 +37,8 @@ class ProcessReplica(PeerMailbox):
     """One node's model, its machine and its mailbox."""
 
     kept_as = "paceline.node"
+    _can_mend = True  # as long as some peer had a model to give
+    _arriving: list[m.Arrived] = []  # at the border that is being passed
 
     # -- messages of the coordinator ---------------------------------------------------------------------------------
 
@@ -51,6 +55,8 @@ class ProcessReplica(PeerMailbox):
                 self._on_peering(message)
             case m.Collect():
                 self._give(message)
+            case m.AreYouThere():
+                self._endpoint.send(m.Here())
             case m.Group() | m.Pulled():
                 pass  # late: a Group of a finished average or an earlier server, a Pulled of a cancelled grant
             case _:
@@ -81,14 +87,17 @@ class ProcessReplica(PeerMailbox):
         """Let the machine decide about the step, and handle what has arrived."""
         if self.closed:
             return
+        if self._refused:
+            self.node.recover(self._grant[0])
         self._reach_border(self._samples_stepped, compute_s, loss)
 
     def _reach_border(self, samples: int, compute_s: float, loss: float | None) -> None:
         others, self._others, self._has_started = self._others, None, True
-        arrived = self._arrivals()
+        arrived = self._arriving = self._arrivals()
         at = time.perf_counter() - self._zero
         border = m.Border(at, self._grant[0], compute_s, self._wait_s, arrived, others)
         self.node.border(border, samples, loss)
+        self._arriving = []
         self._mail.release()
         self._lend()
         self._flush()
@@ -178,10 +187,29 @@ class ProcessReplica(PeerMailbox):
             self._mail.release()
             self._lend()
 
-    def _start_from(self, source: int) -> None:
-        """Load a peer's model; ask the next peer if one leaves or takes longer than `PATIENCE_S`."""
+    def _mend(self, step: int) -> bool:
+        """Take a peer's model instead of one that is not finite; return whether one had a model to give.
+
+        If none has, all are as bad as this one, and it does not ask again.
+        """
+        if not self._can_mend or not self._known:
+            return False
+        self._flush()
+        self._endpoint.send(m.NotFinite(step))
+        for arrived in self._arriving:  # waiting releases the memory that they are in
+            if arrived.values is not None:
+                arrived.values[:] = [value.clone() for value in arrived.values]
+        self._can_mend = self._start_from(min(self._known), time.perf_counter() + MENDING_S)
+        self.optimizer.state.clear()  # what the optimizer knows is of the old model
+        return self._can_mend
+
+    def _start_from(self, source: int, at_most: float = math.inf) -> bool:
+        """Load a peer's model; ask the next peer if one leaves or takes longer than `PATIENCE_S`.
+
+        Return whether one came by `at_most`.
+        """
         self._lent, asked = None, set[int]()
-        while self._lent is None and self._known and self.interrupted is None:
+        while self._lent is None and self._known and self.interrupted is None and time.perf_counter() < at_most:
             untried = sorted(self._known - asked, key=lambda peer: (peer != source, peer))
             if untried and self._mail.post(untried[0], self._make_header("lend"), []):
                 asked.add(untried[0])
@@ -193,12 +221,15 @@ class ProcessReplica(PeerMailbox):
             with torch.no_grad():
                 for home, value in zip(homes, self._lent.values, strict=True):
                     home.copy_(from_bytes(value, home.dtype, home.shape))
+        return self._lent is not None
 
     def _is_lent(self, until: float) -> bool:
         return self._lent is not None or not self._known or time.perf_counter() > until
 
     def _lend(self) -> bool:
         """Send this node's model to newcomers that are known. Return False, so that as `until` it never ends a wait."""
+        if self._lends and not self.node.is_sound():
+            self._lends = []  # they ask another node
         for peer in [peer for peer in self._lends if peer in self._known]:
             header = self._make_header("lent")
             if self._mail.post(peer, header, [*self.tensors(), *self.counters()]):

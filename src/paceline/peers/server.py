@@ -7,7 +7,7 @@ other. The server collects all models only to evaluate or save them, and at the 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,10 +15,11 @@ from paceline.core.errors import InternalError, OptionError
 from paceline.core.events import Cause
 from paceline.core.peer_events import PeerCause
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
-from paceline.model.spec import dtype_of, gradient_norm, state_of
+from paceline.model.spec import gradient_norm, state_of
 from paceline.model.store import Store, model_state
 from paceline.peers import messages as p
-from paceline.peers.models import Centre, as_stored, distance, is_averaged, mean_of, shares
+from paceline.peers.gathering import Gathering, NodeModel
+from paceline.peers.models import Centre, as_stored, distance, is_finite, mean_of, shares
 from paceline.peers.node import WIRES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
@@ -33,11 +34,7 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 
-class NodeModel(NamedTuple):
-    """One node's model: the tensors that are averaged, and the counters."""
-
-    tensors: Sequence[torch.Tensor]
-    counters: Sequence[torch.Tensor]
+MOST_BROKEN = 3  # times that a node whose model is not finite may take another's; a fourth would not help
 
 
 class StepsElsewhere:
@@ -70,6 +67,7 @@ class PeerExchangeBase(ModelExchange, ABC):
         self._kept: dict[
             int, tuple[list[torch.Tensor], list[torch.Tensor]]
         ] = {}  # nodes' own models at the end of the last phase
+        self._broken: dict[int, int] = {}  # how often each node's model was not finite
         self._passed: dict[int, int] = {}  # the last round of averages that each node asked for
 
     def make_way(self) -> None:
@@ -108,12 +106,34 @@ class PeerExchangeBase(ModelExchange, ABC):
         """Write the average of the models, weighted by samples, into the store."""
         if self.store_or_none is None or not models:
             return  # between phases the store has the average already
+        models = self._sound(models, at)
         tensors = [model.tensors for model in models.values()]
         mean = mean_of(tensors, shares([self.used.get(node, 0) for node in models]))
         counters = [model.counters for model in models.values()]
         self.store.overwrite(*as_stored(self.store.spec, mean, counters))
         data = {"distance": distance(tensors), "nodes": len(models), "bytes": nbytes}
         self.run.coordinator.observe(at, "consensus", data)
+
+    def _sound(self, models: Mapping[int, NodeModel], at: float) -> Mapping[int, NodeModel]:
+        """Leave out models with NaN or infinities, unless all of them are so."""
+        sound = {node: model for node, model in models.items() if is_finite(model.tensors)}
+        for node in models.keys() - sound.keys() if sound else ():
+            self.run.remark(f"the model of worker {node} is not finite: it is left out of the average", at)
+        return sound or models
+
+    def on_broken(self, record: WorkerRecord, message: p.NotFinite, at: float) -> bool:
+        """Name a node whose model is not finite; set it aside if that happens again and again. Return whether it goes
+        on, with the model of another node."""
+        node, run = record.worker, self.run
+        count = self._broken[node] = self._broken.get(node, 0) + 1
+        run.coordinator.observe(run.moment(at), "not_finite", {"step": message.step, "count": count}, node)
+        if count > MOST_BROKEN and len(run.workers.in_phase) > 1:
+            why = f"its model was not finite {count} times, and each time it had taken another node's"
+            run.departures.set_aside(record, why, run.moment(at))
+            return False
+        text = f"the model of worker {node} is not finite after its step {message.step}: it goes on from another node's"
+        run.remark(text, run.moment(at))
+        return True
 
     def keep(self, models: Mapping[int, NodeModel]) -> None:
         """Keep the nodes' own models, before they get the average; without nodes keep those of the phase before."""
@@ -132,122 +152,6 @@ class PeerExchangeBase(ModelExchange, ABC):
             return Result()
         spec = self.store.spec
         return Result(model_state(self.store), nodes={n: state_of(spec, *model) for n, model in self._kept.items()})
-
-
-class _Round:
-    """One collection of all models, and the calls that wait for it."""
-
-    def __init__(self, last: bool, then: Callable[[], None]) -> None:
-        self.last = last  # the phase's last: nobody steps after it
-        self.then = [then]
-
-
-class Gathering:
-    """Collects models from processes, one collection at a time.
-
-    Every node sends its model between two steps; one that leaves meanwhile is not waited for. Models of nodes whose
-    scripts left the loop count in the average until the phase ends.
-    """
-
-    def __init__(self, exchange: "PeerExchange") -> None:
-        self._exchange = exchange
-        self._number = 0
-        self._waiting: set[int] = set()
-        self._found: dict[int, NodeModel] = {}
-        self._left_loop: dict[int, NodeModel] = {}  # models of nodes that left the loop
-        self._queue: list[_Round] = []  # the current one, and at most one that follows it
-        self._dismissed: dict[int, Callable[[], None]] = {}  # calls to make when a node asked to leave has left
-        self._bytes = 0
-        self.averaged = False  # whether the store has an average, and not only the first model
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._queue)
-
-    def begin(self, then: Callable[[], None], *, last: bool) -> None:
-        """Put the average into the store, then call `then`.
-
-        Requests made during a collection share the next one, and nothing follows the last collection of a phase: so
-        frequent requests cannot outrun the nodes' answers.
-        """
-        if self._queue and (len(self._queue) > 1 or self._queue[0].last):
-            waiting = self._queue[-1]
-            waiting.last |= last
-            waiting.then.append(then)
-            return
-        self._queue.append(_Round(last, then))
-        if len(self._queue) == 1:
-            self._ask()
-
-    def _ask(self) -> None:
-        run = self._exchange.run
-        self._number += 1
-        self._found, self._bytes = {}, 0
-        self._waiting = {node for node in run.workers.in_phase if run.workers.incarnation(node) is not None}
-        for node in sorted(self._waiting):
-            run.engine.send(node, p.Collect(self._number, self._queue[0].last))
-        self._look()
-
-    def take(self, node: int, snapshot: p.Snapshot) -> None:
-        """Accept a node's model."""
-        model = self._typed(snapshot)
-        if snapshot.number == 0:
-            self._left_loop[node] = model
-            self._dismissed.pop(node, _nothing)()
-        elif snapshot.number == self._number and node in self._waiting:
-            self._waiting.discard(node)
-            self._found[node] = model
-            self._bytes += snapshot.nbytes
-            self._look()
-
-    def dismiss(self, node: int, then: Callable[[], None]) -> None:
-        """Tell a node to leave, and call `then` when it has."""
-        self._dismissed[node] = then
-        self._exchange.run.engine.send(node, p.Collect(0, last=True))
-
-    def gone(self, node: int, *, crashed: bool) -> None:
-        """Stop waiting for a node; drop a crashed node's model."""
-        self._dismissed.pop(node, None)
-        if crashed:
-            self._left_loop.pop(node, None)
-            self._exchange.used.pop(node, None)
-        if node in self._waiting:
-            self._waiting.discard(node)
-            self._look()
-
-    def phase_over(self) -> None:
-        """Drop the models and sample counts of the phase, which are in the average."""
-        self._left_loop.clear()
-        self._exchange.used.clear()
-
-    def _look(self) -> None:
-        if self._waiting or not self._queue:
-            return
-        self._average({**self._left_loop, **self._found})
-        for then in self._queue.pop(0).then:
-            then()
-        if self._queue:
-            self._ask()
-
-    def _average(self, models: dict[int, NodeModel]) -> None:
-        if not models:
-            return
-        models = dict(sorted(models.items()))
-        self._exchange.put_average(models, self._bytes, self._exchange.run.moment())
-        self.averaged = True
-        if self._queue[0].last:
-            self._exchange.keep(models)
-
-    def _typed(self, snapshot: p.Snapshot) -> NodeModel:
-        spec = self._exchange.store.spec
-        floats = [b for b in spec.buffers if is_averaged(b[2])]
-        counters = [b for b in spec.buffers if not is_averaged(b[2])]
-
-        def typed(entries: list[tuple[str, tuple[int, ...], str]], values: list[Any]) -> list[torch.Tensor]:
-            pairs = zip(entries, values, strict=True)
-            return [from_bytes(torch.from_numpy(v), dtype_of(dtype), shape) for (_, shape, dtype), v in pairs]
-
-        return NodeModel(typed([*spec.parameters, *floats], snapshot.values), typed(counters, snapshot.counters))
 
 
 class PeerExchange(PeerExchangeBase):
@@ -324,6 +228,19 @@ class PeerExchange(PeerExchangeBase):
             self.gathering.dismiss(record.worker, then)
         else:
             then()
+
+    # -- silence -----------------------------------------------------------------------------------------------------
+
+    answers_pings = True  # a node that waits for others reads its messages
+
+    def ping(self, worker: int) -> None:
+        self.run.engine.send(worker, p.AreYouThere())
+
+    def excuses(self, worker: int) -> bool:
+        return any(worker in nodes for nodes in self._rounds.values())
+
+    def owes(self, worker: int) -> float | None:
+        return self.gathering.asked_at if worker in self.gathering.waiting else None
 
     # -- all models together -----------------------------------------------------------------------------------------
 
@@ -431,6 +348,10 @@ class PeerExchange(PeerExchangeBase):
                 pass  # the phase is over
             case p.Snapshot():
                 self.gathering.take(node, message)
+            case p.NotFinite():
+                self.on_broken(record, message, at)
+            case p.Here():
+                pass  # heard, which is all it is for
             case _:
                 raise InternalError(f"worker {node} sent {message}, which has no meaning here")
 
@@ -529,7 +450,3 @@ class PeerExchange(PeerExchangeBase):
     def result(self) -> Result:
         """Return no model if the run failed before any average: the store has only the first model then."""
         return super().result() if self.gathering.averaged or self.run.cause != "error" else Result()
-
-
-def _nothing() -> None:
-    """Stand in for the call of a node that left unasked."""

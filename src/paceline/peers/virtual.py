@@ -6,7 +6,6 @@ options say `overlap=false` waits for all of them. A node handles what has arriv
 take no time: in a run without a server they are not part of the training's traffic.
 """
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,8 +15,8 @@ from paceline.core import peer_events as e
 from paceline.core.errors import InternalError
 from paceline.core.events import Cause
 from paceline.core.peer_actions import Mix, Send
-from paceline.core.scenario.costs import Times
 from paceline.model.spec import ModelSpec, Parameters
+from paceline.peers.gathering import NodeModel
 from paceline.peers.messages import (
     Arrived,
     Averages,
@@ -25,7 +24,9 @@ from paceline.peers.messages import (
     Border,
     CentreExchange,
     Decided,
+    Lent,
     Model,
+    NotFinite,
     Outgoing,
     PeerToServer,
     PeerToWorker,
@@ -33,10 +34,11 @@ from paceline.peers.messages import (
     Step,
     Wanted,
 )
-from paceline.peers.models import Centre, as_stored, mix_in
+from paceline.peers.models import Centre, as_stored, is_finite, mix_in
 from paceline.peers.node import WIRES
+from paceline.peers.node_links import NodeLinks
 from paceline.peers.node_replica import NodeReplica
-from paceline.peers.server import NodeModel, PeerExchangeBase
+from paceline.peers.server import PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
 from paceline.server.standing import standing
@@ -51,42 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.server.run import ServerRun
-
-
-class NodeLinks:
-    """Nodes' outgoing links: when messages leave, and when a node may begin its next step."""
-
-    def __init__(self, times: Times) -> None:
-        self._times = times
-        self._free_at: dict[int, float] = {}
-        self._out_at: dict[int, list[float]] = {}  # when each message of a node has left
-
-    def latency_s(self, one: int, other: int) -> float:
-        """Return the latency between two nodes: the mean of their one-way latencies in the scenario."""
-        return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
-
-    def seconds(self, node: int, nbytes: int) -> float:
-        """Return the seconds that so many bytes take on a node's link, without latency."""
-        bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)
-        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
-
-    def send(self, node: int, nbytes: int, now: float) -> float:
-        """Put a message on a node's link, and return when its last byte has left."""
-        out = self._free_at[node] = max(now, self._free_at.get(node, 0.0)) + self.seconds(node, nbytes)
-        self._out_at.setdefault(node, []).append(out)
-        return out
-
-    def can_compute_at(self, node: int, now: float, *, overlaps: bool) -> float:
-        """Return when a node's outgoing messages let it begin its next step."""
-        pending = self._out_at[node] = sorted(at for at in self._out_at.get(node, ()) if at > now)
-        if not overlaps:
-            return pending[-1] if pending else now
-        return pending[-2] if len(pending) > 1 else now
-
-    def forget(self, node: int) -> None:
-        """Drop the link of a node that left."""
-        self._free_at.pop(node, None)
-        self._out_at.pop(node, None)
 
 
 # A message on its way: sender, sender's incarnation, number, message, and the seconds until it has left.
@@ -119,6 +85,7 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._present: dict[int, int] = {}  # incarnation of each node present
         self._started: set[int] = set()
         self._crashed: set[int] = set()
+        self._lost: set[int] = set()  # silent nodes that were taken out
         self._inboxes: dict[int, list[Arrived]] = {}
         self._sent_count = 0
         self._leaving: dict[int, Sending] = {}  # messages still on the sender's link, by number
@@ -188,6 +155,8 @@ class VirtualPeerExchange(PeerExchangeBase):
             self._crashed.add(worker)
         if cause == "done":
             self._left_loop.add(worker)
+        elif cause == "timeout":
+            self._lost.add(worker)  # its script may come back
         else:
             self._forget(worker)
         for waiting in self._rounds.values():
@@ -196,6 +165,13 @@ class VirtualPeerExchange(PeerExchangeBase):
         if willing:
             self._return(unread)
         self._settle_rounds()
+
+    def _begin_again(self, worker: int) -> None:
+        """Let a node that was taken out for its silence go on from another's model, as a newcomer does."""
+        self._lost.discard(worker)
+        other = next((self._models[n] for n in sorted(self._started & self._models.keys()) if n != worker), None)
+        if other is not None:
+            mix_in(self._models[worker].tensors(), None, other.tensors(), 1.0)
 
     def _forget(self, worker: int) -> None:
         self._models.pop(worker, None)
@@ -215,7 +191,7 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _hand_on(self, worker: int, cause: e.PeerCause, at: float) -> None:
         actions = self._decide(worker, e.PeerLeft(at, worker, cause))
         tensors = self._models[worker].tensors()
-        for action in actions:
+        for action in actions if is_finite(tensors) else ():
             if isinstance(action, Send):
                 places = range(len(tensors)) if action.tensors is None else action.tensors
                 kind = WIRES[self._machines[worker].wire]
@@ -259,8 +235,9 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _mix_at_the_end(self, node: int, arrived: Arrived, at: float) -> None:
         event = msgspec.structs.replace(arrived.event, at=at)
         for action in self._decide(node, event):
-            if isinstance(action, Mix) and isinstance(event, e.Received) and arrived.values is not None:
-                mix_in(self._models[node].tensors(), event.tensors, arrived.values, action.weight)
+            values = arrived.values
+            if isinstance(action, Mix) and isinstance(event, e.Received) and values is not None and is_finite(values):
+                mix_in(self._models[node].tensors(), event.tensors, values, action.weight)
 
     def _notify_others(self, worker: int, event: e.PeerEvent) -> None:
         for other in sorted(self._started - {worker}):
@@ -274,11 +251,20 @@ class VirtualPeerExchange(PeerExchangeBase):
         if run.emulation is None:
             return
         self._comes(worker)
+        if worker in self._lost:
+            self._begin_again(worker)
         attempt = run.emulation.attempt(worker)
         begin = self._links.can_compute_at(worker, at, overlaps=self._option(worker, "overlap", True))
         timing = Timing(attempt, at, begin, self._times.compute_s(worker, attempt, order.allotment.samples, begin))
         flight = self._flights[worker] = NodeFlight(order, timing, at, standing(run))
         run.engine.call_at(timing.end, self._computed, flight)
+
+    def excuses(self, worker: int) -> bool:
+        return any(worker in waiting for waiting in self._rounds.values())
+
+    def busy_until(self, worker: int) -> float | None:
+        flight = self._flights.get(worker)
+        return None if flight is None else flight.timing.end
 
     def cancel(self, worker: int, ticket: int) -> None:
         flight = self._flights.get(worker)
@@ -343,8 +329,18 @@ class VirtualPeerExchange(PeerExchangeBase):
                 self._passed[worker], self._waits_since[worker] = message.round, at
                 self._rounds.setdefault(message.round, {})[worker] = message.values
                 self._later(0.0, lambda _: self._settle_rounds(), None)
+            case NotFinite():
+                self._mend(record, message, at)
             case Decided():
                 self.run.sink.write(PeerDecision(worker, record.incarnation, message.event, message.actions))
+
+    def _mend(self, record: WorkerRecord, message: NotFinite, at: float) -> None:
+        """Lend a node whose model is not finite another's."""
+        lenders = [node for node in sorted(self._started & self._models.keys()) if node != record.worker]
+        sound = (self._models[node] for node in lenders if is_finite(self._models[node].tensors()))
+        lent = next(sound, None)
+        if lent is None or self.on_broken(record, message, at):
+            self.run.engine.send(record.worker, Lent([] if lent is None else _copied(lent.tensors())))
 
     def _later(self, seconds: float, call: "Callable[[Any], None]", argument: Any) -> None:
         self.run.engine.call_at(self.run.engine.now() + seconds, call, argument)

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import math
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Iterator
@@ -22,14 +23,14 @@ from paceline.core.errors import JournalError
 from paceline.core.events import Applied, Event, Pushed
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
+from paceline.core.regular_files import open_regular
 from paceline.core.values import shortened, shown
+from paceline.records.journal_file import GZIP_HEAD, JournalWriteError, LockedFile, open_locked
 
 FORMAT = 1
-BEGINNING = b'{"type":"header"'
-GZIP_MAGIC = b"\x1f\x8b"
 FLUSH_SECONDS = 0.4  # readers are promised new lines at least twice a second
 FLUSH_BYTES = 65536
-MAX_LINE = 256 << 20  # bytes; a device such as /dev/zero has endless lines
+MAX_LINE = 64 << 20  # bytes, as of a decision about half a million workers; a compressed file may hold endless lines
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -129,10 +130,13 @@ class Writer:
         self.path = path
         self._zipped = path.suffix == ".gz"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._raw, self._file = _reopened(path) if append and path.exists() else _opened(path, path)
+            if append and path.exists():
+                self._raw, self._file = _reopened(path)
+            else:
+                self._raw = open_locked(path)
+                self._file = _lines_into(self._raw, path)
         except OSError as error:
-            raise JournalError(f"cannot write journal {path}: {error.strerror}; choose another --journal") from error
+            raise self._cannot_write(error) from error
         self._encode = msgspec.json.Encoder().encode_into
         self._buffer = bytearray()
         self._lock = threading.Lock()
@@ -171,14 +175,14 @@ class Writer:
         try:
             if self._failure is None:
                 self.flush()
-                self._file.close()
+                self._file.close()  # of a compressed one, its end
             elif not self._raised:
                 self._raise_failure()
         except OSError as error:
             raise self._cannot_write(error) from error
         finally:
-            with contextlib.suppress(OSError):  # a failed write fails again here
-                self._raw.close()
+            _leave(self._file)
+            self._raw.close()
 
     def _begin(self, header: Header) -> None:
         by_time = not self._zipped or header.started is not None
@@ -207,40 +211,51 @@ class Writer:
             raise self._cannot_write(self._failure)
 
     def _cannot_write(self, error: OSError) -> JournalError:
-        return JournalError(f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal")
+        return JournalWriteError(
+            f"cannot write journal {self.path}: {error.strerror}; free some space or give --journal"
+        )
 
 
-def _opened(path: Path, named: Path) -> tuple[IO[bytes], IO[bytes]]:
-    """Open an empty file; return it and what to write lines to: itself, or a compressor if `named` ends in `.gz`."""
-    raw = path.open("wb")
+def _lines_into(raw: LockedFile, named: Path) -> "IO[bytes] | LockedFile":
+    """Return what to write lines to: the file itself, or a compressor if `named` ends in `.gz`."""
     if named.suffix != ".gz":
-        return raw, raw
+        return raw
     # mtime=0 and no name, so that equal runs give equal bytes.
-    return raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
+    return gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
 
 
-def _reopened(path: Path) -> tuple[IO[bytes], IO[bytes]]:
+def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile]":
     """Open the file for writing after its last whole line."""
+    held = open_locked(path, keep=True)
     if path.suffix != ".gz":
-        plain = path.open("r+b")
-        plain.truncate(_end_of_last_line(plain))
-        plain.seek(0, os.SEEK_END)
-        return plain, plain
+        with path.open("rb") as written:
+            held.cut(_end_of_last_line(written))
+        return held, held
     # Lines after the point where a compressed stream was cut could not be read: copy the whole lines to a new one.
     beside = path.with_name(f".{path.name}.part")
-    raw, file = _opened(beside, path)
-    try:
-        with path.open("rb") as old, gzip.GzipFile(fileobj=old, mode="rb") as lines:
-            for text in _whole_lines(lines, path):
-                file.write(text)
-        file.flush()
-        beside.replace(path)
-    except BaseException:
-        file.close()
-        raw.close()
-        beside.unlink()
-        raise
+    beside.unlink(missing_ok=True)  # of a run that was killed here
+    with contextlib.closing(held):
+        raw = open_locked(beside)
+        file = _lines_into(raw, path)
+        try:
+            with path.open("rb") as old, gzip.GzipFile(fileobj=old, mode="rb") as lines:
+                for text in _whole_lines(lines, path):
+                    file.write(text)
+            file.flush()
+            shutil.copymode(path, beside)
+            beside.replace(path)
+        except BaseException:
+            _leave(file)
+            raw.close()
+            beside.unlink()
+            raise
     return raw, file
+
+
+def _leave(file: "IO[bytes] | LockedFile") -> None:
+    """Keep a compressor from writing its end to a file that was cut: there is something missing in between."""
+    if isinstance(file, gzip.GzipFile):
+        file.fileobj = None  # type: ignore[assignment]
 
 
 def _end_of_last_line(file: IO[bytes]) -> int:
@@ -253,15 +268,6 @@ def _end_of_last_line(file: IO[bytes]) -> int:
             return begin + found + 1
         end = begin
     return 0
-
-
-def refuse_other_files(path: Path) -> None:
-    """Refuse to overwrite a file that is not a journal: a mistyped path must not destroy a script."""
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            begin = file.read(len(BEGINNING))
-        if begin != BEGINNING and not begin.startswith(GZIP_MAGIC):
-            raise JournalError(f"{path} exists and is no journal: it is not overwritten; choose another --journal")
 
 
 def _is_finite(line: Line) -> bool:
@@ -305,10 +311,13 @@ def spelled_out(data: Any) -> Any:
 def read(path: Path) -> Iterator[Line]:
     """Yield the lines of a journal; a last line that was cut short is left out."""
     try:
-        raw = path.open("rb")
+        raw = open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise JournalError(f"cannot open journal {shown(str(path))}: {reason}") from error
+    if path.suffix == ".gz" and os.fstat(raw.fileno()).st_size < GZIP_HEAD:  # cut before its first line
+        raw.close()
+        return
     with raw, gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw as file:
         for number, text in enumerate(_whole_lines(file, path), 1):
             yield _parse(text, number, path)

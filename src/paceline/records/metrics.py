@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
 from paceline.core.events import Event, Joined, Left, Pushed
+from paceline.records.fault_counts import FaultCounts
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
 from paceline.records.peer_metrics import PeerMetrics
 from paceline.records.report import Report, Staleness, TargetReport, WorkerReport, to_json
@@ -102,9 +103,9 @@ class Metrics:
         self._losses: deque[tuple[int, float]] = deque(maxlen=1)  # (samples, loss) of the last nominal round
         self._monitor = Monitor()
         self._target: TargetReport | None = None
-        self._warnings: dict[str, int] = {}
         self._peers = PeerMetrics()
         self._script = ScriptMetrics()
+        self._faults = FaultCounts()
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
 
     def write(self, line: Line) -> None:
@@ -182,6 +183,7 @@ class Metrics:
                 worker.joined_at = worker.free_at = event.at
         elif isinstance(event, Left):
             self._workers[event.worker].leave(event.at)
+            self._faults.left(event)
 
     def _acted(self, action: Action, at: float) -> None:
         if isinstance(action, Cancel):
@@ -217,6 +219,7 @@ class Metrics:
 
     def _observed(self, line: Observation) -> None:
         data = line.data
+        self._faults.observed(line)
         match line.what:
             case "cancelled" if line.worker is not None:
                 worker = self._workers[line.worker]
@@ -239,8 +242,6 @@ class Metrics:
                 self.evaluation = {name: float(value) for name, value in data["metrics"].items()}
             case "target":
                 self._target = TargetReport(data["metric"], float(data["value"]), data["reached_at"])
-            case "warning" | "error":
-                self._warnings[data["text"]] = self._warnings.get(data["text"], 0) + 1
             case "phase":
                 self._script.phase(data)
             case "report":
@@ -310,9 +311,10 @@ class Metrics:
             metrics=self.evaluation,
             target=self._target,
             per_worker=per_worker,
-            warnings=[text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()],
+            warnings=self._faults.warnings(),
             table_reads=self._script.table_reads(),
             peers=self._peers.report(),
+            faults=self._faults.report(),
             streams=self._script.streams,
             journal=journal,
             batch=self._script.updates.report(header),

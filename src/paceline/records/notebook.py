@@ -7,8 +7,9 @@ come from scripts and journals.
 from collections.abc import Iterable
 from html import escape
 
+from paceline.core.values import visible
 from paceline.records.report import Report
-from paceline.records.text import facts, visible, worker_rows
+from paceline.records.text import facts, worker_rows
 
 LEFT = ' style="text-align:left"'
 RIGHT = ' style="text-align:right"'

@@ -17,7 +17,7 @@ from paceline.core.events import Event
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
 from paceline.records import journal
-from paceline.records.journal import Decision, Header, PeerDecision
+from paceline.records.journal import Decision, Header, Observation, PeerDecision
 from paceline.strategies.base import Strategy
 from paceline.strategies.peers.base import Peer
 
@@ -47,6 +47,7 @@ class Replay(msgspec.Struct, frozen=True):
 
     decisions: int
     difference: Difference | None
+    complete: bool = True  # False: the journal ends before the run did
 
 
 def replay(path: Path, strategy_now: str | None = None) -> Replay:
@@ -57,8 +58,9 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
     strategy: Strategy | None = None
     header: Header | None = None
     nodes: dict[tuple[int, int], Peer] = {}
-    decisions = 0
+    decisions, complete = 0, False
     for number, line in enumerate(journal.read(path), 1):
+        complete = isinstance(line, Observation) and line.what == "end"
         if isinstance(line, Header):
             header = msgspec.structs.replace(line, strategy=strategy_now or line.strategy)
             strategy, nodes = _found(header, path), {}
@@ -77,7 +79,7 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
                 return Replay(decisions, difference)
     if strategy is None:
         raise JournalError(f"{path} holds no header, so there is no strategy to replay; is it a journal?")
-    return Replay(decisions, None)
+    return Replay(decisions, None, complete)
 
 
 def _found(header: Header, path: Path) -> Strategy:

@@ -4,15 +4,20 @@
 Fields without meaning for a run are None. They come in the order in which they are printed.
 """
 
+import contextlib
+import logging
 from pathlib import Path
 
 import msgspec
 
 from paceline.records.journal import spelled_out
+from paceline.records.private_files import write_text
+
+logger = logging.getLogger("paceline")
 
 __all__ = [
-    "BatchReport", "PeerPoint", "PeerReport", "Report", "ReportedNumber", "Staleness", "TableReads", "TargetReport",
-    "WorkerReport", "to_json",
+    "BatchReport", "FaultReport", "PeerPoint", "PeerReport", "Report", "ReportedNumber", "Staleness", "TableReads",
+    "TargetReport", "WorkerReport", "to_json",
 ]  # fmt: skip
 
 
@@ -97,6 +102,15 @@ class PeerReport(msgspec.Struct, frozen=True):
     course: list[PeerPoint] = []  # over time
 
 
+class FaultReport(msgspec.Struct, frozen=True):
+    """What went wrong with workers, and how the run went on."""
+
+    timeouts: int = 0  # how often a worker was taken out because it was silent
+    killers: list[int] = []  # samples that were left out because they killed each process that computed them alone
+    set_aside: list[int] = []  # workers that were sent away because what they delivered was never finite
+    not_finite: int = 0  # how often a node's model was not finite, and it went on from another's
+
+
 class Report(msgspec.Struct, frozen=True):
     """The report of any run. `seconds` is virtual under `sim` and wall-clock elsewhere."""
 
@@ -128,6 +142,7 @@ class Report(msgspec.Struct, frozen=True):
     reported: dict[str, ReportedNumber] = {}  # by name
     folder: str | None = None
     model: str | None = None  # the file with the trained model, or the tables
+    faults: FaultReport = FaultReport()
     streams: bool = False  # workers read streams of their own: which samples were used is up to the script
 
     def __repr__(self) -> str:
@@ -148,6 +163,14 @@ def to_json(report: Report) -> str:
 
 
 def save_report(report: Report, folder: Path | None) -> None:
-    """Write the report into the run's folder, if there is one."""
-    if folder is not None:
-        (folder / "report.json").write_text(to_json(report) + "\n")
+    """Write the report into the run's folder, if there is one; a full disk costs the file, not the report."""
+    if folder is None:
+        return
+    unfinished = folder / ".report.json"
+    try:
+        write_text(unfinished, to_json(report) + "\n")
+        unfinished.replace(folder / "report.json")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        logger.warning("cannot write %s: %s", folder / "report.json", error.strerror)

@@ -16,6 +16,7 @@ from paceline.core.errors import OptionError
 from paceline.core.scenario.file import builtin_names
 from paceline.core.settings import SETTINGS, RunConfig
 from paceline.core.values import nearest, shown, to_text
+from paceline.records.private_files import write_text
 
 NAME = "run.json"
 FORMAT = 1
@@ -61,7 +62,12 @@ def save(folder: Path, script: Path | None, arguments: list[str], task: str | No
         folder=os.fspath(Path.cwd()),
         settings=settings_to_repeat(config),
     )
-    (folder / NAME).write_text(json.dumps(msgspec.to_builtins(written), indent=1) + "\n", encoding="utf-8")
+    try:
+        write_text(folder / NAME, json.dumps(msgspec.to_builtins(written), indent=1) + "\n")
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {folder / NAME}: {error.strerror}; free some space or choose another --runs-dir"
+        ) from error
 
 
 def find(given: str, runs_dir: Path) -> Path:

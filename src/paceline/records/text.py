@@ -11,7 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from paceline.records.report import BatchReport, PeerReport, Report, ReportedNumber, TargetReport, WorkerReport
+from paceline.core.values import visible
+from paceline.records.report import (
+    BatchReport,
+    FaultReport,
+    PeerReport,
+    Report,
+    ReportedNumber,
+    TargetReport,
+    WorkerReport,
+)
 
 MOST_ROWS = 16  # beyond this, workers of similar score and equal state share a row
 SCORED = "score: speed relative to the fastest worker's; higher is better"
@@ -69,11 +78,6 @@ def plain(markup: str) -> str:
     return visible(Text.from_markup(markup, emoji=False).plain)
 
 
-def visible(text: str) -> str:
-    """Escape line ends, control characters and characters that cannot be encoded."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _verbatim(text: str) -> str:
     """Escape text that no tag follows: `escape` alone would double a backslash at its end."""
     return escape(text + " ")[:-1]
@@ -109,6 +113,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     rate = f", [bold]{_count(report.samples_per_second)}[/bold] a second" if report.samples_per_second else ""
     lost = f", {_count(report.samples_discarded)} discarded" if report.samples_discarded else ""
     facts.append(("samples", f"{_count(report.samples_used)} used{rate}{lost}"))
+    if faults := _faults(report.faults):
+        facts.append(("faults", faults))
     if report.streams:
         facts.append(("data", "streams of the script, which decides what samples come and how often"))
     facts.append(("updates", f"{report.versions:,} versions from {report.pushes:,} pushes"))
@@ -125,6 +131,19 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     if report.exchanges is not None:
         facts.append(("exchanges", f"{report.exchanges:,}{_of_nodes(report.peers)}"))
     return facts
+
+
+def _faults(faults: FaultReport) -> str:
+    parts = []
+    if faults.timeouts:
+        parts.append(f"{faults.timeouts:,} worker{'s' * (faults.timeouts > 1)} taken out for silence")
+    if faults.killers:
+        parts.append(f"left out what killed processes: sample {', '.join(map(str, faults.killers))}")
+    if faults.not_finite:
+        parts.append(f"{faults.not_finite:,} model{'s' * (faults.not_finite > 1)} not finite")
+    if faults.set_aside:
+        parts.append(f"set aside: worker {', '.join(map(str, faults.set_aside))}")
+    return "; ".join(parts)
 
 
 def _batch_facts(report: Report, batch: BatchReport) -> list[tuple[str, str]]:

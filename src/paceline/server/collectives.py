@@ -67,6 +67,11 @@ class Collectives:
         self._waiting.pop(worker, None)
         self.look()
 
+    @property
+    def waiting(self) -> Set[int]:
+        """The workers that wait for an answer."""
+        return self._waiting.keys()
+
     def left_the_phase(self) -> Set[int]:
         """Return the workers that wait in a call after they left the phase that a restarted server has to continue."""
         return self._waiting.keys() if self._unfinished_phase() is not None else frozenset()

@@ -20,21 +20,11 @@ from paceline.core.updates import PushRef, Updates
 from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
 from paceline.server.timers import Timers
-from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, why_unexpected
+from paceline.server.totals import Totals, accuse
+from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, turned_away
 from paceline.strategies.base import Strategy
 
 OnVersion = Callable[[int, float], None]  # takes the version's number and time
-
-
-class Totals:
-    """Counts over the whole run: grants, samples of finished phases, and nominal rounds, which schedulers follow."""
-
-    def __init__(self) -> None:
-        self.used_before = 0
-        self.lost_before = 0
-        self.tickets = 0  # grants
-        self.rounds_done = 0.0
-        self.round_samples = 1  # of the phase, whose length is counted in it: not changed by joining and leaving
 
 
 class Coordinator:
@@ -72,6 +62,7 @@ class Coordinator:
     def open(self, ledger: Ledger, round_samples: int) -> None:
         """Start a phase on the work in `ledger`; `round_samples` samples are a nominal round."""
         self.ledger = ledger
+        ledger.killers.update(self.totals.killers)
         self.totals.round_samples = round_samples
 
     def use(self, updates: Updates, model_bytes: int, carrier: Carrier) -> None:
@@ -85,14 +76,18 @@ class Coordinator:
         self.workers.occupy(self.records[worker], work, at)
         self.feed(Joined(at, worker, work))
 
-    def leave(self, worker: int, cause: Cause, at: float) -> None:
-        """Remove a worker; what it has not delivered is issued again."""
+    def leave(self, worker: int, cause: Cause, at: float, *, suspects: bool = False) -> bool:
+        """Remove a worker; what it has not delivered is issued again.
+
+        `suspects`: that may have killed it. Return whether it had been suspected before.
+        """
         record = self.records[worker]
         if not (record.present or record.idle):
-            return
-        self._take_back(record, cause, at)
+            return False
+        tried = self._take_back(record, cause, at, suspects=suspects)
         self.workers.vacate(record, cause)
         self.feed(Left(at, worker, cause))
+        return tried
 
     def fire(self, name: str, generation: int, at: float) -> None:
         """Feed the event of an expired timer, unless it was replaced or cleared."""
@@ -124,9 +119,11 @@ class Coordinator:
         worker = arrived.worker
         record = self.records.get(worker)
         if record is None or arrived.ticket != record.ticket or arrived.incarnation != record.incarnation:
-            self._turn_away(at, arrived)
+            self.observe(at, *turned_away(arrived, record), worker)
             return
         record.ticket = 0
+        if self.ledger is not None:
+            self.ledger.delivered(worker)
         wait_s = record.granted_at - record.free_at
         record.free_at = at
         arrived.read_version, arrived.allotments = record.read_version, record.allotments
@@ -134,6 +131,8 @@ class Coordinator:
             arrived.allotments = self._settle_skipped(record, arrived.kept, at)
         if arrived.norm is not None and not math.isfinite(arrived.norm):
             self._refuse(record, arrived, arrived.norm, at)
+        elif record.refusals:
+            record.refusals = 0
         nominal, norm, loss = arrived.nominal, arrived.norm, arrived.loss
         if nominal is not None and nominal != record.work:
             self.totals.round_samples += nominal - record.work
@@ -168,6 +167,7 @@ class Coordinator:
         if self.ledger is not None:
             self.totals.used_before += self.ledger.used
             self.totals.lost_before += self.ledger.lost
+            self.totals.killers = set(self.ledger.killers)
             self.ledger = None
         self.workers.idle.clear()
 
@@ -307,7 +307,7 @@ class Coordinator:
         else:
             held, mass = [self._release(push) for push in action.pushes], math.fsum(weights)
             used = sum([push.samples for push in held])
-        self._settle(used)
+        self.settle(used)
         if mass <= 0.0:
             for push in held:
                 self._forget(push)
@@ -375,26 +375,30 @@ class Coordinator:
         held.allotments += piece.allotments
         return held.samples
 
-    def _take_back(self, record: WorkerRecord, cause: str, at: float) -> None:
-        """Return undelivered work to the ledger."""
+    def _take_back(self, record: WorkerRecord, cause: str, at: float, *, suspects: bool = False) -> bool:
+        """Return undelivered work to the ledger; return whether it was suspected before of killing processes."""
         if not record.ticket:
-            return
+            return False
         seconds, samples = at - record.granted_at, sum(a.samples for a in record.allotments)
         sent = self.model_bytes if record.extends is None else 0
         data = {"samples": samples, "seconds": seconds, "cause": cause, "bytes_down": sent}
         self.observe(at, "cancelled", data, record.worker)
-        self._give_back(record.worker, record.allotments)
+        tried = suspects and accuse(self, record, at)
+        if not suspects:
+            self._give_back(record.worker, record.allotments)
         record.cancelled, record.ticket = record.ticket, 0
         if record.extends in self.held:
             self.held[record.extends].extending = False
         record.free_at = at
+        return tried
 
     def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:
         if self.ledger is not None:
             for allotment in allotments:
                 self.ledger.give_back(worker, allotment)
 
-    def _settle(self, used: int, lost: int = 0) -> None:
+    def settle(self, used: int, lost: int = 0) -> None:
+        """Mark allotted samples as used or lost."""
         ledger = self.ledger
         if ledger is not None:
             totals = self.totals
@@ -406,30 +410,21 @@ class Coordinator:
         remaining = tuple(Allotment(a.epoch, len(k), k) for a, k in zip(record.allotments, kept, strict=True))
         skipped = sum(a.samples for a in record.allotments) - sum(a.samples for a in remaining)
         if skipped:
-            self._settle(0, lost=skipped)
+            self.settle(0, lost=skipped)
             data = {"samples": skipped, "reason": "the script made no gradient of them"}
             self.observe(at, "skipped", data, record.worker)
         return remaining
 
     def _refuse(self, record: WorkerRecord, push: PushRef, norm: float, at: float) -> None:
         """Empty a push that is not finite: it still answers its grant, but brings nothing."""
+        record.refusals += 1
         self._forget(push)
-        self._settle(0, lost=push.samples)
+        self.settle(0, lost=push.samples)
         reason = f"gradient norm {norm} at step {record.through}"
         self.observe(at, "refused", {"reason": reason, "samples": push.samples, "push": None}, record.worker)
         self.at = at  # the time of the warning
         self.watch.refused(record.worker, record.through, norm, self.version - record.read_version)
         push.samples, push.allotments, push.norm, push.loss = 0, (), None, None
-
-    def _turn_away(self, at: float, message: PushRef) -> None:
-        record = self.records.get(message.worker)
-        if record is not None and message.ticket == record.cancelled and message.incarnation == record.incarnation:
-            record.cancelled = 0
-            data = {"samples": message.samples, "seconds": message.compute_s + message.transfer_s}
-            self.observe(at, "dropped", {**data, "bytes_up": message.bytes_up}, message.worker)
-            return
-        reason = why_unexpected(message, record)
-        self.observe(at, "refused", {"reason": reason, "samples": 0, "push": None}, message.worker)
 
     def _warn(self, text: str) -> None:
         self.observe(self.at, "warning", {"text": text})

@@ -41,6 +41,7 @@ class RunExchange:
 
     messages: ClassVar[Any] = ()  # its own message types, as `isinstance` takes them
     counts_rounds: ClassVar[bool] = False  # True: there is no data set whose passes could be counted
+    needs_states: ClassVar[bool] = False  # True: a checkpoint is of one moment only with the states of all workers
 
     def __init__(self, run: "ServerRun") -> None:
         self.run = run
@@ -104,6 +105,33 @@ class RunExchange:
         del worker
         return None
 
+    # -- silence -----------------------------------------------------------------------------------------------------
+
+    can_rejoin: ClassVar[bool] = True  # a worker that was taken out for its silence can go on in the same process
+    answers_pings: ClassVar[bool] = False  # workers that wait for each other can be asked whether they are there
+
+    steps_by: ClassVar[type] = Push  # the message that ends a worker's step
+
+    def ping(self, worker: int) -> None:
+        """Ask a worker whether it is there."""
+
+    def excuses(self, worker: int) -> bool:
+        """Return whether a worker with a grant waits for others."""
+        del worker
+        return False
+
+    def owes(self, worker: int) -> float | None:
+        """Return since when a worker without a grant owes an answer; None if it does not."""
+        del worker
+        return None
+
+    def busy_until(self, worker: int) -> float | None:
+        """Return when a virtual worker's computation is over; None if it is not known."""
+        timing = self.run.workers.records[worker].script.timing
+        return None if timing is None else timing.end
+
+    # -- workers that leave ------------------------------------------------------------------------------------------
+
     def left(self, worker: int, cause: LeaveCause, at: float) -> None:
         """Handle a worker that takes no more part."""
 
@@ -142,6 +170,19 @@ class RunExchange:
     def extra(self) -> dict[str, Any]:
         """Return what else a checkpoint's head records of this exchange."""
         return {}
+
+    def checkpoint_begins(self) -> None:
+        """Note that a checkpoint holds `contents` as they are now; workers' states follow."""
+
+    def state_came(self, worker: int) -> None:
+        """Note that the worker's state for the checkpoint under way has come, after all that it sent before."""
+
+    def late_contents(self) -> Contents | None:
+        """Return what the checkpoint under way holds beside `contents`, now that workers' states have come."""
+        return None
+
+    def checkpoint_written(self) -> None:
+        """Note that the checkpoint under way is on disk."""
 
     def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
         """Continue from a checkpoint; `states` are those of its workers."""

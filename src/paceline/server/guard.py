@@ -51,7 +51,7 @@ class Listener(Protocol):
 
     def on_divergence(self, text: str) -> None: ...
 
-    def on_nonfinite(self) -> None: ...
+    def on_nonfinite(self, worker: int) -> None: ...
 
 
 class Guard:
@@ -258,7 +258,7 @@ class Watch:
     def refused(self, worker: int, step: int, norm: float, staleness: int) -> None:
         """Report a push that is not finite and was refused."""
         self._take_note(self._guard.refused(worker, step, norm, staleness))
-        self._listener.on_nonfinite()
+        self._listener.on_nonfinite(worker)
 
     def _miss_loss(self, strategy: Strategy) -> None:
         if not self._told_of_losses and not self._seen_loss:

@@ -44,7 +44,12 @@ def how_it_ended(code: int) -> str:
 
 def as_error(message: Failed) -> Exception:
     """Return the error that ends the run, for a script that failed on a worker."""
-    kinds: dict[str, type[PacelineError]] = {"user": UserError, "script": ScriptError, "internal": InternalError}
+    kinds: dict[str, type[PacelineError]] = {
+        "storage": UserError,
+        "user": UserError,
+        "script": ScriptError,
+        "internal": InternalError,
+    }
     error = kinds[message.blame](message.text)
     error.add_note(message.traceback)
     return error

@@ -8,7 +8,7 @@ the run. A run trains, gathers its models, lets scripts end while the final vers
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -16,19 +16,17 @@ from paceline.core.errors import (
     CheckpointError,
     InternalError,
     JournalError,
-    OptionError,
     PacelineError,
     PeerError,
     ScenarioError,
-    ScriptError,
 )
-from paceline.core.events import Cause as LeaveCause
 from paceline.core.ledger import ENDLESS
 from paceline.core.updates import Contents
 from paceline.records.journal import Sink
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
 from paceline.server.collectives import Collectives
 from paceline.server.coordinator import Coordinator, OnVersion
+from paceline.server.departures import Departures
 from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
@@ -37,36 +35,17 @@ from paceline.server.phases import Phases, as_data
 from paceline.server.plan import Cause, Plan, as_error, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
+from paceline.server.script_words import ScriptWords
 from paceline.server.standing import standing_after
 from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
-RESPAWNS = 3  # consecutive processes of a worker that die without a push; a fourth would hardly do better
 LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an update, and each worker's next grant
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
-
-
-class ScriptWords:
-    """The options that scripts have asked for, and the remarks already made, so that each is made once."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = set(options)
-        self.asked: set[str] = set()
-        self.checked = not options
-        self.remarks: set[str] = set()
-        self.said_what_is_over = False
-
-    def check(self) -> None:
-        """Refuse a `--set` name that no script has asked for: it is a typo."""
-        self.checked = True
-        unknown = sorted(self._options - self.asked)
-        if unknown:
-            known = ", ".join(sorted(self.asked)) or "none"
-            raise OptionError(f"--set {unknown[0]}: the script asks for no such option; it asks for: {known}")
 
 
 class ServerRun:
@@ -87,7 +66,6 @@ class ServerRun:
         config = plan.config
         self.engine = engine
         self.plan = plan
-        self.sink = sink
         self.workers = Workers()
         self.workers.alive |= set(range(plan.workers))  # the first phase waits for all of them
         self.phases = Phases(self.workers)
@@ -102,6 +80,7 @@ class ServerRun:
         self.checkpoints = Checkpoints(self, flush)
         self.faults = None if self.emulation is None else ScenarioFaults(self, self.emulation)
         self.exchange: RunExchange = exchanges[0](self)
+        self.departures = Departures(self)
         self.words = ScriptWords(config.options)
         self.resumption: Resumption | None = None
         self.cause: Cause | None = None
@@ -133,6 +112,11 @@ class ServerRun:
         self.checkpoints.count_from(self.coordinator.version)
 
     @property
+    def sink(self) -> Sink:
+        """The journal."""
+        return cast(Sink, self.coordinator.sink)
+
+    @property
     def active(self) -> bool:
         return self.cause is None
 
@@ -159,7 +143,7 @@ class ServerRun:
         """Register a new process of this worker."""
         old = self.workers.records.get(worker)
         if old is not None and not old.script.gone:  # its exit may be reported after its successor's start
-            self.remove(old, "crash", self.moment())
+            self.departures.remove(old, "crash", self.moment())
         self.workers.admit(worker, incarnation, ScriptState())
 
     def on_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
@@ -168,62 +152,16 @@ class ServerRun:
         if worker == EVALUATOR:
             self.evaluations.process_gone(code, how_it_ended(code), at)
             self.begin_phase_if_ready(at)
-            return
-        record = self.workers.get(worker, incarnation)
-        if record is None:
-            return
-        script = record.script
-        if script.ended and self.exchange.is_parting(worker):
-            self.exchange.on_script_end(record, lambda: self.on_exit(worker, incarnation, code, at))
-            return
-        if not script.ended and code > 0 and self.active:
-            raise ScriptError(f"the script of worker {worker} exited with {code}")
-        if not script.ended and code < 0 and not script.meant_to_die:
-            advice = "" if self.plan.config.respawn else " (--respawn would bring it back)"
-            what = f"the others go on{advice}" if self.active else "its script had not come to its end"
-            self.remark(f"worker {worker} {how_it_ended(code)} at {at:.3g} s; {what}", at)
-        self.remove(record, "done" if script.ended or code == 0 else "crash", at)
-        if self.plan.config.respawn and code < 0 and not script.meant_to_die:
-            self._respawn(record, at)
+        else:
+            self.departures.on_exit(worker, incarnation, code, at)
 
     def on_unknown_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
         """Handle the exit of a process that only the previous server knew."""
         if worker == EVALUATOR:
             self.evaluations.give_up()
             self.begin_phase_if_ready(at)
-            return
-        self.workers.script_gone(worker)
-        self.workers.incarnations[worker] = incarnation
-        if self.plan.config.respawn and code < 0:
-            self.start(worker)
-        self.exchange.look_at_waiting(at)
-        self.collectives.left(worker)
-
-    def _respawn(self, record: WorkerRecord, at: float) -> None:
-        """Start the worker again, unless its last `RESPAWNS` processes all died without a push."""
-        vain = self.workers.died(record)
-        if vain < RESPAWNS:
-            self.start(record.worker)
         else:
-            text = (
-                f"worker {record.worker} died {RESPAWNS} times in a row before its first push: it is not started again"
-            )
-            self.remark(text, at)
-
-    def remove(self, record: WorkerRecord, cause: LeaveCause, at: float) -> None:
-        """Take the worker out of the run."""
-        script, worker = record.script, record.worker
-        script.gone, script.order, script.left = True, None, cause in ("leave", "done")
-        self.workers.has_started(record)
-        self.checkpoints.on_removed(worker)
-        if self.active:
-            self.coordinator.leave(worker, cause, self.moment(at))
-        self.workers.script_gone(worker)
-        self.exchange.left(worker, cause, at)
-        self.exchange.look_at_waiting(at)
-        self.collectives.left(worker)
-        self._notice_empty_phase()
-        self.begin_phase_if_ready(at)
+            self.departures.on_unknown_exit(worker, incarnation, code, at)
 
     # -- what scripts say --------------------------------------------------------------------------------------------
 
@@ -232,6 +170,8 @@ class ServerRun:
         record = None if worker == EVALUATOR else self.workers.get(worker, incarnation)
         if record is None and worker != EVALUATOR:
             return  # from a process that has ended
+        if record is not None:
+            self.departures.liveness.heard(record, message, at)
         if record is not None and isinstance(message, m.Push):
             self.exchange.on_push(record, message, at)
         elif record is not None and isinstance(message, m.More):
@@ -273,7 +213,7 @@ class ServerRun:
             case m.Stop():
                 self.stop_phase(message.reason, at)
             case m.Ended():
-                self._on_ended(record, at)
+                self._on_ended(record, message, at)
             case m.Failed():
                 raise as_error(message)
             case m.CollectiveCall():
@@ -307,11 +247,16 @@ class ServerRun:
             self.workers.has_started(record)
             self.workers.alive.add(record.worker)
 
-    def _on_ended(self, record: WorkerRecord | None, at: float) -> None:
+    def _on_ended(self, record: WorkerRecord | None, message: m.Ended, at: float) -> None:
         if record is None:
             self.evaluations.awaited = False
             self.begin_phase_if_ready(at)
             return
+        if message.in_loop and self.active and self.phases.running:
+            text = (
+                f"the script of worker {record.worker} ended by sys.exit() in the middle of its loop; the others go on"
+            )
+            self.remark(text, self.moment(at))
         record.script.ended = True
         self.exchange.on_script_end(record, lambda: self._depart(record))
 
@@ -459,7 +404,10 @@ class ServerRun:
         final, save = self.exchange.final(worker), self.checkpoints.number_for(worker)
         rounds_done, stood = standing_after(self, self.phases.number if asked is None else asked)
         late = late or worker in self.workers.late
-        self.engine.send(worker, m.Over(self.phases.number, final, rounds_done, not self.active, save, stood, late))
+        over = m.Over(self.phases.number, final, rounds_done, not self.active, save, stood, late)
+        if self.coordinator.totals.killers:
+            over = msgspec.structs.replace(over, killers=tuple(sorted(self.coordinator.totals.killers)))
+        self.engine.send(worker, over)
 
     def _out_of_loop(self, record: WorkerRecord, at: float) -> None:
         """Take out of the phase a worker whose script left the loop; what it was computing is not delivered."""
@@ -469,9 +417,9 @@ class ServerRun:
         if self.active:
             self.coordinator.leave(record.worker, "done", at)
         self.exchange.left(record.worker, "done", at)
-        self._notice_empty_phase(by_choice=True)
+        self.notice_empty_phase(by_choice=True)
 
-    def _notice_empty_phase(self, *, by_choice: bool = False) -> None:
+    def notice_empty_phase(self, *, by_choice: bool = False) -> None:
         """End the phase if every script has left the loop, whatever data remains.
 
         `by_choice`: the last worker left by itself. Otherwise it was lost, and a worker that comes back continues.
@@ -518,9 +466,11 @@ class ServerRun:
             self._diverged = True
             self.engine.wake()
 
-    def on_nonfinite(self) -> None:
+    def on_nonfinite(self, worker: int) -> None:
         if self.plan.config.on_nonfinite == "stop" and self.active:
             self.end("divergence")
+        elif self.active:
+            self.departures.judge_refusals(self.workers.records[worker])
 
     def _switch_to_bsp(self, at: float) -> None:
         self._diverged = False
@@ -541,7 +491,8 @@ class ServerRun:
         if self.stage == "gathering" and (not self.phases.running or self.exchange.can_end_phase(at)):
             self._release()
         if self.stage == "finishing":
-            self._attend_finishing()
+            self._attend_finishing(at)
+        self.departures.liveness.watch(at)
 
     def _attend_training(self, at: float) -> None:
         if not self.active:
@@ -642,17 +593,18 @@ class ServerRun:
             self.checkpoints.take()
         leaving = sorted({*self._close_phase(at), *self.workers.waiting})
         self.workers.waiting = {}
+        self.departures.liveness.run_over()
         if self.cause != "interrupted":
             for worker in leaving:
                 self._send_over(self.workers.records[worker])
 
-    def _attend_finishing(self) -> None:
+    def _attend_finishing(self, now: float) -> None:
         at = self.moment()
         if self.cause != "interrupted":
             if not self.evaluations.measure_last(at):
                 return
             self.engine.control(EVALUATOR, "hang_up")
-            if any(not (record.script.ended or record.script.gone) for record in self.workers.records.values()):
+            if self.departures.liveness.awaits_scripts(now):
                 return
         self.stage = "finished"
         self.checkpoints.finish()

@@ -80,7 +80,7 @@ class ScenarioFaults:
 
     def _send_away(self, record: WorkerRecord) -> None:
         if not record.script.gone:
-            self._run.remove(record, "leave", self._run.moment())
+            self._run.departures.remove(record, "leave", self._run.moment())
             self._run.engine.control(record.worker, "hang_up")
 
     def _start(self, event: ScenarioEvent) -> None:

@@ -1,6 +1,6 @@
 """Workers as the server knows them: the one table of workers, and what passes between coordinator and engine."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -42,8 +42,8 @@ class Effects(Protocol):
     def on_divergence(self, text: str) -> None:
         """Called when the guard sees the loss or the norm diverge."""
 
-    def on_nonfinite(self) -> None:
-        """Called when a push that is not finite was refused."""
+    def on_nonfinite(self, worker: int) -> None:
+        """Called when a worker's push that is not finite was refused."""
 
 
 class ScriptState:
@@ -51,7 +51,7 @@ class ScriptState:
 
     __slots__ = (
         "asked_for_state", "bytes_down", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
-        "pushed", "timing",
+        "pushed", "silent", "timing",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class ScriptState:
         self.pushed = False
         self.computing = False  # has a grant and has not pushed since, so it may read messages late
         self.asked_for_state: int | None = None
+        self.silent = False  # taken out of the run because it sent nothing; it may come back
         self.meant_to_die = False  # killed by the scenario, which alone brings it back
 
     @property
@@ -78,7 +79,7 @@ class WorkerRecord:
 
     __slots__ = (
         "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
-        "script", "through", "ticket", "work", "worker",
+        "refusals", "script", "through", "ticket", "work", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: int, script: ScriptState | None = None) -> None:
@@ -94,6 +95,7 @@ class WorkerRecord:
         self.granted_at = 0.0
         self.through = 0
         self.read_version = 0
+        self.refusals = 0  # pushes in a row that were not finite
         self.extends: int | None = None
         self.allotments: tuple[Allotment, ...] = ()
 
@@ -101,12 +103,17 @@ class WorkerRecord:
 NO_SCRIPT = ScriptState()  # of cost-only workers: shared, and never written to
 
 
-def why_unexpected(message: PushRef, record: WorkerRecord | None) -> str:
-    """Return how a message differs from what its worker's record expects."""
+def turned_away(message: PushRef, record: WorkerRecord | None) -> tuple[str, dict[str, Any]]:
+    """Return the observation of a push that nobody waits for: it crossed its own cancellation, or is unexpected."""
+    if record is not None and message.ticket == record.cancelled and message.incarnation == record.incarnation:
+        record.cancelled = 0
+        seconds = message.compute_s + message.transfer_s
+        return "dropped", {"samples": message.samples, "seconds": seconds, "bytes_up": message.bytes_up}
     known = (
         "no such worker" if record is None else f"incarnation {record.incarnation}, ticket {record.ticket or 'none'}"
     )
-    return f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+    reason = f"incarnation {message.incarnation}, ticket {message.ticket} is not expected ({known})"
+    return "refused", {"reason": reason, "samples": 0, "push": None}
 
 
 class Workers:

@@ -1,7 +1,7 @@
 """Shared bookkeeping of clocks: how many each worker has completed, and the smallest in O(1) amortized.
 
 Clocks of one worker only grow and every joiner starts at `min`, so `min` never falls: the search for the next occupied
-clock walks upwards once over the whole run.
+clock walks upwards once over the whole run. Only workers of a restored table `enter` at clocks of their own.
 """
 
 import msgspec
@@ -21,6 +21,13 @@ class Clocks(msgspec.Struct):
         self.of[worker] = self.min
         self.count[self.min] = self.count.get(self.min, 0) + 1
         return self.min
+
+    def enter(self, worker: int, clock: int) -> None:
+        """Enter at a clock of its own; one below `min`, or of the only worker, becomes `min`."""
+        if not self.of or clock < self.min:
+            self.min = clock
+        self.of[worker] = clock
+        self.count[clock] = self.count.get(clock, 0) + 1
 
     def advance(self, worker: int, clock: int) -> bool:
         """Note that the worker has completed `clock`; return whether `min` moved."""

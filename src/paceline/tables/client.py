@@ -13,10 +13,11 @@ import numpy as np
 from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.tables import messages as t
 from paceline.tables.rowwise import Array, Rows
+from paceline.tables.sent_clocks import SentClocks
 from paceline.tables.table_spec import TableSpec
 from paceline.tables.worker_table import WorkerTable
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.messages import Evaluated, Over, Ready, SavedState
+from paceline.transport.messages import Ended, Evaluated, Over, Ready, SavedState
 from paceline.worker.state import WorkerState
 
 Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
@@ -31,6 +32,7 @@ class Answers:
         self.clocked: t.Clocked | None = None
         self.opened: t.Opened | None = None
         self.save: int | None = None  # the number to send this worker's state under, if wanted
+        self.passed = 0  # the number of the barrier that the server opened last
         self.over: Over | None = None
 
 
@@ -59,16 +61,15 @@ class Client:
         self._losses_of_server = 0
         self._takes_part = False
         self._included = 0  # own clocks that the server has confirmed as applied
-        self._era = 0  # barriers passed
         self._tables: dict[str, WorkerTable] = {}
         self._by_number: dict[int, WorkerTable] = {}
         self.clock = 0  # clocks completed
         self._entered: t.Entered | None = None
         self._rosters: list[t.ClockRoster] = []
-        self._shipped: list[t.Tick] = []  # sent, with increments that rows from the server may still lack
+        self._sent = SentClocks(worker)
         self._awaited: dict[tuple[int, int], list[Rows | None]] = {}  # rows of pending fetches, by table and clock
         self._barriers = 0
-        self._passed = 0
+        self._passed = 0  # of these
         self._losses: list[float] = []  # of this clock
         self._watch = Stopwatch()
 
@@ -115,10 +116,9 @@ class Client:
         compute_s = self._watch.computing_s
         logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
         reads = [(table.number, *ages) for table in self._tables.values() if (ages := table.take_ages()) is not None]
-        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._era)
+        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._passed)
         self._endpoint.send(tick)
-        if logs:
-            self._shipped.append(tick)
+        self._sent.add(tick)
         self.clock += 1
         if self._entered is not None and self._entered.paced:
             answers, server = self._answers, self._losses_of_server
@@ -130,11 +130,15 @@ class Client:
             self._wait_once()
         # A worker that only writes must not run ahead of a slow server without limit.
         self._wait(lambda: self.clock - self._included <= MOST_AHEAD or self._answers.over is not None)
+        self._send_state()
+        self._watch = Stopwatch()
+        return self._answers.over is None
+
+    def _send_state(self) -> None:
+        """Send the worker's state if it is wanted: only here, between two iterations, it is that of its clock."""
         if self._answers.save is not None:
             self._endpoint.send(SavedState(self._answers.save, self._state.capture(self._phase, over=False)))
             self._answers.save = None
-        self._watch = Stopwatch()
-        return self._answers.over is None
 
     @property
     def _phase(self) -> int:
@@ -229,23 +233,35 @@ class Client:
             case t.Opened():
                 self._answers.opened = message
             case t.Passed():
-                self._passed, self.clock, self._shipped = message.number, message.clock, []
-                self._included, self._era = message.clock, self._era + 1
+                self._on_passed(message)
             case t.Entered():
-                self._entered, self.clock, self._included, self._era = message, message.clock, message.clock, 0
-                self._rosters = message.rosters + self._rosters
-                for table in self._tables.values():
-                    table.enter(message.free_lead, message.max_lead)
-                self._state.welcome(message.state)
-                self._state.reach(self._phase, over=False)
+                self._on_entered(message)
             case t.Save():
                 self._answers.save = message.number
+            case t.Stored():
+                self._sent.stored(message.era, message.clock)
             case Over():
                 self._answers.over = message
-                if message.save is not None:
-                    self._endpoint.send(SavedState(message.save, self._state.capture(self._phase, over=False)))
+                self._answers.save = self._answers.save if message.save is None else message.save
             case _:
                 raise InternalError(f"{type(message).__name__} has no meaning to a worker on tables")
+
+    def _on_entered(self, message: t.Entered) -> None:
+        self._entered, self._included = message, message.clock
+        self._rosters = message.rosters + self._rosters
+        for table in self._tables.values():
+            table.enter(message.free_lead, message.max_lead)
+        if self._sent.since is None:  # else the script has begun, and goes on where it is
+            self.clock = message.clock
+            self._sent.begin(message.clock, keeps=message.keeps)
+            self._state.welcome(message.state)
+            self._state.reach(self._phase, over=False)
+
+    def _on_passed(self, message: t.Passed) -> None:
+        self._answers.passed = message.number
+        if message.number > self._passed:  # else it was passed under an earlier server
+            self._sent.passed(t.AtBarrier(message.number, self.clock), message.clock)
+            self._passed, self.clock, self._included = message.number, message.clock, message.clock
 
     def find_server(self) -> None:
         """Wait for the successor of a lost server and register there."""
@@ -257,15 +273,12 @@ class Client:
         return self._takes_part
 
     def _meet_another_server(self) -> None:
-        """Wait for the next server and go on with the tables of its last checkpoint.
-
-        Increments sent since that checkpoint are lost, and cached rows are invalid.
-        """
+        """Wait for the next server and send it again what its last checkpoint lacks. Cached rows are invalid."""
         while True:
             self._endpoint.reconnect()
             self._losses_of_server += 1
             self._awaited.clear()
-            self._shipped, self._rosters, self._entered = [], [], None
+            self._rosters, self._entered, self._answers.save = [], None, None
             try:
                 self._introduce_again()
             except Lost:
@@ -282,8 +295,30 @@ class Client:
             table.number = number
             self._by_number[number] = table
         if self._takes_part and self._ready is not None:
+            if self._sent.since is not None:
+                self._endpoint.send(self._sent.since)
             self._endpoint.send(self._ready)
             self._wait_for_this_server(lambda: self._entered is not None)
+            self._send_again()
+
+    def _send_again(self) -> None:
+        """Send the clocks and barriers that follow those which the server knows."""
+        if self._entered is None:
+            return
+        for item in self._sent.again(self._entered.era, self._entered.clock):
+            self._answers.passed = 0
+            self._endpoint.send(item)
+            if isinstance(item, t.AtBarrier):
+                self._wait_for_this_server(lambda: self._answers.passed >= item.number)  # noqa: B023
+                self._included = self._entered.clock if item.passed is None else item.passed
+
+    def outlast_server(self) -> None:
+        """After the script's end, stay until the run's: a server that is started again may lack its last clocks."""
+        while self._entered is not None and self._entered.keeps and self._answers.over is None:
+            server = self._losses_of_server
+            self._wait_once()
+            if self._losses_of_server != server:
+                self._endpoint.send(Ended())
 
     def _wait_for_this_server(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -300,7 +335,7 @@ class Client:
             del fetches[:1]
             if not fetches:
                 self._awaited.pop(fetch, None)
-        later = [log for tick in self._shipped for log in tick.logs if log.table == message.table]
+        later = [log for tick in self._sent.lacking for log in tick.logs if log.table == message.table]
         for rows in table.take_in(message, later, self.clock):
             self._forget(table.number, rows)
 
@@ -315,7 +350,7 @@ class Client:
 
     def _are_included(self, clocks: int) -> None:
         self._included = clocks
-        self._shipped = [tick for tick in self._shipped if tick.through > clocks]
+        self._sent.included(clocks)
 
     def _mean_loss(self) -> float | None:
         losses, self._losses = self._losses, []

@@ -38,6 +38,7 @@ class Host:
         self._waiting: dict[int, set[int]] = {}  # parked readers, by the slowest worker's clock that releases them
         self._slowest = 0  # the slowest worker's clock at the last `settle`
         self._rosters: list[t.ClockRoster] = []
+        self._ahead: set[int] = set()  # workers that wait for the slowest to come to where they went on from
         self.states: dict[int, bytes] = {}  # workers' states of the checkpoint that the run resumes from
 
     # -- tables ------------------------------------------------------------------------------------------------------
@@ -64,6 +65,11 @@ class Host:
             if openers and (alive <= openers or alive <= waiting) and self._asked.get(number) not in openers:
                 self._asked[number] = min(openers)
                 self._deliver(min(openers), t.Opened(number, wanted=True))
+
+    def is_waiting(self, worker: int) -> bool:
+        """Return whether the worker waits for rows, or at the barrier, until others have come further."""
+        reader = self._readers.get(worker)
+        return reader is not None and (bool(reader.parked) or reader.barrier is not None or reader.aside)
 
     def is_opening(self, worker: int) -> bool:
         """Return whether the worker waits for a table that others have not opened yet."""
@@ -125,6 +131,7 @@ class Host:
     def left(self, worker: int, at: float) -> None:
         """Remove a worker, so that nobody waits for its clock. Clocks that it delivered stay."""
         reader = self._readers.pop(worker, None)
+        self._ahead.discard(worker)
         if reader is not None and worker in self._clocks.of:
             self._clocks.leave(worker)
         if reader is not None and reader.early:
@@ -166,6 +173,8 @@ class Host:
         while True:
             self._due.update(released(self._waiting, self._slowest, self._clocks.min))
             moved, self._slowest = self._clocks.min > self._slowest, self._clocks.min
+            if self._store.leading:
+                self._hold_back(at)
             if moved:
                 self._send_eagerly()
             if not self._due and not self._let_rest(at) and not self._open_barrier(at):
@@ -188,9 +197,10 @@ class Host:
         remaining = []
         for read in reader.parked:
             granted = reader.granted > read.clock
-            own, free = self._tables[read.table].spec.staleness, self._coordinator.strategy.free_lead
-            # Within the free lead the strategy never makes a worker wait, so the grant is certain to come.
-            bound = min(inf if own is None else own, inf if granted else free)
+            own, strategy = self._tables[read.table].spec.staleness, self._coordinator.strategy
+            # Within the free lead the strategy never makes a worker wait, so the grant is certain to come. A granted
+            # clock is within the largest lead, unless workers of a restored table stood at clocks far apart.
+            bound = min(inf if own is None else own, strategy.max_lead if granted else strategy.free_lead)
             if may_read(self._clocks.min, read.clock, bound):
                 self._send(worker, reader, read)
                 continue
@@ -206,6 +216,18 @@ class Host:
             record.granted_at += at - max(reader.parked_since, record.granted_at)  # parked time is not computing time
             reader.parked_since = None
 
+    def _hold_back(self, at: float) -> None:
+        """Make workers that went on ahead of the slowest wait for it, unless the strategy bounds no lead: it counts
+        them all from the slowest's clock."""
+        for worker in sorted(self._store.leading):
+            reader = self._readers.get(worker)
+            bounded = self._coordinator.strategy.max_lead != inf
+            if reader is not None and reader.order is not None and bounded and reader.passed_on > self._clocks.min:
+                self._step_aside(worker, reader, at)
+                self._ahead.add(worker)
+                park(self._waiting, worker, reader.passed_on)
+        self._store.leading.clear()
+
     def _step_aside(self, worker: int, reader: Reader, at: float) -> None:
         """Remove the worker from the strategy until its table lets it read: the strategy may make the slowest worker
         wait for a push of this one, which waits for the slowest's clock, and both would wait forever."""
@@ -214,6 +236,10 @@ class Host:
 
     def _comes_back(self, worker: int, reader: Reader, at: float) -> bool:
         """Let the worker join again, at its own clock, if its tables let it read; return whether they do."""
+        if worker in self._ahead:
+            if reader.passed_on > self._clocks.min:
+                return False
+            self._ahead.discard(worker)
         for read in reader.parked:
             if not reader.waits_for(read):
                 continue
@@ -264,7 +290,7 @@ class Host:
         if reader.passing is not None:
             passing, reader.passing = reader.passing, None
             self._deliver(worker, t.Passed(passing.number, reader.applied))
-        if not reader.entered:
+        if not reader.entered and reader.applied == reader.received:  # else a read could lack its own clocks
             reader.entered = True
             self._deal_anew()
             strategy = self._coordinator.strategy
@@ -272,7 +298,8 @@ class Host:
                 worker,
                 t.Entered(
                     reader.applied, strategy.free_lead, strategy.max_lead, list(self._rosters), self._paced,
-                    self.states.pop(worker, None),
+                    None if worker in self._store.standing else self.states.pop(worker, None),
+                    self._store.may_restart, reader.era,
                 ),
             )  # fmt: skip
 
@@ -303,7 +330,8 @@ class Host:
         ]
         for worker, reader in arrived:
             self._clocks.leave(worker)
-            reader.order, reader.rests_since = None, at
+            self._ahead.discard(worker)
+            reader.order, reader.rests_since, reader.aside = None, at, False
             self._coordinator.leave(worker, "done", at)
         return bool(arrived)
 
@@ -314,6 +342,7 @@ class Host:
             return False
         if any(reader.applied < reader.received for _, reader in resting):
             return False
+        self._store.open_barrier(resting)
         for worker, reader in resting:
             self._coordinator.observe(at, "barrier", {"seconds": at - reader.rests_since}, worker)
             reader.passing, reader.barrier = reader.barrier, None

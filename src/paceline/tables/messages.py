@@ -71,6 +71,7 @@ class Tick(ToServer, frozen=True):
     # Per table: its number, the least age in clocks, and how many rows were read at that age, one older, and so on.
     reads: list[tuple[int, int, list[int]]] = []
     era: int = 0  # barriers that the worker has passed
+    again: bool = False  # the server that it was sent to first has died
 
 
 @registered(20)
@@ -79,9 +80,18 @@ class AtBarrier(ToServer, frozen=True):
 
     number: int
     clock: int
+    passed: int | None = None  # sent again: the clock from which all went on
 
 
-TableToServer = OpenTable | TableInit | Measures | Fetch | Forget | Tick | AtBarrier
+@registered(50)
+class ClockStanding(ToServer, frozen=True):
+    """To a server that was started again, before Ready: the clocks after this one can be sent again."""
+
+    era: int
+    clock: int
+
+
+TableToServer = OpenTable | TableInit | Measures | Fetch | Forget | Tick | AtBarrier | ClockStanding
 
 # -- to a worker -------------------------------------------------------------------------------------------------------
 
@@ -112,6 +122,8 @@ class Entered(ToWorker, frozen=True):
     rosters: list[ClockRoster]
     paced: bool  # each Tick is answered by a Clocked
     state: bytes | None = None  # this worker's state, if the run resumes from a checkpoint
+    keeps: bool = False  # keep clocks until they are Stored: a server that dies may be started again
+    era: int = 0  # barriers passed, as the server knows it
 
 
 @registered(75, in_place=True)
@@ -155,6 +167,14 @@ class Save(ToWorker, frozen=True):
     number: int
 
 
+@registered(110)
+class Stored(ToWorker, frozen=True):
+    """A checkpoint holds the worker's clocks up to this one: they need not be sent again."""
+
+    era: int
+    clock: int
+
+
 @registered(79)
 class EvaluateTables(ToWorker, frozen=True):
     """Ask the evaluator to evaluate these tables."""
@@ -164,4 +184,4 @@ class EvaluateTables(ToWorker, frozen=True):
     values: list[Array]
 
 
-TableToWorker = Opened | ClockRoster | Entered | Rows | Clocked | Included | Passed | Save | EvaluateTables
+TableToWorker = Opened | ClockRoster | Entered | Rows | Clocked | Included | Passed | Save | Stored | EvaluateTables

@@ -4,7 +4,7 @@ Under a scenario a clock takes the scenario's time for its work: a process is to
 resumes when that time has passed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from paceline.server.workers import WorkerRecord
 from paceline.strategies import names, strategy_class
 from paceline.tables import messages as t
 from paceline.tables.host import Host
+from paceline.tables.positions import Cut, Position, RestoredPositions
 from paceline.tables.table_store import TableStore
 from paceline.tables.traffic import TableTraffic
 from paceline.transport.messages import Hello
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 Call = Callable[[], None]
+MOST_UNSAVED = 1 << 29  # bytes of increments since the last checkpoint, which workers keep: more ask for another one
 
 
 def _refuse_batches(config: RunConfig) -> None:
@@ -39,6 +41,9 @@ class TableExchange(RunExchange):
 
     messages = t.TableToServer
     counts_rounds = True
+    needs_states = True
+    steps_by = t.Tick
+    can_rejoin = False  # its caches and the clocks under way are of before: a fresh process begins anew
 
     def __init__(self, run: "ServerRun") -> None:
         super().__init__(run)
@@ -52,8 +57,11 @@ class TableExchange(RunExchange):
         self._host = Host(run.coordinator, self.store, self._traffic.deliver, paced=run.emulation is not None)
         run.coordinator.use(self.store, 0, self.store)
         run.coordinator.watch.expect_no_losses()
-        self._under_way: dict[int, int] = {}  # completed clocks that have not arrived, by worker
+        self._under_way: dict[int, dict[int, t.Tick]] = {}  # completed clocks that have not arrived, by worker
         self._parting: dict[int, list[Call]] = {}  # workers whose script has ended: calls that wait for their clocks
+        self._ended: dict[int, Position] = {}  # where workers stood that take no more part
+        self._cut: Cut | None = None  # of the checkpoint under way
+        self._unsaved = 0  # bytes of increments since the last checkpoint
 
     @property
     def in_use(self) -> bool:
@@ -96,6 +104,8 @@ class TableExchange(RunExchange):
                 host.open(worker, message, workers.alive, set(workers.waiting))
             case t.TableInit():
                 host.fill(worker, message)
+            case t.ClockStanding():
+                self.store.standing[worker] = message
             case t.Measures():
                 evaluate = message.evaluate
                 if evaluate is not None and not self.run.evaluations.possible:
@@ -106,9 +116,11 @@ class TableExchange(RunExchange):
     def _on_tick(self, record: WorkerRecord, tick: t.Tick, at: float) -> None:
         """Time a completed clock, and ship its increments when that time has passed."""
         worker, emulation = record.worker, self.run.emulation
-        self._under_way[worker] = self._under_way.get(worker, 0) + 1
+        self._under_way.setdefault(worker, {})[tick.through] = tick
+        if self._cut is not None:
+            self._cut.record(worker, tick)
         record.script.pushed = True
-        if emulation is None:
+        if emulation is None or tick.again:  # what is sent again has taken its time before
             self._ship((record, 0, tick, at, tick.compute_s))
             return
         began = at - tick.compute_s
@@ -127,14 +139,19 @@ class TableExchange(RunExchange):
         worker = record.worker
         size = sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in tick.logs)
         up, down = self._traffic.take_bytes(worker)
-        for number, moment in enumerate(self._traffic.increments_arrive(worker, attempt, size, sent_at)):
+        self._unsaved += size
+        if self._unsaved > MOST_UNSAVED:
+            self._unsaved = 0
+            self.run.checkpoints.ask()
+        moments = [sent_at] if tick.again else self._traffic.increments_arrive(worker, attempt, size, sent_at)
+        for number, moment in enumerate(moments):
             arrival = PushRef(worker, record.incarnation, 0, 0, compute_s, 0.0, size + up, down)
             self._when(moment, record, partial(self._arrive, worker, tick, arrival, number == 0))
 
     def _arrive(self, worker: int, tick: t.Tick, arrival: PushRef, first: bool, at: float) -> None:
         self._host.tick(worker, tick, arrival, at)
         if first:
-            self._under_way[worker] -= 1
+            self._under_way[worker].pop(tick.through, None)
 
     def _ask(self, record: WorkerRecord, size: int, at: float, call: Callable[[float], None]) -> None:
         self._when(self._traffic.question_arrives(record.worker, size, at), record, call)
@@ -167,11 +184,24 @@ class TableExchange(RunExchange):
     def _has_arrived(self, worker: int) -> bool:
         return not self._under_way.get(worker) and self._host.has_taken(worker)
 
+    def begin_phase(self, members: Sequence[int], at: float) -> None:
+        self.store.restored.leave_behind(members)
+        kept = self.store.write_loose()
+        if kept:
+            self.run.coordinator.observe(at, "kept", {"clocks": kept})
+
     def left(self, worker: int, cause: Cause, at: float) -> None:
-        del cause
         self._parting.pop(worker, None)
         self._under_way.pop(worker, None)
+        self.store.standing.pop(worker, None)
+        reader = self.store.readers.get(worker)
+        lost = cause != "done" and self.run.active
+        if reader is not None:
+            self._ended[worker] = Position(reader.incarnation, reader.era, reader.received, gone=lost)
+        if self._cut is not None:
+            self._cut.close(worker, lost=lost)
         self._host.left(worker, at)
+        self.run.checkpoints.on_removed(worker)  # an ended script's process stays
         self.look_at_waiting(at)
         self._traffic.left(worker)
         self.settle(at)
@@ -183,6 +213,9 @@ class TableExchange(RunExchange):
 
     def waits_for_all(self, worker: int) -> str | None:
         return "table()" if self._host.is_opening(worker) else None
+
+    def excuses(self, worker: int) -> bool:
+        return self._host.is_waiting(worker)
 
     def settle(self, at: float) -> None:
         if self.run.cause is not None:
@@ -205,10 +238,42 @@ class TableExchange(RunExchange):
     def contents(self) -> Contents:
         return self.store.contents()
 
+    def checkpoint_begins(self) -> None:
+        positions, loose = self.store.positions()
+        for worker, ticks in self._under_way.items():
+            if worker in positions:
+                positions[worker].ticks += [tick for _, tick in sorted(ticks.items())]
+        ended = {worker: position for worker, position in self._ended.items() if worker not in positions}
+        self._unsaved = 0
+        self._cut = Cut({**positions, **ended}, loose, self.store.restored.repeats)
+        for worker in {*ended, *self.store.restored.absent}:
+            self._cut.close(worker)
+
+    def state_came(self, worker: int) -> None:
+        if self._cut is not None:
+            self._cut.close(worker)
+
+    def late_contents(self) -> Contents | None:
+        return None if self._cut is None else self._cut.contents([table.spec.name for table in self.store.tables])
+
+    def checkpoint_written(self) -> None:
+        cut, self._cut = self._cut, None
+        for worker, position in ({} if cut is None else cut.positions).items():
+            reader = self.store.readers.get(worker)
+            if reader is not None and reader.incarnation == position.incarnation:
+                self.run.engine.send(worker, t.Stored(position.era, position.clock))
+
     def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
-        del version, extra
+        del version
         self.store.restore(contents)
         self._host.states = states
+        resumption, folder = self.run.resumption, self.run.plan.folder
+        if resumption is not None:
+            own = folder is not None and resumption.found.path.is_relative_to(folder)
+            self.store.restored = RestoredPositions(
+                live=resumption.workers_live, of_this_run=own and resumption.workers_live
+            )
+            self.store.restored.load(contents, extra, self.store.numbers)
 
     def came_to_nothing(self) -> str | None:
         if self.run.coordinator.version:

@@ -55,6 +55,7 @@ class TableSession(WorkerIdentity):
         if self._tables is None:
             ready = None if self._context.evaluator else Ready(0, CLOCKS, 1, 1, "clocks", 1)
             self._tables = Client(self._endpoint, self._context.worker, ready, self._state)
+            self._context.after_script.append(self._tables.outlast_server)
         opened = self._tables.open(spec, initial_values(spec, init), cache_rows)
         return self._handles.setdefault(spec.name, Table(self._tables, opened))
 

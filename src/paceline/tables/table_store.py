@@ -16,6 +16,7 @@ from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.server.workers import GrantOrder
 from paceline.strategies.clocks import Clocks
 from paceline.tables import messages as t
+from paceline.tables.positions import Position, RestoredPositions
 from paceline.tables.rowwise import Array, Rows, parse_rule
 from paceline.tables.table_spec import TableSpec
 
@@ -133,6 +134,11 @@ class Reader:
         self.passing: t.AtBarrier | None = None  # the barrier that has opened for it
         self.kept: dict[int, tuple[Array, int]] = {}  # per eager table: the rows it caches, and the last change sent
 
+    @property
+    def passed_on(self) -> int:
+        """Clocks that the strategy knows."""
+        return self.received - len(self.early)
+
     def waits_for(self, read: t.Fetch) -> bool:
         """Whether the worker can be waiting for this read; a prefetch is not waited for."""
         return read.clock <= self.received
@@ -148,11 +154,15 @@ class TableStore:
         self.readers: dict[int, Reader] = {}
         self.ticks: dict[int, t.Tick] = {}  # clocks passed to the strategy and not yet applied, by ticket
         self.due: set[int] = set()  # workers that `Host.settle` has to look at
-        self._numbers: dict[str, int] = {}
+        self.restored = RestoredPositions()
+        self.standing: dict[int, t.ClockStanding] = {}  # of processes that outlived an earlier server
+        self.starts: dict[int, int] = {}  # clocks from which workers go on, where that is not the slowest's
+        self.leading: set[int] = set()  # workers that went on from such a clock since the last `Host.settle`
+        self.numbers: dict[str, int] = {}  # of tables, by name
 
     def number_of(self, spec: TableSpec) -> int:
         """Return the number of the table of that name; make the table if there is none."""
-        number = self._numbers.setdefault(spec.name, len(self.tables))
+        number = self.numbers.setdefault(spec.name, len(self.tables))
         if number == len(self.tables):
             self.tables.append(ServerTable(spec))
         return number
@@ -166,6 +176,25 @@ class TableStore:
         """Return a copy of every table, by name."""
         return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self.tables}
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether a server that dies is started again, and workers have to keep what it may lose."""
+        return self._run.checkpoints.every is not None
+
+    def open_barrier(self, resting: Sequence[tuple[int, Reader]]) -> None:
+        """Set the clocks from which workers go on after a barrier, where that is not the slowest's.
+
+        Those that passed it under an earlier server go on from the same clock again. Scripts that were resumed call
+        barriers again that they had passed; their clocks stay, or some iterations would be made twice or never.
+        """
+        self._run.checkpoints.begin_again()  # the states that have come are from before the barrier
+        barriers = [reader.barrier for _, reader in resting if reader.barrier is not None]
+        agreed = next((barrier.passed for barrier in barriers if barrier.passed is not None), None)
+        if agreed is not None:
+            self.starts.update((worker, agreed) for worker, _ in resting)
+        elif any(barrier.number <= self.restored.repeats for barrier in barriers):
+            self.starts.update((worker, reader.applied) for worker, reader in resting)
+
     # -- called by the coordinator -----------------------------------------------------------------------------------
 
     def grant(self, order: GrantOrder) -> None:
@@ -175,20 +204,38 @@ class TableStore:
         reader = self.readers.get(worker)
         if reader is None or reader.incarnation != order.incarnation:
             reader = self.readers[worker] = Reader(order.incarnation)
+            self._place(worker, reader)
         if worker not in self.clocks.of:  # it joins, or returns from a barrier
-            self.clocks.join(worker)
             # Workers that stepped aside may be ahead of the strategy's count, and no clock may go back.
             start = max(self.clocks.min, through - 1)
+            if worker in self.starts:
+                start = self.starts.pop(worker)
+                self.leading.add(worker)
+            self.clocks.enter(worker, start)
             reader.first, reader.offset = start + 1, start - (through - 1)
-            reader.received = reader.applied = reader.told = start
-            self.clocks.advance(worker, start)
+            reader.received, reader.applied, reader.told = start + len(reader.early), start, start
         elif reader.returns:
-            reader.offset, reader.returns = reader.received - (through - 1), False
+            reader.offset, reader.returns = reader.passed_on - (through - 1), False
         reader.order, reader.granted = order, through + reader.offset
         self.due.add(worker)
         number = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
         if number is not None:
             run.engine.send(worker, t.Save(number))
+
+    def _place(self, worker: int, reader: Reader) -> None:
+        """Let a worker go on where it stood in the checkpoint, with the clocks that it had sent after the tables'."""
+        position = self.restored.place(worker, reader.incarnation, self.standing.get(worker))
+        if position is not None:
+            self.starts[worker], reader.era = position.applied, position.era
+            reader.early += [(tick, PushRef(worker, reader.incarnation, 0, 0)) for tick in position.ticks]
+        self.write_loose()
+
+    def write_loose(self) -> int:
+        """Apply the clocks of a checkpoint whose workers do not come back; return how many."""
+        loose = self.restored.take_loose()
+        for tick in loose:
+            self.write(tick.logs)
+        return len(loose)
 
     def cancel(self, worker: int, ticket: int) -> None:
         """Do nothing: a clock cannot be taken back."""
@@ -227,6 +274,25 @@ class TableStore:
             for number, shard in enumerate(table.shards)
         }
         return Contents({TABLES: shards}, {"tables": msgspec.to_builtins([table.spec for table in filled])})
+
+    def positions(self) -> tuple[dict[int, Position], list[t.Tick]]:
+        """Return where the workers stand, and clocks that are held of processes that are gone."""
+        held: dict[int, list[t.Tick]] = {}
+        loose: list[t.Tick] = []
+        for _, push in sorted(self._run.coordinator.held.items()):
+            reader, tick = self.readers.get(push.worker), self.ticks.get(push.ticket)
+            if tick is None:
+                continue
+            if reader is not None and reader.incarnation == push.incarnation:
+                held.setdefault(push.worker, []).append(tick)
+            else:
+                loose.append(tick)
+        positions = self.restored.absent
+        for worker, reader in self.readers.items():
+            early = [tick for tick, _ in reader.early] + [tick for tick, _ in reader.overtaking.values()]
+            ticks = [*held.get(worker, ()), *early]
+            positions[worker] = Position(reader.incarnation, reader.era, reader.applied, ticks)
+        return positions, loose
 
     def restore(self, contents: Contents) -> None:
         """Load the tables of a checkpoint; scripts open them again under the same names."""

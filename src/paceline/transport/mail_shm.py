@@ -2,8 +2,11 @@
 
 A slot is an anonymous file that its sender makes and fills; the reader gets its descriptor with the first message in
 it, mixes from there, and marks it as read in its first page. So a model is copied once and read once. There are as many
-slots as messages unread at one time, at most UNREAD for each peer and MOST_SLOTS in all. The socket has a name in the
-worker's own scratch folder, which the process that reaps the worker removes.
+slots as messages unread at one time, at most UNREAD for each peer and MOST_SLOTS in all.
+
+The socket has a name in the worker's own temporary folder, which no other user may enter and the process that reaps the
+worker removes. With every message the kernel tells whose process sent it; those of other users are dropped unread, and
+so are those without the mailbox's key.
 """
 
 import logging
@@ -12,6 +15,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +24,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from paceline.core.errors import PeerError
+from paceline.core.errors import OptionError, PeerError
 from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.transport.lanes import aligned
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, decode, encode
@@ -28,9 +32,11 @@ from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE
 MOST_SLOTS = 64
-LONGEST_NAME = 100  # bytes of a socket's name; Linux allows 107
+LONGEST_NAME = 107  # bytes of a socket's name on Linux
 LONGEST_HEADER = 1 << 18  # bytes of a header, which may list thousands of tensors; the kernel accepts no more
-_ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize)
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_ANCILLARY = socket.CMSG_SPACE(array("i", [0]).itemsize) + socket.CMSG_SPACE(_CREDENTIALS.size)
+_TELLS_SENDERS = hasattr(socket, "SO_PASSCRED")  # Linux
 
 logger = logging.getLogger("paceline")
 
@@ -80,15 +86,20 @@ class ShmMail:
 
     tracks = False
 
-    def __init__(self, folder: Path | None) -> None:
-        """`folder` belongs to this process and is removed with it; None: use an abstract socket name."""
+    def __init__(self, folder: Path) -> None:
+        """`folder` belongs to this process and is removed with it."""
         self.key = secrets.token_hex(16)
-        name = None if folder is None else str(folder / "mail")
-        if name is None or len(os.fsencode(name)) > LONGEST_NAME:
-            name = f"\0paceline-{self.key}"
-        self.address = name.replace("\0", "@")
+        self.address = os.fspath(folder / "mail")
+        length = len(os.fsencode(self.address))
+        if length > LONGEST_NAME:
+            raise OptionError(
+                f"a mailbox's name has at most {LONGEST_NAME} bytes, and {self.address} has {length}: set TMPDIR to a "
+                "shorter path"
+            )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(name)
+        if _TELLS_SENDERS:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(self.address)
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -165,7 +176,7 @@ class ShmMail:
             logger.warning("a message that names %d tensors is too long to be sent", len(header.sizes))
             return False
         try:
-            self._out.sendmsg([data], rights, socket.MSG_DONTWAIT, _name(box.address))
+            self._out.sendmsg([data], rights, socket.MSG_DONTWAIT, box.address)
         except OSError as error:  # the peer is gone, or its queue is full
             logger.debug("a message to node %d was not taken: %s", box.node, error)
             return False
@@ -223,12 +234,9 @@ class ShmMail:
                 self._forgotten |= self._removed  # everything that they sent has been read
                 self._removed.clear()
                 return found
-            descriptors = array("i")
-            for level, kind, packed in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
+            descriptors, user = _unpacked(ancillary)
             try:
-                delivered = self._read(data, descriptors)
+                delivered = self._read(data, descriptors, user)
             except PeerError as error:
                 logger.warning("a message was dropped: %s", error)
                 delivered = None
@@ -238,7 +246,10 @@ class ShmMail:
             if delivered is not None:
                 found.append(delivered)
 
-    def _read(self, data: bytes, descriptors: Sequence[int]) -> Delivered | None:
+    def _read(self, data: bytes, descriptors: Sequence[int], user: int | None) -> Delivered | None:
+        if user != os.geteuid() and _TELLS_SENDERS:
+            logger.warning("a message of %d bytes was dropped: it is of user %s", len(data), user)
+            return None
         header = decode(data)
         if header is None or not secrets.compare_digest(header.key, self.key):
             logger.warning("a message of %d bytes was dropped: it does not have this node's key", len(data))
@@ -276,10 +287,18 @@ class ShmMail:
         self._looked_at.clear()
         self._out.close()
         self._socket.close()
-        if not self.address.startswith("@"):
-            with suppress(FileNotFoundError):
-                Path(self.address).unlink()
+        with suppress(FileNotFoundError):
+            Path(self.address).unlink()
 
 
-def _name(address: str) -> str:
-    return f"\0{address[1:]}" if address.startswith("@") else address
+def _unpacked(ancillary: Sequence[tuple[int, int, bytes]]) -> tuple["array[int]", int | None]:
+    """Return the descriptors that came with a message, and the user whose process sent it, if the kernel says so."""
+    descriptors, user = array("i"), None
+    for level, kind, packed in ancillary:
+        if level != socket.SOL_SOCKET:
+            continue
+        if kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
+        elif _TELLS_SENDERS and kind == socket.SCM_CREDENTIALS and len(packed) >= _CREDENTIALS.size:
+            user = _CREDENTIALS.unpack_from(packed)[1]
+    return descriptors, user

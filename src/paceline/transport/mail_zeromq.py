@@ -1,4 +1,4 @@
-"""Mailboxes over TCP: each node reads from one socket and has another for each peer that it writes to.
+"""Mailboxes over ZeroMQ: each node reads from one socket and has another for each peer that it writes to.
 
 ZeroMQ's thread sends from a copy made by `post`, so a message is on its way until that thread has handed its last byte
 to the kernel. Queues are short on both sides: posting to a peer that reads slowly soon fails.
@@ -17,7 +17,7 @@ import torch
 import zmq
 
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode
-from paceline.transport.zeromq import end_context
+from paceline.transport.zeromq import bind_privately, end_context, remove_name
 
 LEAVING_MS = 5_000  # that `close` waits for messages still on their way
 STUCK_S = 2.0  # a message on its way for longer is not waited for: its reader does not read
@@ -36,17 +36,16 @@ class _Posted(msgspec.Struct):
 
 
 class ZeromqMail:
-    """A mailbox at a TCP port."""
+    """A mailbox at a socket in a private folder, or at a TCP port."""
 
     tracks = True
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+    def __init__(self, bind: str) -> None:
         self.key = secrets.token_hex(16)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, UNREAD)
-        self._socket.bind(bind)
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = bind_privately(self._socket, bind)
         self._peers: dict[int, tuple[Box, zmq.Socket[bytes]]] = {}
         self._posted: list[_Posted] = []
         self._departed: list[Departed] = []
@@ -138,6 +137,7 @@ class ZeromqMail:
         if self._context.closed:
             return
         self._socket.close(linger=0)
+        remove_name(self.address)
         for _, link in self._peers.values():
             link.close(linger=LEAVING_MS)
         self._peers.clear()

@@ -191,14 +191,16 @@ class Evaluated(ToServer, frozen=True):
 class Failed(ToServer, frozen=True):
     """The script raised; `blame` says whether the input, the script or paceline is at fault."""
 
-    blame: Literal["user", "script", "internal"]
+    blame: Literal["storage", "user", "script", "internal"]
     text: str
     traceback: str
 
 
 @registered(13)
 class Ended(ToServer, frozen=True):
-    """The script has ended."""
+    """The script has ended; `in_loop`: by `sys.exit()` inside a loop, which may be that of its batches."""
+
+    in_loop: bool = False
 
 
 @registered(28)
@@ -335,13 +337,18 @@ class Over(ToWorker, frozen=True):
     save: int | None = None
     standing: Standing = Standing(fraction=1.0)  # likewise
     late: bool = False  # this worker came to it after its beginning, or after its end
+    killers: tuple[int, ...] = ()  # samples that kill the process which computes them: not to be shown, either
 
 
 @registered(69)
 class Cancelled(ToWorker, frozen=True):
-    """The grant is void: the worker drops what it computed for it and waits for the next."""
+    """The grant is void: the worker drops what it computed for it and waits for the next.
+
+    `again`: the run went on without the worker, which had been silent; it answers with its `Ready`.
+    """
 
     ticket: int
+    again: bool = False
 
 
 @registered(70)

@@ -1,4 +1,4 @@
-"""Links over TCP: a DEALER socket per worker, one ROUTER socket at the server.
+"""Links over ZeroMQ, on a socket in a private folder or over TCP: a DEALER per worker, one ROUTER at the server.
 
 Each side has its own region: tensors are sent directly from one and received directly into the other, and a message is
 delivered only when its last byte has arrived. Tensors in a region are sent without a copy, so they must not change
@@ -9,18 +9,19 @@ went with is void.
 The bytes of a message's tensors follow it in chunks, each a ZeroMQ message, so that receiving overlaps with sending.
 Both sides cut by the same rule.
 
-A worker's token is its routing id. The worker sends a handshake and waits for the answer, so it may connect before the
-server expects it. ZeroMQ would silently reconnect to any server at the address; the socket's monitor tells a worker
-that its server is gone.
+On a socket of the host a process of another user is turned away when it connects, by the credentials that the kernel
+reports. A worker's token is its routing id. The worker sends a handshake and waits for the answer, so it may connect
+before the server expects it. ZeroMQ would silently reconnect to any server at the address; the socket's monitor tells a
+worker that its server is gone.
 """
 
 import logging
 import os
-import select
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -31,6 +32,7 @@ from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
+from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 
@@ -46,9 +48,24 @@ LEAVING_MS = 5_000  # to send last messages
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
+_OF_HOST = "ipc://"
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 
 logger = logging.getLogger("paceline")
+
+
+def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
+    """Bind the socket and return its address; on this host, accept processes of this user alone."""
+    if address.startswith(_OF_HOST) and sys.platform == "linux":
+        socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+    socket.bind(address)
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def remove_name(address: str) -> None:
+    """Remove the name of a closed socket of this host; ZeroMQ leaves it."""
+    if address.startswith(_OF_HOST):
+        Path(address.removeprefix(_OF_HOST)).unlink(missing_ok=True)
 
 
 def _make(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
@@ -357,55 +374,14 @@ def _mirror(spec: ModelSpec) -> Region:
     return private_region(spec)
 
 
-class Bell:
-    """A descriptor for event loops, readable when the watched one is, or after `ring`.
-
-    A ZeroMQ socket's own descriptor signals only changes, each once, and sending on the socket may consume the signal
-    that something arrived. The hub rings the bell then; one epoll descriptor watches both.
-    """
-
-    def __init__(self, watched: int) -> None:
-        self._rung, self._ringer = os.pipe()
-        os.set_blocking(self._rung, False)
-        os.set_blocking(self._ringer, False)
-        if hasattr(select, "epoll"):
-            self._both: select.epoll = select.epoll()
-            self._both.register(watched, select.EPOLLIN)
-            self._both.register(self._rung, select.EPOLLIN)
-        else:
-            raise OSError("the zeromq transport needs Linux's epoll: use --transport shm")
-        self._ringing = False
-
-    def fileno(self) -> int:
-        return self._both.fileno()
-
-    def ring(self) -> None:
-        """Make the descriptor readable until `hush`."""
-        if not self._ringing:
-            self._ringing = True
-            os.write(self._ringer, b"\x00")
-
-    def hush(self) -> None:
-        if self._ringing:
-            self._ringing = False
-            with suppress(BlockingIOError):
-                os.read(self._rung, 1)
-
-    def close(self) -> None:
-        self._both.close()
-        os.close(self._rung)
-        os.close(self._ringer)
-
-
 class ZeromqHub:
-    """The server's socket and the workers it expects; bound to this host by default."""
+    """The server's socket and the workers it expects."""
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+    def __init__(self, bind: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _make(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a worker that is gone raises
-        self._socket.bind(bind)
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = bind_privately(self._socket, bind)
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._ends: dict[bytes, ZeromqServerEnd] = {}
         self._strangers: dict[bytes, float] = {}  # time of each unknown token's handshake
@@ -510,5 +486,6 @@ class ZeromqHub:
             self._dismiss(stranger)
         self._bell.close()
         self._socket.close(linger=LEAVING_MS)
+        remove_name(self.address)
         self._ends.clear()
         end_context(self._context)

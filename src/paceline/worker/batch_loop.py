@@ -364,7 +364,8 @@ class BatchLoop:
             if self._kept or self._endpoint.poll(max(0.0, remaining)):
                 message = self._receive()
                 self.replica.handle(message)
-                if isinstance(message, m.Work | m.Over) or message == m.Cancelled(self._grant.ticket):
+                voids = isinstance(message, m.Cancelled) and message.ticket == self._grant.ticket
+                if voids or isinstance(message, m.Work | m.Over):
                     return message
             elif remaining <= 0.0:
                 return None
@@ -397,6 +398,8 @@ class BatchLoop:
                 # An earlier phase's `Over` may have been sent before the server read this worker's `Done`.
                 if message.run_over or message.phase >= self._ready.phase:
                     self._finish(message)
+            elif isinstance(message, m.Cancelled) and message.again:
+                self._endpoint.send(self._ready)
             elif not (self.replica.handle(message) or isinstance(message, m.Cancelled | m.Extra)):
                 # `Cancelled` and `Extra` may cross a push or a reconnect.
                 raise InternalError(f"a worker that waits for work was sent {message}")
@@ -465,6 +468,7 @@ class BatchLoop:
 
     def _finish(self, over: m.Over) -> None:
         self.over = over
+        self._fetcher.avoided = over.killers
         self.rounds_done = over.rounds_done
         if self._on_news is not None:
             self._on_news(over)

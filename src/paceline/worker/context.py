@@ -54,6 +54,7 @@ class WorkerContext(msgspec.Struct, frozen=True):
     make_replica: MakeReplica | None = None  # for a worker that steps itself: alone, or a node
     alone: bool = False  # the script runs by itself
     sessions: list[Any] = []  # this worker's one session, once it exists
+    after_script: list[Callable[[], None]] = []  # what its process does once the script has ended
 
 
 _current = threading.local()

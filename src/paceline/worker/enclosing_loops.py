@@ -53,6 +53,11 @@ def comes_again(code: CodeType, at: int) -> bool:
     return False
 
 
+def lies_in_for(code: CodeType, at: int) -> bool:
+    """Return whether the instruction at this offset lies in the body of a `for` loop, even if it leaves it."""
+    return any(each.opname == "FOR_ITER" and each.offset < at < each.argval for each in dis.get_instructions(code))
+
+
 def _successors(code: CodeType) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Return the offsets that may follow each instruction, and where those of `DRIVES` go when they are exhausted."""
     instructions = list(dis.get_instructions(code))

@@ -67,6 +67,7 @@ class Source(Protocol):
     dataset: Any
     source: Any  # what a stream iterates over
     ended: bool  # a stream has no more batches
+    avoided: tuple[int, ...]  # samples that are not to be shown
 
     @property
     def begun(self) -> bool:
@@ -89,6 +90,7 @@ class Fetcher:
     """Loads batches of one data set."""
 
     ended = False
+    avoided: tuple[int, ...] = ()
     begun = True
     keeps_state = False
     source = None
@@ -120,7 +122,8 @@ class Fetcher:
 
     def shown(self, batch_size: int) -> Iterator[Any]:
         """Yield the data set's first samples as a batch."""
-        yield self._fetch(np.arange(min(batch_size, self.size)))
+        first = np.setdiff1d(np.arange(min(batch_size + len(self.avoided), self.size)), self.avoided)
+        yield self._fetch(first[:batch_size])
 
     def _fetch(self, indices: Indices) -> Any:
         if self._whole:

@@ -42,6 +42,7 @@ class LoopRunner:
         self.handshake: Handshake | None = None
         self.phase = 0
         self.run_over = False
+        self.left_early = False  # the script left the last loop before its end
         self._given = given
         self._endpoint: Endpoint = collectives.endpoint
         self._state = state
@@ -98,7 +99,7 @@ class LoopRunner:
             self._endpoint, self.replica, fetcher, ready, self.handshake, self._state, self._kept,
             self._schedules.on_news, leads=self._given.worker == 0,
         )  # fmt: skip
-        loop.rounds_done = self._rounds_done
+        loop.rounds_done, self.left_early = self._rounds_done, False
         worker = self._given.workers if self._given.evaluator else self._given.worker
         try:
             loop.begin()
@@ -112,6 +113,7 @@ class LoopRunner:
                 self.current = Rehearsal(self.replica, self._state, loop.rounds_done, self.handshake.again)
                 yield from self.current.batches(fetcher, ready.batch_size)
         except GeneratorExit:  # the script leaves the loop: what it has stepped on counts
+            self.left_early = True
             loop.end_pass()
             raise
         finally:

@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 from paceline.core.errors import OptionError
+from paceline.worker.enclosing_loops import lies_in_for
 
 
 class Script:
@@ -56,6 +57,17 @@ def script_traceback(error: BaseException) -> str:
     while frames is not None and _is_ours(Path(frames.tb_frame.f_code.co_filename)):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def raised_in_loop(error: BaseException) -> bool:
+    """Return whether a `for` loop of the script was left by this exception."""
+    frames = error.__traceback__
+    while frames is not None:
+        code = frames.tb_frame.f_code
+        if not _is_ours(Path(code.co_filename)) and lies_in_for(code, frames.tb_lasti):
+            return True
+        frames = frames.tb_next
+    return False
 
 
 def _is_ours(file: Path) -> bool:

@@ -48,6 +48,7 @@ class StreamFetcher:
         self.size = size
         self.source = source  # iterating over it gives batches
         self.ended = False
+        self.avoided: tuple[int, ...] = ()  # a stream names no samples
         self.kept_by_script = False  # by `session.keep`
         self._iterator: Iterator[Any] | None = None
         self._unread = unread

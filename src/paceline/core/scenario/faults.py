@@ -16,6 +16,7 @@ from paceline.core.values import nearest, shown
 Kind = Literal["slow", "pause", "crash", "rejoin", "join", "leave", "partition", "server_crash", "duplicate", "reorder"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_WORKERS = 10_000_000
+MAX_NEWCOMERS = 100_000  # of all joins together: unlike the first workers, each is kept by its number
 
 _TARGETS = ("worker", "workers")
 
@@ -145,13 +146,16 @@ class _Story:
 
     def __init__(self, workers: int) -> None:
         self.known = workers
+        self.newcomers = 0
         self.gone: dict[int, tuple[str, float]] = {}  # how and when
 
     def check(self, event: ScenarioEvent, fields: Fields) -> ScenarioEvent:
         """Check an event against all before it; assign newcomers their ids."""
         if event.kind == "join":
-            if self.known + event.count > MAX_WORKERS:
-                raise fields.refusal(f"count is {event.count}", f"a scenario holds 1 to {MAX_WORKERS} workers")
+            self.newcomers += event.count
+            if self.newcomers > MAX_NEWCOMERS:
+                fix = f"at most {MAX_NEWCOMERS} may join, in all events together"
+                raise fields.refusal(f"count makes {self.newcomers} newcomers", fix)
             newcomers = tuple(range(self.known, self.known + event.count))
             self.known += event.count
             return msgspec.structs.replace(event, workers=newcomers)

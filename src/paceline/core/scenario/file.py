@@ -8,17 +8,18 @@ because a time of zero would look like a result.
 import tomllib
 from importlib import resources
 from importlib.resources.abc import Traversable
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from paceline.core.errors import ScenarioError
+from paceline.core.regular_files import read_text
 from paceline.core.scenario.faults import MAX_WORKERS, ScenarioEvent, read_events, read_speed
 from paceline.core.scenario.jitter import Jitter, read_jitter
 from paceline.core.scenario.toml_fields import Fields
-from paceline.core.scenario.traces import read_text, table_cell
+from paceline.core.scenario.traces import Cell, Traces
 from paceline.core.scenario.words import describe
 from paceline.core.values import nearest, shortened, shown
 
@@ -29,6 +30,7 @@ __all__ = [
 
 _TOP = ("seed", "compute", "network", "workers", "events", "run")
 _NO_JITTER = Jitter()
+MAX_BYTES = 256 << 10  # of a file: thousands of workers and events, and read in a second whatever stands in it
 MAX_PARTS = 1000  # most dots on one side of an equals sign; a scenario needs one
 
 
@@ -101,7 +103,7 @@ def load(target: str | Path) -> Scenario:
         return parse(builtin_text(target), target, Path())
     path = Path(target)
     try:
-        text = read_text(path)
+        text = read_text(path, MAX_BYTES)
     except FileNotFoundError:
         raise ScenarioError(
             f"no scenario {shown(str(target))}: neither a file nor built in; {nearest(path.stem, builtin_names())}"
@@ -171,11 +173,11 @@ def _toml(text: str, source: str) -> dict[str, Any]:
 
 
 def _build(data: dict[str, Any], name: str, folder: Path, source: str) -> Scenario:
-    top = Fields(data, source, "", _TOP)
-    compute = _read_compute(top, folder)
-    network = _read_network(top, folder)
-    speeds = _table_speeds(top, folder)
-    workers = _read_workers(top, compute, folder, speeds)
+    top, traces = Fields(data, source, "", _TOP), Traces(folder)
+    compute = _read_compute(top, traces)
+    network = _read_network(top, traces)
+    speeds = _table_speeds(top, traces)
+    workers = _read_workers(top, compute, traces, speeds)
     return Scenario(
         seed=top.whole("seed", "give any whole number", at_least=0, at_most=2**63 - 1, default=0),
         compute=compute,
@@ -187,34 +189,36 @@ def _build(data: dict[str, Any], name: str, folder: Path, source: str) -> Scenar
     )
 
 
-def _read_compute(top: Fields, folder: Path) -> Compute:
+def _read_compute(top: Fields, traces: Traces) -> Compute:
     fix = "give the seconds a sample takes at speed 1.0, such as seconds_per_sample = 0.002 under [compute]"
     if not top.has("compute"):
         raise top.refusal("has no [compute] table, so no cost model", fix)
     fields = Fields(top.data["compute"], top.source, "[compute]", ("seconds_per_sample", "jitter"))
-    return Compute(fields.number("seconds_per_sample", fix, above=0), read_jitter(fields, _NO_JITTER, folder))
+    return Compute(fields.number("seconds_per_sample", fix, above=0), read_jitter(fields, _NO_JITTER, traces))
 
 
-def _read_network(top: Fields, folder: Path) -> Network:
+def _read_network(top: Fields, traces: Traces) -> Network:
     known = ("latency_ms", "bandwidth_mbps", "jitter")
     fields = Fields(top.data.get("network", {}), top.source, "[network]", known)
     latency_ms = _read_latency(fields)
-    return Network(latency_ms or 0.0, _read_bandwidth(fields), read_jitter(fields, _NO_JITTER, folder))
+    return Network(latency_ms or 0.0, _read_bandwidth(fields), read_jitter(fields, _NO_JITTER, traces))
 
 
-def _read_workers(top: Fields, compute: Compute, folder: Path, speeds: dict[str, float]) -> tuple[WorkerSpec, ...]:
-    workers: list[WorkerSpec] = []
+def _read_workers(top: Fields, compute: Compute, traces: Traces, speeds: dict[str, float]) -> tuple[WorkerSpec, ...]:
+    groups: list[tuple[WorkerSpec, int]] = []
+    free = MAX_WORKERS
     for number, entry in enumerate(top.tables("workers"), 1):
         known = ("count", "speed", "latency_ms", "bandwidth_mbps", "jitter")
         fields = Fields(entry, top.source, f"[[workers]] {number}", known)
         fix = f"a scenario holds 1 to {MAX_WORKERS} workers"
-        count = fields.whole("count", fix, at_least=1, at_most=MAX_WORKERS - len(workers), default=1)
-        jitter = read_jitter(fields, compute.jitter, folder)
+        count = fields.whole("count", fix, at_least=1, at_most=free, default=1)
+        free -= count
+        jitter = read_jitter(fields, compute.jitter, traces)
         spec = WorkerSpec(read_speed(fields, speeds), _read_latency(fields), _read_bandwidth(fields), jitter)
-        workers += [spec] * count
-    if not workers:
+        groups.append((spec, count))
+    if not groups:
         raise top.refusal("has no workers", "add a [[workers]] entry with count and speed")
-    return tuple(workers)
+    return tuple(chain.from_iterable(repeat(spec, count) for spec, count in groups))
 
 
 def _read_latency(fields: Fields) -> float | None:
@@ -232,13 +236,13 @@ def _read_run(top: Fields) -> dict[str, Any]:
     return dict(Fields(run, top.source, "[run]", run if isinstance(run, dict) else ()).data)
 
 
-def _table_speeds(top: Fields, folder: Path) -> dict[str, float]:
+def _table_speeds(top: Fields, traces: Traces) -> dict[str, float]:
     """Read every speed of the form trace:FILE:ROW:COLUMN and divide by the largest, so that the fastest is 1."""
-    cells: dict[str, float] = {}
+    wanted: dict[str, dict[str, Cell]] = {}  # by file, each cell under its text
     for key in ("workers", "events"):
         for number, entry in enumerate(top.tables(key), 1):
             spec = entry.get("speed") if isinstance(entry, dict) else None
-            if isinstance(spec, str) and spec not in cells:
+            if isinstance(spec, str):
                 kind, _, rest = spec.partition(":")
                 parts = rest.rsplit(":", 2)  # a path may contain colons, row and column may not
                 if kind != "trace" or len(parts) != 3:
@@ -246,6 +250,10 @@ def _table_speeds(top: Fields, folder: Path) -> dict[str, float]:
                     fix = "write a number such as 0.5, or trace:FILE:ROW:COLUMN"
                     raise fields.refusal(f"speed must be a number or a cell of a table, not {shown(spec)}", fix)
                 file, row, column = parts
-                cells[spec] = table_cell(folder / file, row, column)
+                wanted.setdefault(file, {})[spec] = (row, column)
+    cells: dict[str, float] = {}
+    for file, specs in wanted.items():
+        found = traces.cells(file, set(specs.values()))
+        cells |= {spec: found[cell] for spec, cell in specs.items()}
     largest = max(cells.values(), default=1.0)
     return {spec: cell / largest for spec, cell in cells.items()}

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from paceline.core.scenario.toml_fields import Fields
-from paceline.core.scenario.traces import batch_factors
+from paceline.core.scenario.traces import Traces
 from paceline.core.values import nearest, shown
 
 Kind = Literal["none", "lognormal", "exponential", "shifted_exponential", "trace"]
@@ -52,7 +52,7 @@ class Jitter(msgspec.Struct, frozen=True):
     rows: tuple[tuple[float, ...], ...] = ()  # trace only: the factors of each of its workers
 
 
-def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
+def read_jitter(fields: Fields, default: Jitter, traces: Traces) -> Jitter:
     """Read the `jitter` key of a table."""
     if not fields.has("jitter"):
         return default
@@ -82,7 +82,7 @@ def read_jitter(fields: Fields, default: Jitter, folder: Path) -> Jitter:
             file = Path(arguments)
             # Keep only the name of an absolute path: journals of the simulator hold nothing of the machine.
             kept = f"trace:{file.name if file.is_absolute() else arguments}"
-            return Jitter(kept, kind, rows=batch_factors(folder / file))
+            return Jitter(kept, kind, rows=traces.batch_factors(arguments))
     known = kind in FORMS
     raise fields.refusal(
         f"jitter {shown(spec)} is not a jitter", f"write {FORMS[kind]}" if known else nearest(kind, FORMS)

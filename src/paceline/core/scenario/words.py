@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.scenario.faults import ScenarioEvent
 from paceline.core.scenario.jitter import Jitter
+from paceline.core.values import shown, visible
 
 if TYPE_CHECKING:
     from paceline.core.scenario.file import Network, Scenario, WorkerSpec
@@ -22,26 +23,26 @@ def describe(scenario: "Scenario") -> str:
         f"network: {_network(scenario.network)}",
         "workers:",
     ]
-    rate = 1 / compute.seconds_per_sample
+    rate, found = 1 / compute.seconds_per_sample, scenario.groups()
     groups = [
         f"  {_ids(ids)}: speed {spec.speed:.4g}, {spec.speed * rate:,.4g} samples/s{_own(spec, compute.jitter)}"
-        for ids, spec in scenario.groups()
+        for ids, spec in found
     ]
     lines += _shortened(groups, SHOWN_GROUPS, "groups of workers")
-    lines.append(_limits(scenario, rate))
+    lines.append(_limits(scenario.count, found, rate))
     if scenario.events:
         lines.append("events:")
         lines += _shortened([f"  {_event(event)}" for event in scenario.events], SHOWN_EVENTS, "events")
     if scenario.run:
-        lines.append("run: " + ", ".join(f"{key} = {value!r}" for key, value in scenario.run.items()))
-    return "\n".join(lines)
+        lines.append("run: " + ", ".join(f"{key} = {shown(value)}" for key, value in scenario.run.items()))
+    return "\n".join(map(visible, lines))
 
 
-def _limits(scenario: "Scenario", rate: float) -> str:
+def _limits(count: int, groups: "list[tuple[range, WorkerSpec]]", rate: float) -> str:
     """Compare the throughput of all speeds together with that of all workers at the slowest's pace."""
-    speeds = [spec.speed for _, spec in scenario.groups()]
-    together = sum(len(ids) * spec.speed for ids, spec in scenario.groups()) * rate
-    in_step = scenario.count * min(speeds) * rate
+    speeds = [spec.speed for _, spec in groups]
+    together = sum(len(ids) * spec.speed for ids, spec in groups) * rate
+    in_step = count * min(speeds) * rate
     if math.isclose(together, in_step):
         return f"at most {together:,.4g} samples/s (jitter, network and events aside); all are equally fast"
     return (

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from paceline.core.errors import InternalError, ScriptError, UserError
+from paceline.core.errors import InternalError, PeerError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
-from paceline.engines.local import scratch, titles
+from paceline.engines.local import addresses, scratch, titles
 from paceline.engines.local.control import (
     Debugging,
     Failure,
@@ -54,7 +54,7 @@ from paceline.transport.shm import ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import MakeReplica, Shared, WorkerContext
 from paceline.worker.other_frameworks import advice_for
-from paceline.worker.scripts import script_traceback
+from paceline.worker.scripts import raised_in_loop, script_traceback
 
 if TYPE_CHECKING:
     from paceline.transport.zeromq import ZeromqEndpoint
@@ -67,6 +67,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # by torch, as not to be compiled
 OTHERWISE_WRAPPED = "LBFGS"
 NEXT_PROCESS = 1_000_003  # added to the seed per incarnation, so that each draws other random numbers, as in sim
+LAST_WORDS_S = 5.0
 
 
 def main() -> NoReturn:
@@ -112,8 +113,9 @@ def work(channel: Channel) -> int:
         raise InternalError(f"the first message of a worker must be its role, not {role!r}")
     links = WorkerLinks(channel)
     endpoint = links.endpoint(role, frame.descriptors)
+    folder = None if role.folder is None else scratch.claim(Path(role.folder))
     _settle_in(role, links)
-    mail = _mailbox(role)
+    mail = _mailbox(role, folder)
     given = WorkerContext(
         worker=role.worker,
         workers=role.workers,
@@ -149,22 +151,21 @@ def _node_maker(role: Role, endpoint: Endpoint, mail: Mail) -> MakeReplica:
     return make
 
 
-def _mailbox(role: Role) -> Mail | None:
+def _mailbox(role: Role, folder: Path | None) -> Mail | None:
     """Return the mailbox for messages of other nodes, in a run without a server."""
-    if role.peer is None:
+    if role.peer is None or folder is None:
         return None
     if role.transport == "shm":
         from paceline.transport.mail_shm import ShmMail  # a run with a server needs neither
 
-        return ShmMail(scratch.own_folder())
+        return ShmMail(folder)
     from paceline.transport.mail_zeromq import ZeromqMail
 
-    return ZeromqMail()
+    return ZeromqMail(addresses.of_socket(folder, "mail", over_tcp=role.over_tcp))
 
 
 def _settle_in(role: Role, links: "WorkerLinks") -> None:
-    """Set up what is per process: threads, random generators, a folder for sockets, warnings, logging, debugging."""
-    scratch.claim()
+    """Set up what is per process: threads, random generators, warnings, logging, debugging."""
     torch.set_num_threads(role.threads)
     os.environ.update(torchrun_variables(role.worker, role.workers))
     if role.yields and hasattr(os, "SCHED_BATCH"):
@@ -230,9 +231,15 @@ def _run(role: Role, given: WorkerContext) -> Failure | None:
     except SystemExit as error:
         if error.code not in (None, 0):
             return Failure("script", f"the script of {_who(role)} exited with {error.code}")
+        left = any(session._loops.left_early for session in given.sessions)
+        _say(given, Ended(in_loop=left and raised_in_loop(error)))
     except BaseException as error:  # noqa: BLE001 - the server reports whatever ended the script
         return _blame(role, given, error)
-    _say(given, Ended())
+    else:
+        _say(given, Ended())
+    with contextlib.suppress(Closed):
+        for call in given.after_script:
+            call()
     return None
 
 
@@ -251,6 +258,8 @@ def _failure_of(role: Role, given: WorkerContext, error: BaseException) -> Failu
         return Failure("user", str(error), script_traceback(error))
     if isinstance(error, ScriptError):
         return Failure("script", str(error), script_traceback(error.__cause__ or error))
+    if isinstance(error, PeerError):
+        return Failure("peer", str(error), script_traceback(error))
     if isinstance(error, Lost):
         return Failure("peer", f"{_who(role)} lost its server and could not go on", script_traceback(error))
     batch = given.shared.batches.get(role.worker, 0)
@@ -293,8 +302,7 @@ def leave_compiler_out() -> None:
     that a parameter server steps.
 
     A node of a run without a server steps itself, and the wrapper of each optimizer's `step` imports the compiler, too.
-    Its replacement still turns gradients off, but does not break the compiler's graph, which matters only to a compiled
-    `step()`.
+    Its replacement still turns gradients off, but does not break the graph of a compiled `step()`.
     """
     for name in MARKED:
         method = getattr(torch.optim.Optimizer, name)
@@ -315,16 +323,13 @@ def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-LAST_WORDS_S = 5.0
-
 Fresh = tuple[str, list[int]] | None  # the server's address or a link to it; None: there will be no server
 
 
 class WorkerLinks:
     """A worker's control socket, and the links to restarted servers that arrive over it.
 
-    A thread reads the socket once the role is known: a script may compute for any time, and the launcher's death must
-    be noticed meanwhile.
+    A thread reads it: a script may compute for any time, and the launcher's death must be noticed meanwhile.
     """
 
     def __init__(self, control: Channel) -> None:
@@ -352,9 +357,9 @@ class WorkerLinks:
         """Send the launcher a warning; return False if this process cannot: a fork has no socket of its own."""
         return self._tell(Warned(_sendable(text)))
 
-    def debugs(self, waits: bool) -> None:
+    def debugs(self, waits: bool, on_terminal: bool = True) -> None:
         """Tell the launcher whether a debugger waits for a command."""
-        self._tell(Debugging(waits))
+        self._tell(Debugging(waits, on_terminal))
 
     def _tell(self, message: Warned | Debugging) -> bool:
         if os.getpid() != self._owner:

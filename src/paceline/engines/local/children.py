@@ -8,9 +8,11 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from paceline.engines.local import addresses
 from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlinked, encode
 from paceline.engines.local.debugging import terminal_of_this_process
 from paceline.engines.local.nursery import Nursery, import_path
@@ -46,6 +48,7 @@ class Children:
         self._stage = stage
         self._send_to_server = send_to_server
         self.nursery = nursery  # None: every process is a fresh interpreter
+        self.folder: Path | None = None  # the run's temporary folder
         self._shares_memory = plan.config.transport == "shm"
         self._address: str | None = None  # of the server (zeromq), once it listens
         self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
@@ -55,7 +58,7 @@ class Children:
 
     def start(self, place: ProcessPlace) -> Process:
         """Start a process for this place."""
-        process = Process(place.name, self._stage, Transcript(self._plan.folder, place.name), self.nursery)
+        process = self.make(place.name)
         self.alive[place] = process
         self._tokens[place] = secrets.token_hex(16)
         if self._shares_memory:
@@ -67,6 +70,10 @@ class Children:
         else:
             process.send(encode(self._role(place)))
         return process
+
+    def make(self, name: str) -> Process:
+        """Start a process of the run, with a transcript of its own."""
+        return Process(name, self._stage, Transcript(self._plan.folder, name), self.nursery, self.folder)
 
     def listening(self, address: str) -> None:
         """Send the server's address: with their role to processes that waited for it, as a relink to all others."""
@@ -95,6 +102,14 @@ class Children:
         code = self._codes[place] = process.reap()
         self._send_to_server(self._exited(place), ())
         return code
+
+    def end_all(self) -> None:
+        """Kill and reap all processes and forget that they were, so that the run can start over."""
+        for process in self.alive.values():
+            process.reap()
+        self._address = None
+        for known in (self.alive, self._roleless, self._tokens, self._codes):
+            known.clear()
 
     def unlink(self) -> None:
         """Tell all processes that there will be no further server."""
@@ -137,6 +152,8 @@ class Children:
             sys_path=import_path(),
             transport=config.transport,
             address=self._address or "",
+            folder=None if self.folder is None else os.fspath(self.folder),
+            over_tcp=addresses.over_tcp,
             token=self._tokens[place],
             log_level=logging.getLogger("paceline").level,
             peer=config.strategy if is_peer(config.strategy) and not place.evaluator else None,

@@ -15,7 +15,7 @@ from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 
 T = TypeVar("T")
-Blame = Literal["user", "script", "peer", "internal"]
+Blame = Literal["storage", "user", "script", "peer", "internal"]
 
 
 # -- launcher to server ------------------------------------------------------------------------------------------------
@@ -30,6 +30,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     progress: bool = False  # send how far the run has come
     restore: str | None = None  # the folder of the checkpoint to go on from
     append: bool = False  # continue the journal of the server before this one
+    folder: str  # the run's temporary folder
+    over_tcp: bool = False  # workers connect to a port of the loopback (zeromq)
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +60,14 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True):
     """The user asks for the run to end cleanly, with its report."""
 
 
-ToServer = Setup | Linked | Exited | Interrupt
+class Debugged(msgspec.Struct, frozen=True, tag=True):
+    """A worker's debugger waits for a command, so its silence means nothing; or it does so no longer."""
+
+    worker: int
+    waits: bool
+
+
+ToServer = Setup | Linked | Exited | Interrupt | Debugged
 
 
 # -- server to launcher ------------------------------------------------------------------------------------------------
@@ -133,9 +142,10 @@ class Warned(msgspec.Struct, frozen=True, tag=True):
 
 
 class Debugging(msgspec.Struct, frozen=True, tag=True):
-    """A worker's debugger waits for a command on the terminal, or does so no longer."""
+    """A worker's debugger waits for a command, or does so no longer; one that needs no terminal may at any time."""
 
     waits: bool
+    on_terminal: bool = True
 
 
 ToLauncher = (
@@ -167,6 +177,8 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     transport: Transport
     address: str
     token: str
+    folder: str | None = None  # the run's temporary folder
+    over_tcp: bool = False  # other nodes connect to a port of the loopback (zeromq)
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same

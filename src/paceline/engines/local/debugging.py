@@ -16,7 +16,7 @@ NOT_HERE = (
     "set PYTHONBREAKPOINT to a debugger that needs no terminal"
 )
 
-Announce = Callable[[bool], None]
+Announce = Callable[..., None]  # takes whether a debugger waits, and whether on the terminal
 
 
 class TerminalDebugger(pdb.Pdb):
@@ -60,6 +60,7 @@ class BreakpointHook:
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Stop in the caller's frame, or warn that it cannot be done."""
         if os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace"):
+            self._announce(True, on_terminal=False)  # from here on it may stop the script at any time
             return sys.__breakpointhook__(*given, **named)
         if self._terminal is None:
             if not self._warn(self._not_here):

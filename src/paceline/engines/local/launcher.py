@@ -8,6 +8,7 @@ launcher waits for it.
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -18,13 +19,14 @@ from typing import assert_never
 import msgspec
 
 from paceline.core.errors import InternalError, UserError
-from paceline.engines.local import control, relay
+from paceline.engines.local import addresses, control, relay, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.children import Children, ProcessPlace
+from paceline.engines.local.interruption import Interruption
 from paceline.engines.local.loop import Loop, interrupts
-from paceline.engines.local.output import Console, Transcript
+from paceline.engines.local.output import Console
 from paceline.engines.local.processes import Process
-from paceline.engines.local.result_handover import Outcome
+from paceline.engines.local.result_handover import Outcome, as_overdue
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log, notice
@@ -64,11 +66,11 @@ class Launcher:
         self._failure: control.Failure | None = None  # one that the server did not report
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
-        self._kill_at: dict[Process, float] = {}
+        self._kill_at: dict[Process | None, float] = {}  # None: all workers that outlive the run
         self._warnings: set[str] = set()  # of workers, shown so far
         self._debugging = False  # a worker's debugger has the terminal
         self._shown = Progress(0.0, 0, 0, None, {}, None)
-        self._interrupts = 0
+        self._interruption = Interruption()
         self._restored_from = plan.restore
         self._restarts = 0
 
@@ -80,11 +82,12 @@ class Launcher:
                 self._take_nursery(descriptor)
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
-                if self._interrupts:  # it came before there was a server
+                if self._interruption.count:  # it came before there was a server
                     self._send_to_server(control.Interrupt())
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
+                    self._interruption.look(self._processes(), self._children.nursery)
                 return self._outcome()
             finally:
                 self._leave_nothing()
@@ -92,7 +95,10 @@ class Launcher:
     # -- births ------------------------------------------------------------------------------------------------------
 
     def _take_nursery(self, interrupts: int) -> None:
-        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile."""
+        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile.
+
+        Raises KeyboardInterrupt if it stays stopped after an interrupt: nothing has begun that could be reported.
+        """
         if self._plan.config.start == "fresh" or not nurseries.possible():
             return
         nursery = self._children.nursery = nurseries.take()
@@ -100,18 +106,21 @@ class Launcher:
             waiting.watch_descriptor(interrupts, lambda: self._on_interrupt(interrupts))
             waiting.watch_descriptor(nursery.fileno(), nursery.listen)
             patient_until = time.monotonic() + PATIENCE_S
-            while nursery.starting and (left := patient_until - time.monotonic()) > 0:
+            while nursery.starting and (left := patient_until - time.monotonic()) > 0 and not self._interruption.count:
                 waiting.turn(left)
-            if nursery.starting:
+            if nursery.starting and not self._interruption.count:
                 notice("waiting for an interpreter to import torch, from which all processes are started")
             while nursery.starting:
-                waiting.turn(None)
+                waiting.turn(self._interruption.seconds_left())
+                self._interruption.look((), nursery)
+                if nursery.starting and self._interruption.over and scratch.state_of(nursery.pid) == "T":
+                    raise KeyboardInterrupt
 
     def _start_server(self, restore: Path | None, *, append: bool) -> None:
         plan = self._plan
-        server = self._server = Process(
-            "server", self._stage, Transcript(plan.folder, "server"), self._children.nursery
-        )
+        server = self._server = self._children.make("server")
+        if self._children.folder is None:  # as late as possible: from now on the server removes it if this process dies
+            self._children.folder = server.folder = scratch.make()
         self._loop.watch(server, self._on_server_word, lambda: self._on_server_exit(server))
         setup = control.Setup(
             plan=plan,
@@ -120,6 +129,8 @@ class Launcher:
             progress=self._progress is not None,
             restore=None if restore is None else os.fspath(restore),
             append=append,
+            folder=os.fspath(self._children.folder),
+            over_tcp=addresses.over_tcp,
         )
         self._send_to_server(setup)
 
@@ -131,7 +142,7 @@ class Launcher:
 
     def _start(self, place: ProcessPlace) -> None:
         process = self._children.start(place)
-        self._loop.watch(process, lambda frame: self._on_child_word(process, frame), lambda: self._on_exit(place))
+        self._loop.watch(process, lambda frame: self._on_child_word(place, frame), lambda: self._on_exit(place))
 
     # -- words -------------------------------------------------------------------------------------------------------
 
@@ -150,7 +161,7 @@ class Launcher:
                 if self._progress is not None:
                     self._progress(message.progress)
             case control.StartWorker():
-                if self._finished is None and not self._interrupts:
+                if self._finished is None and not self._interruption.count:
                     self._start(ProcessPlace(message.worker, message.incarnation))
             case control.Signal():
                 self._signal(message.worker, message.number)
@@ -175,15 +186,16 @@ class Launcher:
         if self._sink is not None:
             self._sink.write(line)
 
-    def _on_child_word(self, process: Process, frame: Frame) -> None:
+    def _on_child_word(self, place: ProcessPlace, frame: Frame) -> None:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(frame.data)
         if isinstance(message, control.Warned):
-            process.warn(message.text, show=message.text not in self._warnings)
+            self._children.alive[place].warn(message.text, show=message.text not in self._warnings)
             self._warnings.add(message.text)
         elif isinstance(message, control.Debugging):
-            self._debugging = message.waits
-            if self._progress is not None:
+            self._send_to_server(control.Debugged(place.worker, message.waits))
+            self._debugging = message.waits and message.on_terminal
+            if self._progress is not None and message.on_terminal:
                 self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
         elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
@@ -194,11 +206,11 @@ class Launcher:
         for place, process in self._children.alive.items():
             if place.worker == worker and not place.evaluator:
                 process.signal(number)
+                if number == signal.SIGKILL:
+                    self._kill_at[process] = math.inf  # it is no surprise
 
     def _on_interrupt(self, descriptor: int) -> None:
-        self._interrupts += len(os.read(descriptor, 64))
-        if self._interrupts > 1:
-            raise KeyboardInterrupt
+        self._interruption.read(descriptor)
         if self._finished is not None:
             self._end_all()
         else:
@@ -227,6 +239,9 @@ class Launcher:
             process.signal(signal.SIGCONT)  # the server can no longer resume a worker that the scenario paused
             if place.evaluator:
                 self._ask_to_end(process)
+        patience = self._plan.config.worker_timeout
+        if patience is not None:
+            self._kill_at[None] = time.monotonic() + max(patience.ceiling, PATIENCE_S)
 
     def _on_server_exit(self, server: Process) -> None:
         code = server.reap()
@@ -238,20 +253,22 @@ class Launcher:
     def _restart(self, code: int) -> bool:
         """Start a successor of a server that died, if possible; return whether there is one."""
         how = f"the server process {how_it_ended(code)}"
-        folder = self._plan.folder
-        newest = checkpoint.newest(folder) if folder is not None else None
-        newest = newest or self._plan.restore
+        newest, begins_again = self._where_to_go_on()
         self._restarts = self._restarts + 1 if newest == self._restored_from else 1
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
-        elif self._interrupts:
+        elif self._interruption.count:
             self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
-        elif newest is None:
+        elif newest is None and not begins_again:
             self._failure = control.Failure(
                 "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"
             )
         elif self._restarts > RESTARTS:
-            self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {newest} came no further")
+            start = newest or "the beginning"
+            self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {start} came no further")
+        elif begins_again:
+            self._start_over(how)
+            return True
         else:
             logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
             self._restored_from = newest
@@ -259,6 +276,29 @@ class Launcher:
             self._children.relink()
             return True
         return False
+
+    def _where_to_go_on(self) -> tuple[Path | None, bool]:
+        """Return the checkpoint for a successor of the server, and whether the run begins again, at no loss.
+
+        Nothing is lost before training has begun, nor, with --checkpoint-every, before the first checkpoint.
+        """
+        folder, restore = self._plan.folder, self._plan.restore
+        if self._began is None:
+            return restore, True
+        if folder is None or checkpoint.newest(folder) is None:
+            return restore, restore is None and self._plan.config.checkpoint_every is not None
+        return checkpoint.newest_whole(folder) or restore, False
+
+    def _start_over(self, how: str) -> None:
+        """Start all processes again, with an empty journal: scripts have said things to a server that is gone."""
+        logger.warning("%s before there was anything to go on from: the run starts again (%d)", how, self._restarts)
+        for process in self._children.alive.values():
+            self._loop.forget(process)
+            self._kill_at.pop(process, None)
+        self._children.end_all()
+        self._began = None
+        self._start_server(self._plan.restore, append=False)
+        self._start_children()
 
     def _on_exit(self, place: ProcessPlace) -> None:
         process = self._children.alive[place]
@@ -288,12 +328,25 @@ class Launcher:
         return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
-        return max(0.0, min(self._kill_at.values()) - time.monotonic()) if self._kill_at else None
+        waits = [max(0.0, at - time.monotonic()) for at in self._kill_at.values() if at != math.inf]
+        look = self._interruption.seconds_left()
+        return min([*waits, *([] if look is None else [look])], default=None)
 
     def _kill_the_late(self) -> None:
         for process in [process for process, at in self._kill_at.items() if at <= time.monotonic()]:
             del self._kill_at[process]
-            process.signal(signal.SIGKILL)
+            if process is not None:
+                process.signal(signal.SIGKILL)
+            else:
+                self._end_overdue()
+
+    def _end_overdue(self) -> None:
+        """End workers' processes that have outlived the run for too long, unless a debugger is in one."""
+        overdue = as_overdue(sorted(place.worker for place in self._children.alive if not place.evaluator))
+        if self._debugging:
+            self._kill_at[None] = time.monotonic() + PATIENCE_S
+        elif overdue is not None and self._outcome_is_good:
+            self._fail(overdue)
 
     def _why(self) -> control.Failure | None:
         """Return what went wrong. If the server saw only a script's exit code, prefer the script's own report."""
@@ -315,6 +368,8 @@ class Launcher:
         """Leave no process and no descriptor behind, whatever happened."""
         self._stage.muted = True  # if a process still prints, an exception is being raised, and that matters more
         with contextlib.ExitStack() as last_steps:  # runs all of them, whichever fails
+            if self._children.folder is not None:
+                last_steps.callback(scratch.remove, self._children.folder)
             if self._model is not None:
                 last_steps.callback(os.close, self._model)
             last_steps.callback(self._loop.close)

@@ -10,6 +10,7 @@ from types import FrameType
 
 from paceline.engines.local.output import Voice
 from paceline.engines.local.processes import Process
+from paceline.records.terminals import leave_terminal
 from paceline.transport.base import Lost
 from paceline.transport.frames import Frame
 
@@ -32,7 +33,7 @@ class Loop:
 
         def end() -> None:
             self._read(process, on_frame)
-            self._forget(process)
+            self.forget(process)
             on_exit()
 
         def read() -> None:
@@ -84,7 +85,8 @@ class Loop:
         if self._readers.pop(process, None) is not None:
             self._selector.unregister(process.channel)
 
-    def _forget(self, process: Process) -> None:
+    def forget(self, process: Process) -> None:
+        """Stop watching a process that is about to be reaped."""
         self._stop_reading(process)
         del self._ends[process]
         for descriptor in (*(voice.descriptor for voice in process.voices), process.handle):
@@ -101,21 +103,24 @@ def _listener(selector: selectors.BaseSelector, voice: Voice) -> Callable[[], No
     return listen
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[int]:
     """Yield a descriptor from which one byte can be read per interrupt.
 
-    Leaves signals alone whose handler is not Python's default; outside the main thread it installs nothing.
+    Leaves signals alone whose handler is not Python's default; outside the main thread it installs nothing. SIGHUP
+    says that the terminal is gone: it ends the run in the same way, and nothing is shown any more.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     before = {}
 
-    def note(_: int, __: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         with contextlib.suppress(BlockingIOError):  # a full pipe already holds more interrupts than matter
             os.write(writer, b"!")
 

@@ -12,8 +12,9 @@ Why its forks are safe, and its children equal to fresh interpreters:
 4. It forks twice and the process in between exits, so the kernel reparents the child to the launcher, which is a
    subreaper for that moment. The launcher waits for its children itself, so it sees their exit codes, and the death of
    the nursery does not affect a child.
-5. It ends when its socket closes or the launcher dies. If it is killed its children live on, and later processes are
-   fresh interpreters, as they are where there is no subreaper (macOS) and where importing torch starts threads.
+5. It ends when its socket closes or the launcher dies, even if it was stopped. If it is killed its children live on,
+   and later processes are fresh interpreters, as they are where there is no subreaper (macOS) and where importing
+   torch starts threads.
 
 This module imports neither torch nor numpy before `main` does: the command line starts a nursery before it loads them.
 """
@@ -40,10 +41,12 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
+from paceline.engines.local.prctl import resume_when_parent_dies, subreaper
+
 START_S = 60.0  # for a fork on a busy machine; a nursery that takes longer hangs
+RESUME_S = 0.5  # after which one that has not forked yet is resumed, in case somebody has stopped it
 
 _BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.nursery import main; main({home}, {launcher})"
-_SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of <sys/prctl.h>
 _READY = b"ready"
 _LONGEST = 4096  # bytes of a message from a nursery
 _DESCRIPTORS = 5  # of a request: its `Birth`, current folder, control socket, standard output and error
@@ -161,7 +164,7 @@ class Nursery:
             self._give_up("it has ended")
         if not self.serves:
             return None
-        with _subreaper:
+        with subreaper:
             return self._start(name, stdout, stderr)
 
     def _start(self, name: str, stdout: int, stderr: int) -> Born | None:
@@ -171,15 +174,31 @@ class Nursery:
             with theirs:
                 if not self._ask(name, theirs.fileno(), stdout, stderr):
                     return None
-            ours.settimeout(START_S)
-            with contextlib.suppress(OSError):
-                data = ours.recv(_PID.size, socket.MSG_WAITALL)
-                if len(data) == _PID.size:
-                    ours_too.pop_all()
-                    return Born(_PID.unpack(data)[0], ours)
+            data = self._answer(ours)
+            if len(data) == _PID.size:
+                ours_too.pop_all()
+                return Born(_PID.unpack(data)[0], ours)
             self._home.setblocking(False)
             self.listen()  # it may have sent the reason
             return None
+
+    def _answer(self, control: socket.socket) -> bytes:
+        """Wait for a child's pid; nothing comes from a nursery that has ended or hangs."""
+        control.settimeout(RESUME_S)
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(ConnectionError):
+                    return control.recv(_PID.size)  # written at once, and so few bytes come at once
+                return b""
+            self.resume()
+        return b""
+
+    def resume(self) -> None:
+        """Let a nursery go on that somebody has stopped."""
+        if self._owner == os.getpid() and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGCONT)
 
     def _ask(self, name: str, *given: int) -> bool:
         named = [(os.fsencode(key), os.fsencode(value)) for key, value in environment().items()]
@@ -228,46 +247,7 @@ def reap_group(leader: int) -> None:
 
 def possible() -> bool:
     """Whether this system supports a nursery."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open") and _subreaper.possible()
-
-
-class _Subreaper:
-    """A context in which this process adopts orphans among its descendants."""
-
-    def __init__(self) -> None:
-        self._holders = 0
-        self._before = 0
-        self._lock = threading.Lock()
-
-    def possible(self) -> bool:
-        try:
-            return self._get() is not None
-        except (AttributeError, OSError):
-            return False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._holders == 0:
-                self._before = self._get() or 0
-                self._set(1)
-            self._holders += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0:
-                self._set(self._before)
-
-    def _get(self) -> int | None:
-        value = ctypes.c_int()
-        failed = ctypes.CDLL(None).prctl(_GET_SUBREAPER, ctypes.byref(value), 0, 0, 0)
-        return None if failed else value.value
-
-    def _set(self, value: int) -> None:
-        ctypes.CDLL(None).prctl(_SET_SUBREAPER, value, 0, 0, 0)
-
-
-_subreaper = _Subreaper()
+    return sys.platform == "linux" and hasattr(os, "pidfd_open") and subreaper.possible()
 
 
 def _inherited(ignoring: Collection[str]) -> tuple[object, ...]:
@@ -347,6 +327,7 @@ def give_back(nursery: Nursery) -> None:
 
 def main(descriptor: int, launcher: int) -> None:
     """Be the nursery; in a child, be that child."""
+    resume_when_parent_dies()
     home = socket.socket(fileno=descriptor)
     try:
         _preload()
@@ -444,6 +425,7 @@ def _fork_orphan() -> bool:
 
 def _become(folder: int, control: int, stdout: int, stderr: int) -> None:
     """Set up session, output and current folder, and send the launcher this child's pid."""
+    resume_when_parent_dies()
     os.setsid()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

@@ -2,18 +2,22 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import sys
 import termios
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import IO, Literal
+
+from paceline.records import private_files, terminals
 
 LONGEST = 65536  # bytes; a longer line is shown in several pieces
 READ = 65536
 
 Target = Literal["stdout", "stderr"]
+logger = logging.getLogger("paceline")
 
 
 class Console:
@@ -25,18 +29,22 @@ class Console:
 
     def show(self, prefix: str, line: str, target: Target) -> None:
         if not self.muted:
-            print(f"{prefix}{line}", file=sys.stdout if target == "stdout" else sys.stderr, flush=True)
+            with terminals.closed_is_fine():
+                print(f"{prefix}{line}", file=sys.stdout if target == "stdout" else sys.stderr, flush=True)
 
 
 class Transcript:
     """The log file of one process and its predecessors of the same name."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         if folder is not None:
             place = folder / "logs" / f"{name.replace(' ', '-')}.log"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            self._file = place.open("ab", buffering=0)
+            try:
+                private_files.make_folder(place.parent)
+                self._file = private_files.open_file(place, "ab")
+            except OSError as error:  # a full disk costs the logs, not the run
+                logger.warning("cannot write %s: %s; what it prints is only shown", place, error.strerror)
 
     def write(self, data: bytes) -> None:
         if self._file is not None:

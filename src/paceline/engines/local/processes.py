@@ -1,8 +1,8 @@
 """Child processes: forks of a nursery, or fresh interpreters, each with its own session and a private control socket.
 
-Never forks of this process: they would copy the locks and random state of the program that called `launch`. Nothing has
-a name in the file system. Leading its own session shields a child from the terminal's Ctrl-C, and lets the launcher end
-it together with all that it started.
+Never forks of this process: they would copy the locks and random state of the program that called `launch`. What they
+name in the file system is in the run's private folder. Leading its own session shields a child from the terminal's
+Ctrl-C, and lets the launcher end it together with all that it started.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from paceline.engines.local import nursery as nurseries
@@ -20,7 +21,7 @@ from paceline.engines.local.output import Console, Target, Transcript, Voice
 from paceline.transport.base import Lost
 from paceline.transport.frames import Channel
 
-_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.child import main; main()"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.fresh import main; main()"
 
 
 class Process:
@@ -28,9 +29,13 @@ class Process:
 
     pid: int  # also the id of its process group
 
-    def __init__(self, name: str, stage: Console, transcript: Transcript, nursery: Nursery | None = None) -> None:
-        """Start it, from the nursery if there is a usable one."""
+    def __init__(
+        self, name: str, stage: Console, transcript: Transcript, nursery: Nursery | None = None,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Start it, from the nursery if there is a usable one; `folder` is the run's temporary folder."""
         self.name = name
+        self.folder = folder
         self.code: int | None = None  # exit code, once reaped
         self._transcript = transcript
         self._stage = stage
@@ -95,7 +100,7 @@ class Process:
         self.code = self._popen.wait() if self._popen is not None else _wait(self.pid)
         nurseries.reap_group(self.pid)
         with contextlib.ExitStack() as last_steps:  # runs all of them, last to first, whichever fails
-            last_steps.callback(scratch.clear, self.pid, group)
+            last_steps.callback(scratch.clear, self.folder, self.pid, group)
             last_steps.callback(self._transcript.close)
             last_steps.callback(self.channel.close)
             if self.handle is not None:
@@ -139,13 +144,13 @@ def _wait(pid: int) -> int:
 
 
 def end_own_group() -> NoReturn:
-    """Kill this process and all that it started."""
+    """Kill this process and all that it started, and remove its files: the launcher is gone."""
     own = os.getpid()
     others = [process for process in scratch.group_of(own) if process != own]
     for process in others:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
-    scratch.clear(own, others)
+    scratch.abandon(others)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)  # if it leads no group

@@ -6,8 +6,7 @@ import contextlib
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import msgspec
@@ -15,14 +14,14 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, UserError
+from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, StorageError, UserError
 from paceline.engines.local.control import Blame, Failure
 from paceline.records.report import Report
 from paceline.server.exchange import Result
 from paceline.server.plan import Cause
 
 _ERRORS: dict[Blame, type[PacelineError]] = {
-    "user": UserError, "script": ScriptError, "peer": PeerError, "internal": InternalError,
+    "storage": StorageError, "user": UserError, "script": ScriptError, "peer": PeerError, "internal": InternalError,
 }  # fmt: skip
 
 
@@ -51,36 +50,6 @@ def _anonymous() -> IO[bytes]:
     return os.fdopen(os.memfd_create("paceline-model"), "w+b")
 
 
-def save_result(data: bytes, folder: Path, name: str) -> str | None:
-    """Write the file whole or not at all. Return a complaint if that fails: it must not cost the run."""
-    unfinished, path = folder / f".{name}.safetensors", folder / f"{name}.safetensors"
-    try:
-        unfinished.write_bytes(data)
-        unfinished.rename(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        return f"cannot write {path}: {error.strerror}; the `Run` that launch() returns has it"
-    return None
-
-
-def save_nodes(models: Mapping[int, Mapping[str, torch.Tensor]], folder: Path) -> str | None:
-    """Save each node's own model, in a run without a server; return a complaint if one cannot be written."""
-    if not models:
-        return None
-    nodes = folder / "nodes"
-    try:
-        nodes.mkdir(exist_ok=True)
-    except OSError as error:
-        return f"cannot make {nodes}: {error.strerror}"
-    for node, model in models.items():
-        state = {key: t.clone(memory_format=torch.contiguous_format) for key, t in model.items()}
-        complaint = save_result(safetensors.torch.save(state), nodes, str(node))
-        if complaint is not None:
-            return complaint
-    return None
-
-
 def as_failure(error: Exception) -> Failure:
     """Convert an error into a message, with the script's traceback if a worker raised it, else the server's."""
     notes = "\n".join(getattr(error, "__notes__", ()))
@@ -89,6 +58,18 @@ def as_failure(error: Exception) -> Failure:
             return Failure(blame, str(error), notes)
     text = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     return Failure("internal", text, notes or traceback.format_exc())
+
+
+def as_overdue(workers: Sequence[int]) -> Failure | None:
+    """Return the failure of a run whose result is there, but whose scripts did not end; None if all of them did."""
+    if not workers:
+        return None
+    which = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
+    return Failure(
+        "script",
+        f"the script of {which} did not end after the run and was ended; model and report are complete "
+        "(--worker-timeout says how long a script may go on)",
+    )
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +103,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         if self.failure is None:
             return
         error = _ERRORS[self.failure.blame](self.failure.text)
+        if isinstance(error, StorageError):
+            error.report = self.report
         if self.failure.traceback:
             error.add_note(self.failure.traceback.rstrip())
         raise error

@@ -19,8 +19,10 @@ import torch
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
 from paceline.engines.local import control as m
+from paceline.engines.local import scratch
+from paceline.engines.local.kept_result import keep
 from paceline.engines.local.relay import Relay
-from paceline.engines.local.result_handover import as_failure, behind_descriptor, save_nodes, save_result, trained_state
+from paceline.engines.local.result_handover import as_failure, as_overdue, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
 from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
@@ -61,7 +63,7 @@ def main(channel: Channel) -> None:
     torch.set_grad_enabled(False)  # once, instead of for every step
     own_optimizer.take(setup.plan.optimizers)
     try:
-        server = Server(channel, setup)
+        server = Server(channel, setup, scratch.claim(Path(setup.folder)))
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
         channel.send(m.encode(m.Finished("error", b"", as_failure(error))))
         channel.finish(LAST_WORDS_S)
@@ -78,7 +80,8 @@ class LocalEngine:
     capabilities = engines.capabilities(name)
     run: ServerRun
 
-    def __init__(self, channel: Channel, setup: m.Setup, on_idle: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup, folder: Path, on_idle: Callable[[], None]) -> None:
+        """`folder` is this process's own."""
         self._channel = channel
         self._setup = setup
         self._on_idle = on_idle
@@ -86,7 +89,7 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._links = ServerLinks(channel, self._clock, self._on_control, self._check_memory, exact=exact)
+        self._links = ServerLinks(channel, self._clock, folder, self._on_control, self._check_memory, exact=exact)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory
@@ -116,7 +119,7 @@ class LocalEngine:
     def drive(self, run: ServerRun) -> None:
         """Drive the run until it is finished."""
         if self._setup.plan.config.transport == "zeromq":
-            self.send_to_launcher(m.Listening(self._links.listen()))
+            self.send_to_launcher(m.Listening(self._links.listen(over_tcp=self._setup.over_tcp)))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
@@ -173,6 +176,8 @@ class LocalEngine:
                 ended(worker, message.incarnation, message.code, self.now())
             case m.Interrupt():
                 self.run.interrupt(self.now())
+            case m.Debugged():
+                self.run.departures.liveness.debugging(message.worker, message.waits)
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
 
@@ -260,7 +265,7 @@ class LocalEngine:
 class Server:
     """One run's server: journal, engine, run and result."""
 
-    def __init__(self, channel: Channel, setup: m.Setup) -> None:
+    def __init__(self, channel: Channel, setup: m.Setup, folder: Path) -> None:
         self._channel = channel
         self._setup = setup
         plan, config = setup.plan, setup.plan.config
@@ -278,10 +283,11 @@ class Server:
         peer = is_peer(config.strategy)
         # The checkpoint's, because the run may have switched to bsp.
         spelt = config.strategy if self._resumption is None or peer else self._resumption.run.strategy
-        self._engine = LocalEngine(channel, setup, self._on_idle)
+        self._engine = LocalEngine(channel, setup, folder, self._on_idle)
         self._relay = Relay(self._engine.send_to_launcher, everything=setup.relay)
         relay = self._relay
-        sink = Tee(self._writer, self._metrics, relay if setup.relay else None, observations=relay)
+        # The journal comes last: if it cannot be written, the report still knows what happened.
+        sink = Tee(self._metrics, relay if setup.relay else None, self._writer, observations=relay)
         exchanges = [PeerExchange if peer else GradientExchange, TableExchange]
         self._run = ServerRun(
             self._engine, plan, build_central(spelt, config.seed), sink, exchanges,
@@ -297,6 +303,7 @@ class Server:
             try:
                 self._begin()
                 self._engine.drive(self._run)
+                failure = as_overdue(self._run.departures.liveness.overdue)
             except Exception as error:  # noqa: BLE001 - the launcher shows whatever ended the run
                 failure = as_failure(error)
                 self._run.fail(error)
@@ -330,11 +337,12 @@ class Server:
         try:
             if data is not None and plan.folder is not None:
                 name = "model" if left.tables is None else "tables"
-                complaint = save_result(data, plan.folder, name) or save_nodes(left.nodes, plan.folder)
-                if complaint is not None:
-                    self._warn(complaint)
-                else:
-                    model = os.fspath(plan.folder / f"{name}.safetensors")
+                kept = keep(data, left.nodes, plan.folder, name)
+                model = None if kept.path is None else os.fspath(kept.path)
+                if kept.complaint is not None:
+                    self._warn(kept.complaint)
+                if kept.path is None:
+                    failure = failure or m.Failure("storage", kept.complaint or "the trained model is lost")
             if self._writer is not None:
                 self._writer.close()
         except PacelineError as error:  # a full disk costs neither the report nor the model

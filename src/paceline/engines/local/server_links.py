@@ -6,9 +6,10 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.engines.local import scratch
+from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.engines.local.timekeeping import Clock
 from paceline.model.regions import Region
@@ -58,11 +59,15 @@ class ServerLinks:
     run: ServerRun  # receives the messages
 
     def __init__(
-        self, channel: Channel, clock: Clock, on_control: Callable[[], None], on_hello: Callable[[Hello], None], *,
-        exact: bool,
+        self, channel: Channel, clock: Clock, folder: Path, on_control: Callable[[], None],
+        on_hello: Callable[[Hello], None], *, exact: bool,
     ) -> None:  # fmt: skip
-        """`exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit."""
+        """`folder` is this process's own, in that of the run.
+
+        `exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit.
+        """
         self._channel = channel
+        self._folder = folder
         self._clock = clock
         self._on_hello = on_hello
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
@@ -71,9 +76,9 @@ class ServerLinks:
         self._by_link: dict[int, Member] = {}
         self._hub: ZeromqHub | None = None
 
-    def listen(self) -> str:
-        """Accept workers over TCP; return the address."""
-        hub = self._hub = ZeromqHub()
+    def listen(self, *, over_tcp: bool) -> str:
+        """Accept workers over ZeroMQ; return the address."""
+        hub = self._hub = ZeromqHub(addresses.of_socket(self._folder, "hub", over_tcp=over_tcp))
         self._selector.register(hub, selectors.EVENT_READ, self._pump)
         return hub.address
 
@@ -127,11 +132,13 @@ class ServerLinks:
 
     def orphaned(self) -> None:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
-        for member in self._processes.values():
-            group = scratch.group_of(member.pid)
+        groups = {member.pid: scratch.group_of(member.pid) for member in self._processes.values()}
+        for leader in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(member.pid, signal.SIGKILL)
-            scratch.clear(member.pid, group)
+                os.killpg(leader, signal.SIGKILL)
+        for leader, group in groups.items():
+            scratch.clear(self._folder.parent, leader, group)
+        scratch.remove(self._folder.parent)
         os._exit(1)
 
     def close(self) -> None:

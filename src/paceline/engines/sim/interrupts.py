@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from paceline.records.terminals import leave_terminal
+
 
 class Interrupts:
     """Whether an interrupt has arrived."""
@@ -24,12 +26,14 @@ def deferred(stop: Callable[[], None]) -> Iterator[Interrupts]:
     before = {}
 
     def note(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         interrupts.pending = True
         signal.signal(number, signal.default_int_handler)
         stop()
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.default_int_handler:
                 before[number] = signal.signal(number, note)
     try:

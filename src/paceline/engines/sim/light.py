@@ -132,7 +132,7 @@ class LightCluster:
     def on_divergence(self, text: str) -> None:
         """Do nothing: light workers report no loss."""
 
-    def on_nonfinite(self) -> None:
+    def on_nonfinite(self, worker: int) -> None:
         """Do nothing: light workers compute no gradient."""
 
 

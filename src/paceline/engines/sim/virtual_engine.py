@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from paceline import engines
-from paceline.core.errors import ScenarioError, ScriptError, UserError
+from paceline.core.errors import ScenarioError, ScriptError, StorageError, UserError
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.sim.interrupts import deferred
 from paceline.engines.sim.kernel import Call, Kernel
@@ -22,7 +22,7 @@ from paceline.records.journal import Sink, Tee, Writer
 from paceline.records.logs import Log
 from paceline.records.metrics import Metrics
 from paceline.records.replay import started
-from paceline.records.report import save_report
+from paceline.records.report import Report, save_report
 from paceline.server.emulation import Timing
 from paceline.server.engine import Control, TensorsByReference
 from paceline.server.exchange import Launched, RunExchange
@@ -299,13 +299,22 @@ def launch(
     writer = Writer(plan.journal) if plan.journal is not None else None
     metrics = Metrics()
     try:
-        done = run(train, plan, Tee(writer, metrics, Log(), sink), progress)
-    finally:
         try:
+            done = run(train, plan, Tee(metrics, writer, Log(), sink), progress)
+        finally:
             if writer is not None:
                 writer.close()
-        finally:  # a journal that cannot be written does not cost the report
-            journal, folder = (str(path) if path is not None else None for path in (plan.journal, plan.folder))
-            report = metrics.report(journal, folder)
-            save_report(report, plan.folder)
-    return Launched(report, done.cause or "done", done.result())
+    except StorageError as error:  # a journal that cannot be written does not cost the report
+        error.report = _saved_report(metrics, plan)
+        raise
+    except BaseException:
+        _saved_report(metrics, plan)
+        raise
+    return Launched(_saved_report(metrics, plan), done.cause or "done", done.result())
+
+
+def _saved_report(metrics: Metrics, plan: Plan) -> Report:
+    journal, folder = (str(path) if path is not None else None for path in (plan.journal, plan.folder))
+    report = metrics.report(journal, folder)
+    save_report(report, plan.folder)
+    return report

@@ -12,6 +12,7 @@ follow as they arrive.
 """
 
 import json
+import logging
 import os
 import platform
 import re
@@ -26,9 +27,11 @@ import msgspec
 import torch
 
 from paceline._version import __version__
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, StorageError
 from paceline.core.updates import Contents
+from paceline.core.values import shortened
 from paceline.model import tensor_files
+from paceline.records import private_files
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
 
@@ -38,6 +41,12 @@ HEAD = "checkpoint.json"
 NAME = re.compile(r"v(\d{9,})(?:\.(\d+))?")
 UNFINISHED, DISCARDED = ".writing-", ".removing-"  # prefixes of names that readers ignore
 READ_BYTES = 1 << 20
+
+logger = logging.getLogger("paceline")
+
+
+class CheckpointWriteError(CheckpointError, StorageError):
+    """A checkpoint that cannot be written."""
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -79,14 +88,23 @@ class Checkpointer:
         self.number, self.waiting = run.version, set(workers)
         self._place = self.folder / f"{UNFINISHED}{_named(run.version)}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(self.folder)
             self._clean()
-            self._place.mkdir()
+            private_files.make_folder(self._place, exist_ok=False)
             for name, tensors in contents.files.items():
                 self._write_tensors(name, tensors)
             self._head = {**contents.head, "run": msgspec.to_builtins(run), "engine": engine}
         except OSError as error:
             raise self._cannot_write(error) from error
+
+    def add(self, contents: Contents) -> None:
+        """Write what was not known when the checkpoint began; its plain data goes to the head's `engine`."""
+        try:
+            for name, tensors in contents.files.items():
+                self._write_tensors(name, tensors)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._head["engine"] = {**self._head["engine"], **contents.head}
 
     def state(self, number: int, worker: int, data: bytes) -> bool:
         """Write a worker's state; return True if the checkpoint under way waits for no other."""
@@ -94,7 +112,7 @@ class Checkpointer:
             return False
         name = _of_worker(worker)
         try:
-            (self._place / name).write_bytes(data)
+            private_files.write_bytes(self._place / name, data)
         except OSError as error:
             raise self._cannot_write(error) from error
         self._files[name] = FileSum(len(data), zlib.crc32(data))
@@ -136,7 +154,7 @@ class Checkpointer:
         self.number, self.waiting, self._files = None, set(), {}
 
     def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        with (self._place / name).open("wb") as file:
+        with private_files.open_file(self._place / name, "wb") as file:
             checksum = tensor_files.write(file, tensors)
             self._files[name] = FileSum(file.tell(), checksum)
 
@@ -146,8 +164,9 @@ class Checkpointer:
             "format": FORMAT, "written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions,
             **self._head, "files": msgspec.to_builtins(self._files),
         }  # fmt: skip
-        text = json.dumps(spelled_out(head), indent=1, allow_nan=False)
-        (self._place / HEAD).write_text(text + "\n", encoding="utf-8")
+        plain = json.loads(json.dumps(spelled_out(head), allow_nan=False))  # as it is read: its keys are strings
+        text = json.dumps({"checksum": _checksum(plain), **plain}, indent=1)
+        private_files.write_text(self._place / HEAD, text + "\n")
 
     def _clean(self) -> None:
         for path in self.folder.iterdir():
@@ -163,7 +182,7 @@ class Checkpointer:
             f"cannot write a checkpoint to {self.folder}: {error.strerror}; free some space or drop --checkpoint-every"
         )
         self.abandon()
-        return CheckpointError(text)
+        return CheckpointWriteError(text)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -205,15 +224,42 @@ def newest(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read the newest checkpoint there, and check every file of it."""
+    """Read the newest checkpoint there that is whole; each that is damaged is named in a warning.
+
+    A checkpoint's own folder means that one and no other.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give a run's folder or one of its checkpoints")
-    path = newest(folder)
-    if path is None:
+    if NAME.fullmatch(folder.name) or ((folder / HEAD).is_file() and not folder.name.startswith(".")):
+        return _read_whole(folder)
+    found = _named_in(folder / FOLDER if (folder / FOLDER).is_dir() else folder)
+    if not found:
         raise CheckpointError(
             f"{folder} holds no checkpoint: give a run's folder or one of its checkpoints, written with "
             "--checkpoint-every"
         )
+    damaged: list[CheckpointError] = []
+    for path in reversed(found):
+        try:
+            whole = _read_whole(path)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        for each in damaged:
+            logger.warning("%s; going on from an older one, %s", each, path)
+        return whole
+    raise CheckpointError(f"all {len(found)} checkpoints of {folder} are damaged; of the newest: {damaged[0]}")
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a run that is not damaged; None if there is none."""
+    try:
+        return read(folder).path
+    except CheckpointError:
+        return None
+
+
+def _read_whole(path: Path) -> Checkpoint:
     head = _read_head(path / HEAD)
     for name, expected in head.files.items():
         _check(path / name, expected)
@@ -228,11 +274,14 @@ def _read_head(path: Path) -> Head:
             raise CheckpointError(
                 f"{path} has checkpoint format {found}; this version reads up to {FORMAT}: install a newer paceline"
             )
+        checksum = data.pop("checksum", None)  # not in older checkpoints
+        if checksum is not None and checksum != _checksum(data):
+            raise ValueError("its contents do not have its checksum")
         head = msgspec.convert(data, Head, strict=False)
     except OSError as error:
         raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; remove its folder to resume from the one before") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {shortened(str(error))}") from error
     return head
 
 
@@ -248,8 +297,12 @@ def _check(path: Path, expected: FileSum) -> None:
     if FileSum(nbytes, checksum) != expected:
         raise CheckpointError(
             f"{path} is damaged: {nbytes} bytes with checksum {checksum} instead of {expected.nbytes} with "
-            f"{expected.crc32}; remove its folder to resume from the previous checkpoint"
+            f"{expected.crc32}"
         )
+
+
+def _checksum(head: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(head, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _named(version: int, serial: int = 0) -> str:
@@ -268,10 +321,14 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _all_in(folder: Path) -> list[Path]:
     """Return the whole checkpoints, oldest first."""
+    return [path for path in _named_in(folder) if (path / HEAD).is_file()]
+
+
+def _named_in(folder: Path) -> list[Path]:
+    """Return all that have the name of a checkpoint, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / HEAD).is_file()]
-    return sorted(found, key=_order)
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()), key=_order)
 
 
 def _bring_to_disk(path: Path) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 
+MOST_VAIN = 2  # checkpoints in a row that may be begun again
+
+
 class Checkpoints:
     """The checkpoints of one run; without --checkpoint-every there is at most one, of a run that was interrupted."""
 
@@ -41,6 +44,8 @@ class Checkpoints:
         self._last: int | None = None  # the number of that one, once workers are asked for their states
         self.due = False
         self._number = 0  # of the latest request for workers' states
+        self._written_any = False  # by this server
+        self._vain = 0  # checkpoints in a row that were begun again
         self._began = 0.0
         self._next_version = 0
 
@@ -130,10 +135,29 @@ class Checkpoints:
         """Start a checkpoint: every grant asks for its worker's state, and `take` follows between two decisions."""
         if self._writer is None or (self._last is not None and self._last <= self._number):
             return
+        if self.busy and self._run.exchange.needs_states and self._last is None:
+            return  # the one under way comes first; the next version asks again
         self.finish()
         self._number += 1
         self.count_from(self._run.coordinator.version)
         self._run.exchange.refresh(self._become_due)  # where nodes hold the models, the store gets their average
+
+    def begin_again(self) -> None:
+        """Give up the checkpoint under way and begin another: states that have come are not of one moment with others.
+
+        After two of them complete the third as it is, or a script that seldom sends its state would never have one.
+        """
+        if self._writer is None or not self.busy:
+            return
+        if self._vain == MOST_VAIN:
+            self.finish(anyway=True)
+            return
+        self._vain += 1
+        self._writer.abandon()
+        if self._last == self._number:
+            self._last += 1
+        self._number += 1
+        self.due = True
 
     def _become_due(self) -> None:
         self.due = True
@@ -159,6 +183,7 @@ class Checkpoints:
         done = {worker: state for worker, state in workers.done.items() if phases.running}
         with self._written():
             writer.begin(snapshot(run.coordinator, run.moment()), contents, engine, [*present, *done])
+            run.exchange.checkpoint_begins()
             complete = not present
             for worker, state in done.items():  # they get no grant that could ask for it
                 complete = writer.state(run.coordinator.version, worker, state)
@@ -181,6 +206,7 @@ class Checkpoints:
         writer = self._writer
         if writer is None or state.number != self._number or writer.number is None:
             return
+        self._run.exchange.state_came(worker)
         with self._written():
             if writer.state(writer.number, worker, state.data):
                 self.finish()
@@ -203,25 +229,37 @@ class Checkpoints:
         """Write a whole checkpoint before workers leave the phase, then start one that their states complete."""
         if self._writer is not None:
             self.take()
-            self.finish()
+            self.finish(anyway=True)
             self.ask()
             self.take()
 
-    def finish(self) -> None:
-        """Complete the checkpoint under way; workers whose states are missing will start with fresh random numbers."""
+    def finish(self, *, anyway: bool = False) -> None:
+        """Complete the checkpoint under way; workers whose states are missing will start with fresh random numbers.
+
+        Where that would matter, keep the one before instead, unless this one is wanted `anyway`.
+        """
         if self._writer is None or self._writer.number is None:
             return
         version, lacking = self._writer.number, sorted(self._writer.waiting)
+        wanted = anyway or not self._written_any or self._last == self._number
+        if lacking and self._run.exchange.needs_states and not wanted:
+            self._writer.abandon()
+            return
         with self._written():
             self._complete(version, self._writer, lacking)
 
     def _complete(self, version: int, writer: files.Checkpointer, lacking: list[int]) -> None:
+        late = self._run.exchange.late_contents()
+        if late is not None:
+            writer.add(late)
         folder = writer.complete()
+        self._written_any, self._vain = True, 0
         data = {"version": version, "folder": folder.name, "seconds": time.monotonic() - self._began}
         if lacking:
             data["without_state_of"] = lacking
         self._run.coordinator.observe(self._run.moment(), "checkpoint", data)
         self.flush()  # else a killed server's journal could end before the checkpoint that its successor uses
+        self._run.exchange.checkpoint_written()
         if self._last == self._number:
             self._end_last()
 

@@ -1,0 +1,185 @@
+"""Workers that hang: stopped by a signal, asleep in a batch, or asleep after their loop.
+
+Three workers train a small model; worker 1 hangs in the middle. `PACELINE_WORKER_TIMEOUT` allows 2 s of silence (30 s
+is the default), which the commit before does not know. A run holds if it ends within 5 s of that time, with every
+sample used exactly once and the worker named in its report. A worker that is continued must train again. The last
+attack is none: healthy workers, one of whose batches takes 20 times as long as usual, must all be kept. 200 such
+workers are tried by `tests/unit/test_silence.py` on the rule itself, some more by `tests/sim/test_faults_of_workers.py`
+in virtual time, and a handful here on processes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attacks.harness import Attack, Ended, Target, Trial
+
+BEFORE = "3b17ec6"
+TIMEOUT_S = 2.0
+ALLOWANCE_S = 5.0  # beyond the timeout
+HUNG_S = 40.0  # after which a run has not ended: a healthy one takes about five, and more on a busy machine
+SAMPLES = 1200
+
+SCRIPT = (
+    f"SAMPLES = {SAMPLES}"
+    + """
+import os, signal, sys, time
+import torch
+import paceline
+
+session = paceline.init()
+how, at = session.option("how", "none"), session.option("at", 9)
+x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(len(x)))
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+trained = open(f"trained-{session.worker}", "a")
+for number, (x, y, row) in enumerate(session.batches(rows, batch_size=8, epochs=1)):
+    time.sleep(0.1 if how == "pause" else 0.02)
+    if session.worker == 1 and number == at:
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "sleep":
+            time.sleep(1e9)
+        elif how == "pause":
+            if not os.fork():
+                time.sleep(4)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "long":
+            time.sleep(0.4)
+    optimizer.zero_grad()
+    ((model(x) - y) ** 2).mean().backward()
+    optimizer.step()
+    print(number, file=trained, flush=True)
+if how == "after" and session.worker == 1:
+    time.sleep(1e9)
+"""
+)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What came of a run."""
+
+    ended: Ended
+    report: dict[str, Any]
+    steps: int  # of worker 1
+    model: bool  # there is a trained model
+
+    @property
+    def used(self) -> int:
+        return int(self.report.get("samples_used", 0))
+
+    @property
+    def timeouts(self) -> int:
+        return int(self.report.get("faults", {}).get("timeouts", 0))
+
+    @property
+    def named(self) -> bool:
+        return any("worker 1" in text for text in self.report.get("warnings", ()))
+
+
+def hung(target: Target, how: str, at: int, strategy: str = "bsp", patience: str = f"{TIMEOUT_S:g}..8") -> Seen:
+    """Train with a worker that hangs in this way at that batch."""
+    (target.folder / "train.py").write_text(SCRIPT)
+    options = ["--workers", "3", "--strategy", strategy, "--evaluate-every", "off", "--seed", "0", "--json"]
+    ended = target.run(
+        "run", *options, "--set", f"how={how}", "--set", f"at={at}", "train.py",
+        environment={"PACELINE_WORKER_TIMEOUT": patience}, timeout=HUNG_S,
+    )  # fmt: skip
+    folders = sorted((target.folder / "runs").glob("*"))
+    saved = folders[-1] / "report.json" if folders else Path("none")
+    report = json.loads(saved.read_text()) if saved.exists() else {}
+    trained = target.folder / "trained-1"
+    steps = len(trained.read_text().splitlines()) if trained.exists() else 0
+    return Seen(ended, report, steps, bool(folders) and (folders[-1] / "model.safetensors").exists())
+
+
+def judge_hung(seen: Seen, step_s: float = 0.03) -> Trial:
+    """Hold if the run ended by itself, soon, with all samples, and says who hung; a step takes so long in it."""
+    if seen.ended.code == -9:
+        return Trial(False, f"the run had not ended after {HUNG_S:g} s")
+    faults = [
+        (seen.ended.code == 0, f"exit code {seen.ended.code}: {seen.ended.err[-300:]}"),
+        (seen.used == SAMPLES, f"{seen.used} of {SAMPLES} samples were used"),
+        (seen.timeouts == 1, f"{seen.timeouts} workers were taken out"),
+        (seen.named, "the report does not name worker 1"),
+        (seen.steps < SAMPLES // 8, "worker 1 did not hang at all"),
+        (float(seen.report.get("seconds", 1e9)) < step_s * SAMPLES / 8 + TIMEOUT_S + ALLOWANCE_S, "it took too long"),
+    ]
+    return _first(faults, f"ended after {seen.ended.seconds:.1f} s, {seen.report.get('seconds', 0):.1f} s of training")
+
+
+def judge_back(seen: Seen, at: int) -> Trial:
+    """Hold if a worker that was stopped for a while trained on, and each sample was used once."""
+    trial = judge_hung(seen, step_s=0.15)
+    if not trial.held:
+        return trial
+    return _first(
+        [(seen.steps > at + 1, "worker 1 made no step after it came back")], f"{trial.what}; worker 1 came back"
+    )
+
+
+def judge_after(seen: Seen) -> Trial:
+    """Hold if the run ended with an error that says so, and with its model."""
+    if seen.ended.code == -9:
+        return Trial(False, f"the run had not ended after {HUNG_S:g} s")
+    said = "did not end after the run" in seen.ended.said and seen.named
+    faults = [
+        (seen.ended.code == 1, f"exit code {seen.ended.code}"),
+        (said, "nobody says which script did not end"),
+        (seen.model and seen.used == SAMPLES, "the model is not there, or not trained"),
+    ]
+    return _first(faults, f"ended with exit code 1 after {seen.ended.seconds:.1f} s; the model is there")
+
+
+def judge_healthy(seen: Seen) -> Trial:
+    """Hold if nobody was taken out."""
+    faults = [
+        (seen.ended.code == 0, f"exit code {seen.ended.code}: {seen.ended.err[-300:]}"),
+        (seen.used == SAMPLES, f"{seen.used} of {SAMPLES} samples were used"),
+        (seen.timeouts == 0, f"{seen.timeouts} healthy workers were taken out"),
+    ]
+    return _first(faults, "all workers were kept")
+
+
+def _first(faults: list[tuple[bool, str]], else_: str) -> Trial:
+    return next((Trial(False, what) for good, what in faults if not good), Trial(True, else_))
+
+
+def _at(seed: int) -> int:
+    return 5 + 3 * (seed % 7)
+
+
+ATTACKS = [
+    Attack(
+        "stopped", "stop a worker's process in a batch (SIGSTOP), under bsp",
+        lambda target, seed: judge_hung(hung(target, "stop", _at(seed))), trials=8,
+    ),
+    Attack(
+        "asleep", "let a worker sleep for ever in a batch, under bsp and ssp",
+        lambda target, seed: judge_hung(hung(target, "sleep", _at(seed), ["bsp", "ssp:staleness=2"][seed % 2])),
+        trials=8,
+    ),
+    Attack(
+        "node", "stop a node of a run without a server, which the average of all others waits for",
+        lambda target, seed: judge_hung(hung(target, "stop", _at(seed), f"local_sgd:period={4 + seed % 2}")), trials=8,
+    ),
+    Attack(
+        "back", "stop a worker for 4 s and let it go on: its late push must not count",
+        lambda target, seed: judge_back(hung(target, "pause", _at(seed)), _at(seed)), trials=6,
+    ),
+    Attack(
+        "after", "let a script sleep for ever after its loop",
+        lambda target, seed: judge_after(hung(target, "after", seed, patience=f"{TIMEOUT_S:g}..4")), trials=4,
+    ),
+    Attack(
+        "healthy", "a batch that takes 20 times as long as usual, on a healthy worker (no attack: nobody may be lost)",
+        lambda target, seed: judge_healthy(hung(target, "long", _at(seed), ["bsp", "asp", "gossip"][seed % 3])),
+        trials=6, before=0,
+    ),
+]  # fmt: skip

@@ -1,0 +1,41 @@
+"""The outgoing links of virtual nodes."""
+
+import math
+
+from paceline.core.scenario.costs import Times
+
+
+class NodeLinks:
+    """Nodes' outgoing links: when messages leave, and when a node may begin its next step."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._free_at: dict[int, float] = {}
+        self._out_at: dict[int, list[float]] = {}  # when each message of a node has left
+
+    def latency_s(self, one: int, other: int) -> float:
+        """Return the latency between two nodes: the mean of their one-way latencies in the scenario."""
+        return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
+
+    def seconds(self, node: int, nbytes: int) -> float:
+        """Return the seconds that so many bytes take on a node's link, without latency."""
+        bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)
+        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
+
+    def send(self, node: int, nbytes: int, now: float) -> float:
+        """Put a message on a node's link, and return when its last byte has left."""
+        out = self._free_at[node] = max(now, self._free_at.get(node, 0.0)) + self.seconds(node, nbytes)
+        self._out_at.setdefault(node, []).append(out)
+        return out
+
+    def can_compute_at(self, node: int, now: float, *, overlaps: bool) -> float:
+        """Return when a node's outgoing messages let it begin its next step."""
+        pending = self._out_at[node] = sorted(at for at in self._out_at.get(node, ()) if at > now)
+        if not overlaps:
+            return pending[-1] if pending else now
+        return pending[-2] if len(pending) > 1 else now
+
+    def forget(self, node: int) -> None:
+        """Drop the link of a node that left."""
+        self._free_at.pop(node, None)
+        self._out_at.pop(node, None)
