@@ -126,7 +126,7 @@ def _verdict_row(verdict: Verdict) -> dict[str, str]:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split()).replace("|", "\\|")
 
 
 def machine() -> str:

@@ -7,6 +7,7 @@ import torch
 from clusters import Rows, cluster, event, mean_square, network
 
 import paceline
+import paceline.scenario
 from paceline.core.events import Joined, Left, Pushed
 from paceline.laws.checker import check
 from paceline.records.journal import Decision, Lines
@@ -58,6 +59,13 @@ def test_a_pause_longer_than_the_timeout_is_taken_out_in_virtual_time(strategy):
     assert done.summary.faults.timeouts == 1
     assert done.summary.samples_used == len(ROWS)
     assert done.summary.seconds < 10.0
+
+
+def test_a_virtual_clock_that_leaps_by_ages_costs_few_looks(tmp_path):
+    """At a look every 30 virtual seconds this run would never end."""
+    slow = paceline.scenario.parse("[compute]\nseconds_per_sample = 1e300\n[[workers]]\ncount = 2\n", "slow", tmp_path)
+    done, _ = launched(Job(), slow)
+    assert done.summary.samples_used == len(ROWS)
 
 
 def test_a_paused_worker_comes_back_in_virtual_time():
