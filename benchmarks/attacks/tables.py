@@ -112,11 +112,21 @@ class Job:
 
     def start(self) -> subprocess.Popen[str]:
         """Start it."""
-        return self.target.start(
+        return self._started(
             "run", "--workers", str(self.workers), "--strategy", self.strategy, "--checkpoint-every", self.every,
             "--transport", self.transport, "--evaluate-every", "off", "--threads", "1", "--runs-dir", "runs",
             "train.py",
         )  # fmt: skip
+
+    def resume(self, run: int) -> subprocess.Popen[str]:
+        """Go on with this run of it, counted from 1."""
+        return self._started("resume", str(self.folders[run - 1]))
+
+    def _started(self, *arguments: str) -> subprocess.Popen[str]:
+        # Where every process is killed at once nobody is left to remove temporary files: the attempt's folder has them.
+        temporary = self.target.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return self.target.start(*arguments, environment={"TMPDIR": str(temporary)})
 
     @property
     def folders(self) -> list[Path]:
@@ -188,7 +198,7 @@ def kill_runs(target: Target, seed: int) -> Trial:
             return job.judged(ended, blows)
         if ended.code not in (-signal.SIGKILL, 130) or not job.has_checkpoint(run):
             return Trial(False, f"exit {ended.code} after {blows} blows: {ended.said[-300:]}")
-        started = target.start("resume", str(job.folders[run - 1]))
+        started = job.resume(run)
     return job.judged(finish(started), blows)
 
 
