@@ -1,10 +1,8 @@
 """Training from the command line: reports, streams, exit codes, where settings come from."""
 
-import errno
 import io
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from full_disks import writer_with_room
 
 from paceline import __version__
 from paceline.cli import main
@@ -395,17 +394,8 @@ def test_a_file_that_is_no_journal_is_not_overwritten(folder: Path, capsys: pyte
 def test_a_full_disk_costs_neither_the_report_nor_what_was_written(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, room: int
 ) -> None:
-    left, write = [room], os.write
-
-    def full(descriptor: int, data: memoryview) -> int:
-        if left[0] <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(descriptor, data[: left[0]])
-        left[0] -= written
-        return written
-
     with monkeypatch.context() as patched:
-        patched.setattr(journal_file.os, "write", full)
+        patched.setattr(journal_file.os, "write", writer_with_room(room))
         arguments = ["run", "--engine", "sim", "--task", "digits", "--journal", name, "--max-versions", "40", "--json"]
         assert main(arguments) == 2
     shown = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,11 @@ def test_adversaries_resume_where_they_stood(tmp_path):
     assert told(rest) == told(whole)
 
 
-def own_steps():
-    from own_signed import Signed
-
+def trained_by_signs(kind):
+    """Train with an optimizer that steps by signs; return it."""
     session = paceline.init()
     model = torch.nn.Linear(6, 1).double()
-    optimizer = Signed(model.parameters(), lr=0.25)
+    optimizer = kind(model.parameters(), lr=0.25)
     session.prepare(model, optimizer)
     start = model.weight.detach().clone()
     for x, y, _ in session.batches(Rows(16), batch_size=4, epochs=1):
@@ -96,7 +96,13 @@ def own_steps():
         optimizer.step()
     steps = (model.weight.detach() - start) / 0.25
     assert torch.allclose(steps, steps.round(), atol=1e-9)
-    assert optimizer.state_dict()["state"][0]["steps"] == 2
+    return optimizer
+
+
+def own_steps():
+    from own_signed import Signed
+
+    assert trained_by_signs(Signed).state_dict()["state"][0]["steps"] == 2
 
 
 def test_the_server_steps_with_a_class_that_it_can_import(tmp_path, monkeypatch):
@@ -117,20 +123,7 @@ def with_hidden_class():
                     parameter.grad.sign_()
             return super().step(closure)
 
-    def train():
-        session = paceline.init()
-        model = torch.nn.Linear(6, 1).double()
-        optimizer = Signed(model.parameters(), lr=0.25)
-        session.prepare(model, optimizer)
-        start = model.weight.detach().clone()
-        for x, y, _ in session.batches(Rows(16), batch_size=4, epochs=1):
-            optimizer.zero_grad()
-            (model(x).squeeze(-1) - y).square().mean().backward()
-            optimizer.step()
-        steps = (model.weight.detach() - start) / 0.25
-        assert torch.allclose(steps, steps.round(), atol=1e-9)
-
-    return train, Signed
+    return partial(trained_by_signs, Signed), Signed
 
 
 def test_one_that_it_cannot_is_refused_unless_it_is_handed_over():

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from full_disks import writer_with_room
 from journals import header, observed
 
 from paceline.core.errors import JournalError, StorageError
@@ -143,18 +144,8 @@ def test_where_a_disk_is_full_the_journal_is_cut_and_stays_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, room: int
 ) -> None:
     """Also when there is room again: what would follow has a gap before it."""
-    left, write = [room], os.write
-
-    def full(descriptor: int, data: memoryview) -> int:
-        if left[0] <= 0:
-            left[0] = 10**9  # somebody has removed something
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(descriptor, data[: left[0]])
-        left[0] -= written
-        return written
-
     with monkeypatch.context() as patched:
-        patched.setattr(journal_file.os, "write", full)
+        patched.setattr(journal_file.os, "write", writer_with_room(room, afterwards=10**9))
         with pytest.raises(StorageError, match="cannot write journal .*: No space left on device; free some space"):
             write_all(tmp_path / name)
     assert (tmp_path / name).stat().st_size <= room
