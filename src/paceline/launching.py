@@ -65,8 +65,11 @@ _NOT_OPTIONS = (
     "seed",
     "workers",
     "start",
+    "listen",
+    "token_file",
 )
 _OF_PROCESSES = tuple(setting.name for setting in SETTINGS.values() if setting.about.of_processes)
+_OF_HOSTS = tuple(setting.name for setting in SETTINGS.values() if setting.about.of_hosts)
 
 
 class Run:
@@ -162,6 +165,10 @@ def launch(
     resume: Path | str | None = unset.resume,
     journal: Path | str | None = unset.journal,
     runs_dir: Path | str | None = unset.runs_dir,
+    listen: str | None = unset.listen,
+    most_workers: int | None = unset.most_workers,
+    token_file: Path | str | None = unset.token_file,
+    trusted_network: bool = unset.trusted_network,
 ) -> Run:
     """Run `train` on every worker, wait for the end, and return the finished run.
 
@@ -302,8 +309,9 @@ def _folder(config: RunConfig) -> Path | None:
 def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header:
     """Return the journal's header; in virtual time it says nothing of the machine: no paths, no host, no time."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
-    real = not _capabilities(config.engine).virtual_time
-    for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES)}:
+    can = _capabilities(config.engine)
+    real = not can.virtual_time
+    for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES), *(() if can.open_to_joiners else _OF_HOSTS)}:
         options.pop(name)
     for name in ("evaluate_every", "worker_timeout"):
         options[name] = "off" if getattr(config, name) is None else str(getattr(config, name))

@@ -31,6 +31,17 @@ DEFAULT_TASK = "digits"
 logger = logging.getLogger("paceline")
 
 
+def serve(**given: Any) -> int:
+    """Train SCRIPT, or a built-in task, on workers that join from other machines, and report how it went.
+
+    On each of them: `paceline join HOST:PORT SCRIPT`. `--workers 2` begins with two; others may come at any time.
+    """
+    least, dots, most = (given.get("workers") or "1").partition("..")
+    if dots and most:
+        given["most_workers"] = most
+    return run(**{**given, "engine": "hosts", "workers": least})
+
+
 def run(
     script: str | None, arguments: list[str] | None, task: str | None, json: bool, quiet: bool, log_level: str | None,
     **given: Any,
@@ -111,7 +122,7 @@ def _warn_of_misplaced_options(script: str | None, arguments: list[str]) -> None
         )  # fmt: skip
 
 
-def _parameters(*, resumes: bool = False) -> Iterator[Parameter]:
+def _parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[Parameter]:
     """Yield the parameters for typer: every declared setting, as text, and what only the command has."""
 
     def parameter(name: str, kind: Any, about: Any) -> Parameter:
@@ -133,17 +144,21 @@ def _parameters(*, resumes: bool = False) -> Iterator[Parameter]:
     for setting in configuration.SETTINGS.values():
         if resumes and setting.name == "resume":
             continue
+        if (setting.about.of_hosts and not (serves or resumes)) or (serves and setting.name == "engine"):
+            continue
         kinds: Any = bool if setting.default is False else list[str] | None if setting.default == {} else str | None
         text = setting.about.text + (f" Default: {setting.default_text}." if setting.default_text else "")
-        yield option(setting.name, kinds, setting.flag, metavar=setting.about.metavar, text=text)
+        metavar = "N[..[N]]" if serves and setting.name == "workers" else setting.about.metavar
+        text = "How many workers to begin with, and how many at most." if metavar == "N[..[N]]" else text
+        yield option(setting.name, kinds, setting.flag, metavar=metavar, text=text)
     yield option("json", bool, "--json", text="Print the report as one JSON object, and nothing else.")
     yield option("quiet", bool, "--quiet", "-q", text="The report alone: no progress, no notes.")
     levels = "debug, info, warning or error. Default: warning."
     yield option("log_level", str | None, "--log-level", metavar="LEVEL", text=levels)
 
 
-for command, resumes in ((run, False), (resume, True)):
-    taken = list(_parameters(resumes=resumes))
+for command in (run, resume, serve):
+    taken = list(_parameters(resumes=command is resume, serves=command is serve))
     command.__signature__ = inspect.Signature(taken, return_annotation=int)  # type: ignore[union-attr]
     command.__annotations__ = {each.name: each.annotation for each in taken}
 
@@ -194,7 +209,7 @@ def _cuda_devices() -> int:
 
 def _say_what_was_assumed(settings: configuration.RunConfig, *, no_workload: bool) -> None:
     name, workers = settings.scenario, settings.workers
-    if name is None and "workers" not in settings.given:
+    if name is None and "workers" not in settings.given and settings.listen is None:
         say(f"no --workers given: training on {workers} worker processes of this machine")
     elif name is not None and "scenario" not in settings.given:
         say(f"no --scenario given: simulating {name}, {workers} workers (`paceline scenario {name}`)")
@@ -245,7 +260,7 @@ def workload(script: str | None, arguments: list[str], task: str | None) -> Call
 def _train(train: Callable[[], None], settings: configuration.RunConfig, *, json: bool, quiet: bool) -> "Run":
     with contextlib.ExitStack() as until_the_end:
         if engines.capabilities(settings.engine).own_processes:
-            if not json and not quiet:
+            if not json and not quiet and settings.listen is None:
                 say(
                     f"starting {settings.workers} worker{'s' * (settings.workers != 1)}"
                 )  # nothing else is shown for the next seconds

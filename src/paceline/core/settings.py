@@ -25,9 +25,11 @@ from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 DEFAULT_SCENARIO = "uneven8"  # of the simulator; real processes need none
 DEFAULT_RUNS_DIR = Path("runs")
 PREFIX = "PACELINE_"
+TOKEN = PREFIX + "TOKEN"  # the variable of the join token, which is no setting and is read by `serve` and `join` alone
+LAST_PORT = 65_534  # the port after it carries tensors
 NEAR_MISS = 0.15  # share of a variable's letters that may differ; low, as other programs may use the prefix
 
-EngineName = Literal["local", "sim"]
+EngineName = Literal["local", "hosts", "sim"]
 Divergence = Literal["warn", "stop", "bsp"]
 NonFinite = Literal["skip", "stop"]
 Transport = Literal["shm", "zeromq"]
@@ -49,6 +51,7 @@ class About(NamedTuple):
     off: str | None = None  # the word that stands for None
     not_in_scenario: str = ""  # why a scenario's `[run]` table may not give it; empty: it may
     of_processes: bool = False  # not supported by the simulator
+    of_hosts: bool = False  # for engines whose workers join from other machines: an option of `paceline serve` alone
     then: Callable[[Any], Any] | None = None  # a final check or conversion of the value
 
 
@@ -62,12 +65,24 @@ def _without_epochs(every: Every) -> Every:
     return every
 
 
+def host_and_port(text: str) -> str:
+    """Check an address to listen at or connect to, such as 10.0.0.1:7000, lab3:7000 or [fe80::1]:7000."""
+    host, colon, port = text.strip().rpartition(":")
+    plain = host.startswith("[") == host.endswith("]") and (":" not in host or host.startswith("["))
+    if not colon or not host or not plain or not port.isascii() or not port.isdigit() or any(map(str.isspace, host)):
+        raise OptionError(f"must be HOST:PORT, such as 10.0.0.1:7000, not {shown(text)}")
+    if not 1 <= int(port) <= LAST_PORT:
+        raise OptionError(f"the port must be between 1 and {LAST_PORT}, not {shown(port)}")
+    return f"{host}:{int(port)}"
+
+
 # fmt: off
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a run; None leaves a value to the script or the scenario."""
 
     engine: Annotated[EngineName, About(
-        "What runs the workers: local, processes of this machine, or sim, a virtual cluster.", "NAME")] = "local"
+        "What runs the workers: local, processes of this machine; hosts, machines that join (`paceline serve`); or "
+        "sim, a virtual cluster.", "NAME")] = "local"
     scenario: Annotated[str | None, About(
         "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
         default=f"none, in sim {DEFAULT_SCENARIO}", not_in_scenario=OTHER)] = None
@@ -134,6 +149,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     runs_dir: Annotated[Path | None, About(
         "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
         not_in_scenario=PLACE)] = None
+    listen: Annotated[str | None, About(
+        "Where workers of other machines join; the next port is used, too, for tensors.", "HOST:PORT", of_hosts=True,
+        not_in_scenario=MACHINE, then=host_and_port)] = None
+    most_workers: Annotated[Count | None, About(
+        "Turn away who would be one worker more.", "N", default="no limit", of_hosts=True,
+        not_in_scenario=MACHINE)] = None
+    token_file: Annotated[Path | None, About(
+        "Take the join token from this file, or write a new one to it (mode 0600).", "FILE",
+        default="shown on a terminal, else in the run's folder", of_hosts=True, not_in_scenario=PLACE)] = None
+    trusted_network: Annotated[bool, About(
+        "Do not encrypt: everybody on the network can read and change what is sent.", of_hosts=True,
+        not_in_scenario=MACHINE)] = False
     given: tuple[str, ...] = ()  # settings that any source gave
 # fmt: on
 
@@ -265,6 +292,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     virtual_time: bool = False  # needs a scenario; its journal holds nothing of the machine or the time of day
     own_processes: bool = False  # workers are processes that start, die and can be restarted
     restarts_server: bool = False  # restarts a dead server from a checkpoint
+    open_to_joiners: bool = False  # workers join from outside at any time, so a run without workers waits for some
 
 
 def require_possible(config: RunConfig, engine: Capabilities) -> None:
@@ -281,6 +309,13 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             f"--scale-lr {config.scale_lr} is for updates that grow with the workers, and with --global-batch "
             f"{config.global_batch} they do not: leave one out"
         )
+    if engine.open_to_joiners and config.listen is None:
+        raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")
+    for setting in SETTINGS.values():
+        if setting.about.of_hosts and not engine.open_to_joiners and getattr(config, setting.name) != setting.default:
+            raise OptionError(
+                f"{setting.flag} is not supported by the {config.engine} engine: it is for `paceline serve`; remove it"
+            )
     if engine.own_processes:
         return
     for setting in SETTINGS.values():
@@ -325,7 +360,7 @@ def _known(values: Mapping[str, Any], kind: str, valid: Iterable[str]) -> dict[s
 
 
 def _refuse_misspelt_variables(environment: Mapping[str, str]) -> None:
-    valid = [*(setting.variable for setting in SETTINGS.values()), PREFIX + "LOG_LEVEL"]
+    valid = [*(setting.variable for setting in SETTINGS.values()), PREFIX + "LOG_LEVEL", TOKEN]
     for variable in environment:
         if variable.startswith(PREFIX) and variable not in valid:
             close = closest(variable, valid, NEAR_MISS)

@@ -14,6 +14,10 @@ from paceline.core.settings import Capabilities, RunConfig
 
 _ENGINES: dict[str, tuple[Capabilities, str]] = {
     "local": (Capabilities(own_processes=True, restarts_server=True), "paceline.engines.local.launcher"),
+    "hosts": (
+        Capabilities(own_processes=True, restarts_server=True, open_to_joiners=True),
+        "paceline.engines.hosts.serving",
+    ),
     "sim": (Capabilities(virtual_time=True), "paceline.engines.sim.virtual_engine"),
 }
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ScriptError
 from paceline.core.events import Cause as LeaveCause
 from paceline.server.liveness import Liveness
-from paceline.server.plan import how_it_ended
+from paceline.server.plan import as_error, how_it_ended
 from paceline.server.workers import WorkerRecord
+from paceline.transport.messages import Failed
 
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
@@ -86,7 +87,34 @@ class Departures:
             )
             run.remark(text, at)
 
+    def on_failure(self, record: WorkerRecord | None, message: Failed, at: float) -> None:
+        """End the run for a script that failed; where workers join from outside, go on with the others, if any.
+
+        There the machine may be to blame: a package or a data set that it does not have.
+        """
+        run = self._run
+        others = [each for each in run.workers.running() if each is not record and not each.script.ended]
+        if record is None or not run.engine.capabilities.open_to_joiners or not others or not run.active:
+            raise as_error(message)
+        run.remark(f"worker {record.worker} failed and the others go on without it: {message.text}", at)
+        self.remove(record, "crash", at)
+
     # -- out of the run ----------------------------------------------------------------------------------------------
+
+    def send_away(self, worker: int, incarnation: int) -> None:
+        """Let a worker leave cleanly, as the user of its machine asks."""
+        run = self._run
+        record = run.workers.get(worker, incarnation)
+        if record is None:
+            return
+
+        def leave() -> None:
+            if not record.script.gone:
+                run.remark(f"worker {worker} leaves, as the user of its machine asks", run.moment())
+                self.remove(record, "leave", run.moment())
+                run.engine.control(worker, "hang_up")
+
+        run.exchange.ask_to_leave(record, leave)
 
     def remove(self, record: WorkerRecord, cause: LeaveCause, at: float, *, suspects: bool = False) -> bool:
         """Take the worker out of the run for good; return whether it was trying samples suspected before.
@@ -135,6 +163,9 @@ class Departures:
         if run.active:
             tried = run.coordinator.leave(worker, cause, run.moment(at), suspects=suspects)
         run.workers.script_gone(worker)
+        if run.engine.capabilities.open_to_joiners and run.active and run.phases.current is None and not run.resumption:
+            run.workers.alive.add(worker)  # the first phase waits for as many as were asked for
+            run.start(worker)
         run.exchange.left(worker, cause, at)
         run.exchange.look_at_waiting(at)
         run.collectives.left(worker)

@@ -32,7 +32,7 @@ from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
 from paceline.server.exchange import Result, RunExchange
 from paceline.server.phases import Phases, as_data
-from paceline.server.plan import Cause, Plan, as_error, how_it_ended
+from paceline.server.plan import Cause, Plan, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
 from paceline.server.script_words import ScriptWords
@@ -139,6 +139,33 @@ class ServerRun:
             self.workers.starting[worker] = incarnation
             self.engine.start(worker, incarnation)
 
+    def invite(self, most: int | None) -> str | None:
+        """Start one worker more for somebody who wants to be one; return why not, or None.
+
+        A newcomer takes the place of a worker that was lost, if there is one. `most`: workers at a time.
+        """
+        if not self.active:
+            return "the run is over"
+        workers = self.workers
+        count = len(workers.alive | workers.starting.keys())
+        if most is not None and count >= most:
+            return f"the run has {count} workers, and --most-workers is {most}"
+        gone = (worker for worker, record in workers.records.items() if record.script.gone and not record.script.left)
+        lost = [w for w in gone if w not in workers.starting and not workers.records[w].script.meant_to_die]
+        known = {*range(self.plan.workers), *workers.records, *workers.incarnations}
+        worker = min(lost, default=max(known) + 1)
+        if self.emulation is not None and worker not in known:
+            self.emulation.times.add_worker(worker, 1.0)
+        self.start(worker)
+        return None
+
+    def on_never_started(self, worker: int, incarnation: int) -> None:
+        """Go on without a process that was asked for: nobody is there to run it."""
+        if self.workers.starting.get(worker) == incarnation:
+            del self.workers.starting[worker]
+        self.notice_empty_phase()
+        self.engine.wake()
+
     def on_start(self, worker: int, incarnation: int) -> None:
         """Register a new process of this worker."""
         old = self.workers.records.get(worker)
@@ -215,7 +242,7 @@ class ServerRun:
             case m.Ended():
                 self._on_ended(record, message, at)
             case m.Failed():
-                raise as_error(message)
+                self.departures.on_failure(record, message, self.moment(at))
             case m.CollectiveCall():
                 self.collectives.on_call(worker, record, message)
                 self.begin_phase_if_ready(at)
@@ -433,6 +460,8 @@ class ServerRun:
             self.engine.wake()
 
     def _somebody_comes_back(self) -> bool:
+        if self.engine.capabilities.open_to_joiners:
+            return True
         return self.faults is not None and self.faults.brings_somebody_back(self.engine.now())
 
     # -- what the coordinator decides --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from paceline.engines.local.control import (
     Debugging,
     Failure,
     Finished,
+    LinkLost,
     Relinked,
     Role,
     Unlinked,
@@ -155,13 +156,14 @@ def _mailbox(role: Role, folder: Path | None) -> Mail | None:
     """Return the mailbox for messages of other nodes, in a run without a server."""
     if role.peer is None or folder is None:
         return None
-    if role.transport == "shm":
+    if role.transport == "shm" and not role.mail_host:
         from paceline.transport.mail_shm import ShmMail  # a run with a server needs neither
 
         return ShmMail(folder)
     from paceline.transport.mail_zeromq import ZeromqMail
 
-    return ZeromqMail(addresses.of_socket(folder, "mail", over_tcp=role.over_tcp))
+    remote = f"tcp://{role.mail_host}:*" if role.mail_host else None
+    return ZeromqMail(remote or addresses.of_socket(folder, "mail", over_tcp=role.over_tcp))
 
 
 def _settle_in(role: Role, links: "WorkerLinks") -> None:
@@ -361,7 +363,7 @@ class WorkerLinks:
         """Tell the launcher whether a debugger waits for a command."""
         self._tell(Debugging(waits, on_terminal))
 
-    def _tell(self, message: Warned | Debugging) -> bool:
+    def _tell(self, message: Warned | Debugging | LinkLost) -> bool:
         if os.getpid() != self._owner:
             return False
         try:
@@ -374,6 +376,7 @@ class WorkerLinks:
 
     def _await(self) -> tuple[str, list[int]]:
         """Wait for a restarted server and return its address or link; skip servers that have died meanwhile."""
+        self._tell(LinkLost())
         fresh = self._fresh.get()
         while not self._fresh.empty():
             for descriptor in fresh[1] if fresh is not None else ():

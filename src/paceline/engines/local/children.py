@@ -17,7 +17,7 @@ from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlin
 from paceline.engines.local.debugging import terminal_of_this_process
 from paceline.engines.local.nursery import Nursery, import_path
 from paceline.engines.local.output import Console, Transcript
-from paceline.engines.local.processes import Process
+from paceline.engines.local.processes import Process, RunProcess
 from paceline.engines.local.workload import Workload
 from paceline.server.plan import Plan
 from paceline.strategies import is_peer
@@ -49,44 +49,50 @@ class Children:
         self._send_to_server = send_to_server
         self.nursery = nursery  # None: every process is a fresh interpreter
         self.folder: Path | None = None  # the run's temporary folder
-        self._shares_memory = plan.config.transport == "shm"
         self._address: str | None = None  # of the server (zeromq), once it listens
         self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
         self._tokens: dict[ProcessPlace, str] = {}
         self._codes: dict[ProcessPlace, int] = {}  # exit codes of reaped processes
-        self.alive: dict[ProcessPlace, Process] = {}
+        self.alive: dict[ProcessPlace, RunProcess] = {}
 
     def start(self, place: ProcessPlace) -> Process:
         """Start a process for this place."""
         process = self.make(place.name)
+        self.occupy(place, process)
+        return process
+
+    def occupy(self, place: ProcessPlace, process: RunProcess) -> None:
+        """Let a process take this place: it gets a link to the server and its role."""
         self.alive[place] = process
         self._tokens[place] = secrets.token_hex(16)
-        if self._shares_memory:
+        if process.shares_memory:
             self._link(place, self._role(place))
-            return process
+            return
         self._send_to_server(self._linked(place), ())
         if self._address is None:
             self._roleless.add(place)
         else:
             process.send(encode(self._role(place)))
-        return process
 
     def make(self, name: str) -> Process:
         """Start a process of the run, with a transcript of its own."""
-        return Process(name, self._stage, Transcript(self._plan.folder, name), self.nursery, self.folder)
+        made = Process(name, self._stage, Transcript(self._plan.folder, name), self.nursery, self.folder)
+        made.shares_memory = self._plan.config.transport == "shm"
+        return made
 
     def listening(self, address: str) -> None:
         """Send the server's address: with their role to processes that waited for it, as a relink to all others."""
         self._address = address
         for place, process in self.alive.items():
-            process.send(encode(self._role(place) if place in self._roleless else Relinked(address)))
+            if not process.shares_memory:
+                process.send(encode(self._role(place) if place in self._roleless else Relinked(address)))
         self._roleless.clear()
 
     def relink(self) -> None:
         """Introduce all processes to a restarted server: link the living, and report the exits of the others."""
         self._address = None
         for place in sorted(self.alive, key=lambda place: (place.worker, place.incarnation)):
-            if self._shares_memory:
+            if self.alive[place].shares_memory:
                 self._link(place, Relinked(""))
             else:
                 self._send_to_server(self._linked(place), ())
@@ -150,7 +156,7 @@ class Children:
             arguments=workload.arguments,
             function=workload.function,
             sys_path=import_path(),
-            transport=config.transport,
+            transport="shm" if self.alive[place].shares_memory else "zeromq",
             address=self._address or "",
             folder=None if self.folder is None else os.fspath(self.folder),
             over_tcp=addresses.over_tcp,

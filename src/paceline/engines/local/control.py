@@ -32,6 +32,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     append: bool = False  # continue the journal of the server before this one
     folder: str  # the run's temporary folder
     over_tcp: bool = False  # workers connect to a port of the loopback (zeromq)
+    listen: str = ""  # where workers of other machines connect to; empty: none do
+    secret: str = ""  # the join token of such a run; empty: its network is trusted
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -40,7 +42,7 @@ class Linked(msgspec.Struct, frozen=True, tag=True):
     worker: int
     incarnation: int
     evaluator: bool
-    pid: int  # also the id of its process group
+    pid: int  # also the id of its process group; 0: it is not a child of the launcher
     token: str
 
 
@@ -67,7 +69,25 @@ class Debugged(msgspec.Struct, frozen=True, tag=True):
     waits: bool
 
 
-ToServer = Setup | Linked | Exited | Interrupt | Debugged
+class Newcomer(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants to be a worker beside those that the run began with."""
+
+
+class Leaves(msgspec.Struct, frozen=True, tag=True):
+    """The user of a worker's machine takes it out of the run."""
+
+    worker: int
+    incarnation: int
+
+
+class NeverStarted(msgspec.Struct, frozen=True, tag=True):
+    """No process could be started for this worker: nobody is there to run it."""
+
+    worker: int
+    incarnation: int
+
+
+ToServer = Setup | Linked | Exited | Interrupt | Debugged | Newcomer | Leaves | NeverStarted
 
 
 # -- server to launcher ------------------------------------------------------------------------------------------------
@@ -90,6 +110,12 @@ class StartWorker(msgspec.Struct, frozen=True, tag=True):
 
     worker: int
     incarnation: int
+
+
+class NoPlace(msgspec.Struct, frozen=True, tag=True):
+    """A newcomer is not wanted any more."""
+
+    reason: str
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -148,9 +174,13 @@ class Debugging(msgspec.Struct, frozen=True, tag=True):
     on_terminal: bool = True
 
 
+class LinkLost(msgspec.Struct, frozen=True, tag=True):
+    """A worker's link to the server is gone; it waits for another."""
+
+
 ToLauncher = (
-    Listening | Began | StartWorker | Signal | Progressed | JournalLines | Failure | Finished | Noticed | Warned
-    | Debugging
+    Listening | Began | StartWorker | NoPlace | Signal | Progressed | JournalLines | Failure | Finished | Noticed
+    | Warned | Debugging | LinkLost
 )  # fmt: skip
 
 
@@ -179,6 +209,8 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     token: str
     folder: str | None = None  # the run's temporary folder
     over_tcp: bool = False  # other nodes connect to a port of the loopback (zeromq)
+    mail_host: str = ""  # the address of this machine at which other nodes reach this one; empty: none of this machine
+    secret: str = ""  # the join token; empty: the network is trusted, or is not used
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from paceline.engines.local.nursery import Nursery
-from paceline.engines.local.processes import Process
+from paceline.engines.local.processes import RunProcess
 from paceline.engines.local.scratch import state_of
 
 LOOK_S = 0.25  # between two looks
@@ -42,7 +42,7 @@ class Interruption:
         """Return how long until the next look; None before an interrupt."""
         return None if self._since is None else max(0.0, self._look_at - time.monotonic())
 
-    def look(self, processes: Iterable[Process], nursery: Nursery | None) -> None:
+    def look(self, processes: Iterable[RunProcess], nursery: Nursery | None) -> None:
         """Resume stopped processes, or kill them if they are stopped again and again."""
         now = time.monotonic()
         if self._since is None or now < self._look_at:

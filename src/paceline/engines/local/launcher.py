@@ -25,7 +25,7 @@ from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.interruption import Interruption
 from paceline.engines.local.loop import Loop, interrupts
 from paceline.engines.local.output import Console
-from paceline.engines.local.processes import Process
+from paceline.engines.local.processes import Process, RunProcess
 from paceline.engines.local.result_handover import Outcome, as_overdue
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
@@ -66,7 +66,7 @@ class Launcher:
         self._failure: control.Failure | None = None  # one that the server did not report
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
-        self._kill_at: dict[Process | None, float] = {}  # None: all workers that outlive the run
+        self._kill_at: dict[RunProcess | None, float] = {}  # None: all workers that outlive the run
         self._warnings: set[str] = set()  # of workers, shown so far
         self._debugging = False  # a worker's debugger has the terminal
         self._shown = Progress(0.0, 0, 0, None, {}, None)
@@ -87,7 +87,8 @@ class Launcher:
                 while self._processes():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
-                    self._interruption.look(self._processes(), self._children.nursery)
+                    own = [process for process in self._processes() if process.pid]
+                    self._interruption.look(own, self._children.nursery)
                 return self._outcome()
             finally:
                 self._leave_nothing()
@@ -131,8 +132,13 @@ class Launcher:
             append=append,
             folder=os.fspath(self._children.folder),
             over_tcp=addresses.over_tcp,
+            **self._listening(),
         )
         self._send_to_server(setup)
+
+    def _listening(self) -> dict[str, str]:
+        """Return where the server listens for workers of other machines, if it does."""
+        return {}
 
     def _start_children(self) -> None:
         for worker in range(self._plan.workers):
@@ -142,7 +148,7 @@ class Launcher:
 
     def _start(self, place: ProcessPlace) -> None:
         process = self._children.start(place)
-        self._loop.watch(process, lambda frame: self._on_child_word(place, frame), lambda: self._on_exit(place))
+        self._loop.watch(process, lambda frame: self._on_child_word(place, frame.data), lambda: self._on_exit(place))
 
     # -- words -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +182,9 @@ class Launcher:
             case control.Noticed():
                 if not self._debugging:
                     notice(message.text)
-            case control.Warned() | control.Debugging():
+            case control.NoPlace():
+                self._on_no_place(message.reason)
+            case control.Warned() | control.Debugging() | control.LinkLost():
                 raise InternalError(f"the server sent {message}, which only workers do")
             case _:
                 assert_never(message)
@@ -186,9 +194,15 @@ class Launcher:
         if self._sink is not None:
             self._sink.write(line)
 
-    def _on_child_word(self, place: ProcessPlace, frame: Frame) -> None:
+    def _on_no_place(self, reason: str) -> None:
+        raise InternalError(f"the server turned away a newcomer whom nobody had announced: {reason}")
+
+    def _on_link_lost(self, place: ProcessPlace) -> None:
+        """Do nothing: only the server's death cuts the links of one machine, and its successor makes others."""
+
+    def _on_child_word(self, place: ProcessPlace, data: bytes | bytearray) -> None:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
-        message = control.for_launcher(frame.data)
+        message = control.for_launcher(data)
         if isinstance(message, control.Warned):
             self._children.alive[place].warn(message.text, show=message.text not in self._warnings)
             self._warnings.add(message.text)
@@ -197,6 +211,8 @@ class Launcher:
             self._debugging = message.waits and message.on_terminal
             if self._progress is not None and message.on_terminal:
                 self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
+        elif isinstance(message, control.LinkLost):
+            self._on_link_lost(place)
         elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
@@ -274,8 +290,12 @@ class Launcher:
             self._restored_from = newest
             self._start_server(newest, append=True)
             self._children.relink()
+            self._on_relinked()
             return True
         return False
+
+    def _on_relinked(self) -> None:
+        """Do nothing: no process is about to be ended for having lost its link."""
 
     def _where_to_go_on(self) -> tuple[Path | None, bool]:
         """Return the checkpoint for a successor of the server, and whether the run begins again, at no loss.
@@ -293,7 +313,8 @@ class Launcher:
         """Start all processes again, with an empty journal: scripts have said things to a server that is gone."""
         logger.warning("%s before there was anything to go on from: the run starts again (%d)", how, self._restarts)
         for process in self._children.alive.values():
-            self._loop.forget(process)
+            if isinstance(process, Process):
+                self._loop.forget(process)
             self._kill_at.pop(process, None)
         self._children.end_all()
         self._began = None
@@ -319,12 +340,12 @@ class Launcher:
         # What processes print while they are ended would hide the cause; it is in the logs.
         self._stage.muted = self._why() is not None
 
-    def _ask_to_end(self, process: Process) -> None:
+    def _ask_to_end(self, process: RunProcess) -> None:
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after this
         self._kill_at[process] = time.monotonic() + GRACE_S
 
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[RunProcess]:
         return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
@@ -391,16 +412,20 @@ def launch(
             "launch() was called inside a worker of another run: run the file that calls it with `python`, not with "
             "`paceline run`, or leave the call out"
         )
-    outcome = Launcher(plan, packed(train), Log(), sink, progress).run()
-    with contextlib.closing(outcome):
-        report = outcome.report
-        if report is not None:
-            save_report(report, plan.folder)
-        outcome.raise_failure()
-        if report is None:
-            raise InternalError(f"the run ended ({outcome.cause}) without a report")
-        state = outcome.state()
-        if not outcome.tables or state is None:
-            return Launched(report, outcome.cause, Result(state))
-        tables = {name: tensor.numpy() for name, tensor in state.items()}
-        return Launched(report, outcome.cause, Result(tables=tables))
+    with contextlib.closing(Launcher(plan, packed(train), Log(), sink, progress).run()) as outcome:
+        return finished_run(outcome, plan)
+
+
+def finished_run(outcome: Outcome, plan: Plan) -> Launched:
+    """Save the report in the run's folder and return the result; raise what the run failed with."""
+    report = outcome.report
+    if report is not None:
+        save_report(report, plan.folder)
+    outcome.raise_failure()
+    if report is None:
+        raise InternalError(f"the run ended ({outcome.cause}) without a report")
+    state = outcome.state()
+    if not outcome.tables or state is None:
+        return Launched(report, outcome.cause, Result(state))
+    tables = {name: tensor.numpy() for name, tensor in state.items()}
+    return Launched(report, outcome.cause, Result(tables=tables))

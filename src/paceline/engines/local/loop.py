@@ -52,6 +52,10 @@ class Loop:
         """Call back whenever the descriptor is readable."""
         self._selector.register(descriptor, _READ, call)
 
+    def unwatch_descriptor(self, descriptor: int) -> None:
+        """Stop watching a descriptor that is about to be closed."""
+        self._selector.unregister(descriptor)
+
     def turn(self, seconds: float | None) -> None:
         """Wait at most this long, and handle what happened."""
         for process, read in self._readers.items():

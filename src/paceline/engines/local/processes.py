@@ -10,9 +10,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local import scratch
@@ -24,10 +24,33 @@ from paceline.transport.frames import Channel
 _BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.fresh import main; main()"
 
 
+class RunProcess(Protocol):
+    """A process of a run: a child of the launcher, or one on another machine, which somebody there has started."""
+
+    name: str
+    pid: int  # also the id of its process group; 0: not a child of the launcher
+    shares_memory: bool  # with the server
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def voices(self) -> Sequence[Voice]: ...
+
+    def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None: ...
+
+    def warn(self, text: str, *, show: bool) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def reap(self) -> int: ...
+
+
 class Process:
     """One child process."""
 
     pid: int  # also the id of its process group
+    shares_memory = True
 
     def __init__(
         self, name: str, stage: Console, transcript: Transcript, nursery: Nursery | None = None,
@@ -58,7 +81,7 @@ class Process:
             ours.pop_all()
         self.channel = Channel(control)
         self.handle = _handle(self.pid)
-        self.voices = [self._voice("stdout", stage), self._voice("stderr", stage)]
+        self.voices: Sequence[Voice] = [self._voice("stdout", stage), self._voice("stderr", stage)]
 
     @property
     def alive(self) -> bool:

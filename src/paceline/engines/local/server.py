@@ -76,12 +76,12 @@ def main(channel: Channel) -> None:
 class LocalEngine:
     """The engine of a run on processes of this machine, which the launcher starts and signals."""
 
-    name = "local"
-    capabilities = engines.capabilities(name)
     run: ServerRun
 
     def __init__(self, channel: Channel, setup: m.Setup, folder: Path, on_idle: Callable[[], None]) -> None:
         """`folder` is this process's own."""
+        self.name: str = setup.plan.config.engine
+        self.capabilities = engines.capabilities(self.name)
         self._channel = channel
         self._setup = setup
         self._on_idle = on_idle
@@ -118,8 +118,10 @@ class LocalEngine:
 
     def drive(self, run: ServerRun) -> None:
         """Drive the run until it is finished."""
-        if self._setup.plan.config.transport == "zeromq":
-            self.send_to_launcher(m.Listening(self._links.listen(over_tcp=self._setup.over_tcp)))
+        setup = self._setup
+        if setup.listen or setup.plan.config.transport == "zeromq":
+            at = self._links.listen(setup.listen, setup.secret, over_tcp=setup.over_tcp)
+            self.send_to_launcher(m.Listening(at))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
@@ -176,6 +178,14 @@ class LocalEngine:
                 ended(worker, message.incarnation, message.code, self.now())
             case m.Interrupt():
                 self.run.interrupt(self.now())
+            case m.Newcomer():
+                reason = self.run.invite(self._setup.plan.config.most_workers)
+                if reason is not None:
+                    self.send_to_launcher(m.NoPlace(reason))
+            case m.Leaves():
+                self.run.departures.send_away(message.worker, message.incarnation)
+            case m.NeverStarted():
+                self.run.on_never_started(message.worker, message.incarnation)
             case m.Debugged():
                 self.run.departures.liveness.debugging(message.worker, message.waits)
             case _:

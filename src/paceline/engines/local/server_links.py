@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.core.errors import InternalError
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.engines.local.timekeeping import Clock
@@ -19,7 +20,7 @@ from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, ToServer
 from paceline.transport.shm import ShmServerEnd
-from paceline.transport.zeromq import ZeromqHub
+from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
 WRITE_S = 0.001  # between attempts to write to a full link
 
@@ -76,22 +77,25 @@ class ServerLinks:
         self._by_link: dict[int, Member] = {}
         self._hub: ZeromqHub | None = None
 
-    def listen(self, *, over_tcp: bool) -> str:
-        """Accept workers over ZeroMQ; return the address."""
-        hub = self._hub = ZeromqHub(addresses.of_socket(self._folder, "hub", over_tcp=over_tcp))
+    def listen(self, address: str, secret: str = "", *, over_tcp: bool = False) -> str:
+        """Accept workers over ZeroMQ, at this address or, if it is empty, on this host alone; return the address."""
+        place = address or addresses.of_socket(self._folder, "hub", over_tcp=over_tcp)
+        hub = self._hub = ZeromqHub(place)
         self._selector.register(hub, selectors.EVENT_READ, self._pump)
         return hub.address
 
     def link(self, message: Linked, descriptors: list[int]) -> Member:
         """Register the link of a process that the launcher announced."""
-        if self._hub is not None:
-            link: Any = self._hub.expect(message.token)
+        if descriptors:
+            link: Any = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])))
+        elif self._hub is not None:
+            link = self._hub.expect(message.token)
         else:
-            link = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])))
+            raise InternalError(f"worker {message.worker} was announced without a descriptor of its link")
         member = Member(message.worker, message.incarnation, message.pid, link, evaluator=message.evaluator)
         self._processes[message.worker, message.incarnation, message.evaluator] = member
         self._by_link[id(link)] = member
-        if self._hub is None:
+        if descriptors:
             self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(member, link))
         return member
 
@@ -101,8 +105,8 @@ class ServerLinks:
         member = self._processes.get(place)
         if member is None:
             return None
-        if self._hub is not None and not member.hung_up:
-            for link in self._hub.drain(member.link):  # type: ignore[arg-type]  # with a hub, all links are of its type
+        if self._hub is not None and isinstance(member.link, ZeromqServerEnd) and not member.hung_up:
+            for link in self._hub.drain(member.link):
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
@@ -132,7 +136,8 @@ class ServerLinks:
 
     def orphaned(self) -> None:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
-        groups = {member.pid: scratch.group_of(member.pid) for member in self._processes.values()}
+        local = [member.pid for member in self._processes.values() if member.pid]
+        groups = {leader: scratch.group_of(leader) for leader in local}
         for leader in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)

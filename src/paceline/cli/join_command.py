@@ -1,0 +1,89 @@
+"""`paceline join`: run a worker of another machine's run here."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from paceline.cli.run_command import DEFAULT_TASK, workload
+from paceline.cli.streams import logging_shown
+from paceline.core import settings as configuration
+from paceline.core.errors import DataError, OptionError
+from paceline.core.settings import Count, Positive, Start, host_and_port
+from paceline.core.values import read, shown
+
+# What torchrun and Slurm say about a process, in this order: its number among all, and the server's machine.
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `paceline serve` listens.")],
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The script of the run.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Its own, if they are not those of the run.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="A built-in task instead.")] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option("--token-file", metavar="FILE", help="Has the join token; else PACELINE_TOKEN, else a prompt."),
+    ] = None,
+    trusted_network: Annotated[
+        bool, typer.Option("--trusted-network", help="Join a run that does not encrypt.")
+    ] = False,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="FOLDER", help="Where the data sets are on this machine.")
+    ] = None,
+    threads: Annotated[
+        str | None, typer.Option("--threads", metavar="N", help="Of torch in the worker. Default: as the run says.")
+    ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="S", help="Seconds to wait for the server, at first and if it is lost.")
+    ] = "60",
+    start: Annotated[
+        str, typer.Option("--start", metavar="nursery|fresh", help="How the worker's process is started.")
+    ] = "nursery",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
+) -> int:
+    """Run a worker of another machine's run on this one. HOST:PORT may be `env`, for MASTER_ADDR:MASTER_PORT."""
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
+        place = host_and_port(from_environment(os.environ) if address == "env" else address)
+        rank = rank_of(os.environ)
+        checked_threads = None if threads is None else int(read(threads, Count, "--threads:"))
+        seconds = float(read(wait, Positive, "--wait:"))
+        how: Literal["nursery", "fresh"] = read(start, Start, "--start:")
+        train = workload(script, arguments or [], task)
+        data = None if data_dir is None else Path(data_dir)
+        if data is not None and not data.is_dir():
+            raise DataError(f"--data-dir: {data} is not a folder; give the one that holds the data set")
+        from paceline.engines.hosts.agent import JoinSettings
+        from paceline.engines.hosts.agent import join as take_part
+
+        settings = JoinSettings(
+            address=place, data_dir=data, threads=checked_threads, wait_s=seconds, start=how, rank=rank
+        )
+        return take_part(train, (task or DEFAULT_TASK) if script is None else None, settings)
+
+
+def from_environment(environment: Mapping[str, str]) -> str:
+    """Return the server's address as torchrun's variables have it."""
+    host, port = (environment.get(name, "") for name in _MASTER)
+    if not host or not port:
+        raise OptionError(f"`env` takes the address from {' and '.join(_MASTER)}: set both, or give HOST:PORT")
+    return f"{host}:{port}"
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """Return the worker's number that torchrun, Slurm or MPI gave this process, if any."""
+    for name in _RANKS:
+        text = environment.get(name, "")
+        if text:
+            if not text.isascii() or not text.isdigit() or len(text) > 9:
+                raise OptionError(f"{name} must be a number from 0, not {shown(text)}")
+            return int(text)
+    return None

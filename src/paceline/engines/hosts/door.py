@@ -1,0 +1,376 @@
+"""The launcher's door: machines that join knock here, are checked, and run workers' processes for the launcher.
+
+A machine is one `Guest` from its first message to its last. The launcher gives it a worker's place; then the guest has
+a `JoinedProcess`, which the launcher treats as its own children: it sends it control messages and signals, and hears of
+its exit. A guest that is silent for `LOST_S`, or whose connection is closed, is lost, and so is its process.
+
+Machine and launcher share memory if they run on the same kernel in the same network namespace, and a descriptor that
+the launcher passes over a socket of its private folder arrives. Then all links of the worker are those of one machine.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from paceline.core.errors import PeerError
+from paceline.engines.hosts import messages as m
+from paceline.engines.local.output import Voice
+from paceline.transport.base import Lost
+from paceline.transport.bell import Bell
+from paceline.transport.frames import Channel
+from paceline.transport.zeromq import end_context
+
+ATTACH_S = 2.0  # for a process of this host to say who it is
+DYING_S = 5.0  # for a killed process to be reported; after that its machine is taken for lost
+LINGER_MS = 2_000  # to send last words
+NAMESPACE = Path("/proc/self/ns/net")
+KERNEL = Path("/proc/sys/kernel/random/boot_id")
+_KILLED = -int(signal.SIGKILL)
+
+logger = logging.getLogger("paceline")
+
+
+def kernel_and_namespace() -> str:
+    """Name this machine's running kernel and network namespace; empty where that is unknown."""
+    try:
+        return f"{KERNEL.read_text().strip()}/{NAMESPACE.stat().st_ino}/{os.geteuid()}"
+    except OSError:
+        return ""
+
+
+class Requirements(msgspec.Struct, frozen=True):
+    """What a machine must have to join."""
+
+    wire: int
+    workload: str
+    versions: dict[str, str]
+    strategy: str = ""  # the file of a strategy that nodes run
+    strategy_digest: str = ""
+
+    def refusal(self, asked: m.JoinAsked) -> str | None:
+        """Return why a machine may not join; None if it may."""
+        if (asked.format, asked.wire) != (m.FORMAT, self.wire):
+            theirs, ours = f"{asked.format}.{asked.wire}", f"{m.FORMAT}.{self.wire}"
+            return f"it speaks format {theirs}, this run {ours}: install the same version of paceline on both"
+        if asked.workload != self.workload:
+            return f"it would run {asked.workload}, this run {self.workload}: give both the same script"
+        return None
+
+    def remarks(self, asked: m.JoinAsked) -> list[str]:
+        """Return what differs and may matter."""
+        return [
+            f"{asked.host} has {name} {asked.versions.get(name, 'of an unknown version')}, the server {version}: "
+            "results may differ"
+            for name, version in self.versions.items()
+            if asked.versions.get(name) != version
+        ]
+
+
+class Guest:
+    """A machine that has joined."""
+
+    def __init__(self, identity: bytes, asked: m.JoinAsked, now: float) -> None:
+        self.identity = identity
+        self.host = asked.host
+        self.rank = asked.rank
+        self.heard = now
+        self.key = secrets.token_hex(16)
+        self.proof = secrets.token_hex(16)
+        self.channel: Channel | None = None  # a socket of this host, which carries descriptors
+        self.ready = False  # it is known whether memory is shared
+        self.process: JoinedProcess | None = None
+        self.last_worker: int | None = None
+        self.children = 0
+
+
+class JoinedProcess:
+    """A worker's process on a machine that has joined."""
+
+    pid = 0
+    voices: Sequence[Voice] = ()
+
+    def __init__(self, door: "Door", guest: Guest, worker: int) -> None:
+        self.name = f"worker {worker}"
+        self.guest = guest
+        self.worker = worker
+        self.shares_memory = guest.channel is not None
+        self.code: int | None = None
+        self.killed_at: float | None = None
+        guest.children += 1
+        self.child = guest.children
+        self._door = door
+
+    @property
+    def alive(self) -> bool:
+        return self.code is None
+
+    def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        self._door.send(self.guest, m.ToChild(self.child, bytes(data)), descriptors)
+
+    def warn(self, text: str, *, show: bool) -> None:
+        """Show a warning of this process, if asked to; its own machine logs it."""
+        if show:
+            logger.warning("%s on %s: %s", self.name, self.guest.host, text)
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            if number == signal.SIGKILL and self.killed_at is None:
+                self.killed_at = time.monotonic()
+            self._door.send(self.guest, m.SignalChild(self.child, int(number)))
+
+    def reap(self) -> int:
+        """Kill it if it still runs, without waiting for that, and return its exit code."""
+        if self.code is None:
+            self.signal(signal.SIGKILL)
+            self.code = _KILLED
+        if self.guest.process is self:
+            self.guest.process = None
+        return self.code
+
+
+class Household(Protocol):
+    """What the door tells the launcher."""
+
+    def on_guest(self, guest: Guest) -> None:
+        """A machine is ready to run a worker."""
+
+    def on_word(self, process: JoinedProcess, data: bytes) -> None:
+        """A worker's process has sent a control message."""
+
+    def on_end(self, process: JoinedProcess) -> None:
+        """A worker's process has exited, or its machine is lost."""
+
+    def on_leaving(self, process: JoinedProcess) -> None:
+        """The user of a machine wants it out of the run."""
+
+
+class Door:
+    """The listening socket, and everybody who has come through it."""
+
+    def __init__(self, address: str, required: Requirements, household: Household) -> None:
+        self._household = household
+        self._required = required
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a machine that is gone raises
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a machine that connects again is the same one
+        self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
+        self._socket.bind(f"tcp://{address}")
+        self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
+        self._local: socket.socket | None = None
+        self._attach = ""
+        self.guests: dict[bytes, Guest] = {}
+        self._next_beat = time.monotonic()
+        self._refused: set[str] = set()
+
+    def fileno(self) -> int:
+        """Readable while `pump` has something to do."""
+        return self._bell.fileno()
+
+    @property
+    def is_open_locally(self) -> bool:
+        """Whether processes of this host can attach."""
+        return self._local is not None
+
+    def open_locally(self, folder: Path) -> int:
+        """Accept processes of this host at a socket in this private folder; return its descriptor."""
+        self._local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._attach = os.fspath(folder / "attach")
+        self._local.bind(self._attach)
+        self._local.listen()
+        self._local.setblocking(False)
+        return self._local.fileno()
+
+    # -- guests ------------------------------------------------------------------------------------------------------
+
+    def idle(self, worker: int | None = None) -> Guest | None:
+        """Return a machine that could run a worker, preferably the one that ran this worker before."""
+        free = [guest for guest in self.guests.values() if guest.ready and guest.process is None]
+        return next((guest for guest in free if guest.last_worker == worker), free[0] if free else None)
+
+    def start(self, guest: Guest, worker: int) -> JoinedProcess:
+        """Let a machine start a process for this worker."""
+        process = guest.process = JoinedProcess(self, guest, worker)
+        guest.last_worker = worker
+        self.send(guest, m.StartChild(process.child, worker))
+        return process
+
+    def dismiss(self, guest: Guest, reason: str, *, failed: bool = False) -> None:
+        """Send a machine away."""
+        self.send(guest, m.Dismissed(reason, failed))
+        self._forget(guest)
+
+    def send(self, guest: Guest, message: m.ToAgent, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message; a machine that is gone will be noticed by its silence or at the next beat."""
+        if guest.channel is not None and not isinstance(message, m.Beat):
+            with contextlib.suppress(Lost):
+                guest.channel.send(m.encode(message), descriptors)
+            return
+        self._post(guest.identity, message)
+
+    def _post(self, identity: bytes, message: m.ToAgent) -> bool:
+        try:
+            self._socket.send_multipart([identity, m.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return error.errno == zmq.EAGAIN
+        finally:
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._bell.ring()  # sending may have consumed the socket's signal that something arrived
+        return True
+
+    def _forget(self, guest: Guest) -> None:
+        self.guests.pop(guest.identity, None)
+        if guest.channel is not None:
+            guest.channel.finish(ATTACH_S)
+            guest.channel.close()
+            guest.channel = None
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Handle what has arrived."""
+        self._bell.hush()
+        while True:
+            try:
+                identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(parts) != 1:
+                    raise PeerError(f"a message of a machine that joins has {len(parts)} parts instead of 1")
+                self._handle(identity, m.for_launcher(parts[0]))
+            except PeerError as error:
+                logger.warning("%s", error)
+                self._post(identity, m.Refused(str(error)))
+
+    def _handle(self, identity: bytes, message: m.ToLauncher) -> None:
+        guest = self.guests.get(identity)
+        if isinstance(message, m.JoinAsked):
+            self._admit(identity, message, guest)
+            return
+        if guest is None:
+            self._post(identity, m.Unknown())
+            return
+        guest.heard = time.monotonic()
+        process = guest.process
+        match message:
+            case m.Attached():
+                self._attached(guest, message.proof)
+            case m.FromChild() if process is not None and message.child == process.child:
+                self._household.on_word(process, message.data)
+            case m.ChildExited() if process is not None and message.child == process.child:
+                process.code, guest.process = message.code, None
+                self._household.on_end(process)
+            case m.Leaving() if process is not None:
+                self._household.on_leaving(process)
+            case m.Leaving():
+                self.dismiss(guest, "as its user asks")
+            case _:
+                pass  # a beat, or about a process that is gone
+
+    def _admit(self, identity: bytes, asked: m.JoinAsked, before: Guest | None) -> None:
+        if before is not None:  # it lost its patience and begins again
+            self._lose(before, "has started anew")
+        refusal = self._required.refusal(asked)
+        if refusal is not None:
+            if refusal not in self._refused:
+                self._refused.add(refusal)
+                logger.warning("%s may not join: %s", asked.host, refusal)
+            self._post(identity, m.Refused(refusal))
+            return
+        guest = self.guests[identity] = Guest(identity, asked, time.monotonic())
+        remarks = self._required.remarks(asked)
+        for remark in remarks:
+            logger.warning("%s", remark)
+        near = bool(asked.kernel) and asked.kernel == kernel_and_namespace()
+        attach, required = self._attach if near else "", self._required
+        self._post(identity, m.Admitted(attach, guest.key, remarks, required.strategy, required.strategy_digest))
+        if not (near and self._attach):
+            guest.ready = True
+            self._household.on_guest(guest)
+
+    def accept(self) -> None:
+        """Let a process of this host attach, and pass it a descriptor to prove that this is possible."""
+        if self._local is None:
+            return
+        try:
+            connected, _ = self._local.accept()
+        except OSError:  # it is gone again
+            return
+        channel = Channel(connected)
+        try:
+            frame = channel.receive(ATTACH_S)
+        except (Lost, PeerError):
+            frame = None
+        key = "" if frame is None else bytes(frame.data).decode(errors="replace")
+        guest = next((each for each in self.guests.values() if secrets.compare_digest(each.key, key)), None)
+        if guest is None or guest.channel is not None:
+            channel.close()
+            return
+        reader, writer = os.pipe()
+        with contextlib.suppress(Lost), os.fdopen(writer, "wb") as pipe:
+            pipe.write(guest.proof.encode())
+            channel.send(b"proof", (reader,))
+        os.close(reader)
+        guest.channel = channel
+
+    def _attached(self, guest: Guest, proof: str) -> None:
+        if guest.ready:
+            return
+        if not secrets.compare_digest(proof, guest.proof) and guest.channel is not None:
+            guest.channel.close()
+            guest.channel = None
+        guest.ready = True
+        self._household.on_guest(guest)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def seconds_left(self) -> float:
+        """Return the seconds until `tick` is due."""
+        return max(0.0, self._next_beat - time.monotonic())
+
+    def tick(self) -> None:
+        """Send a beat to everybody, and notice who is gone."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + m.BEAT_S
+        for guest in list(self.guests.values()):
+            process = guest.process
+            if not self._post(guest.identity, m.Beat()):
+                self._lose(guest, "has closed its connection")
+            elif now - guest.heard > m.LOST_S:
+                self._lose(guest, f"has sent nothing for {m.LOST_S:g} s")
+            elif process is not None and process.killed_at is not None and now - process.killed_at > DYING_S:
+                self._lose(guest, "does not end its process")
+
+    def _lose(self, guest: Guest, how: str) -> None:
+        process, guest.process = guest.process, None
+        self._post(guest.identity, m.Unknown())
+        self._forget(guest)
+        if process is not None and process.alive:
+            logger.warning("%s, which ran %s, %s", guest.host, process.name, how)
+            process.code = _KILLED
+            self._household.on_end(process)
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        """Send everybody away and close."""
+        for guest in list(self.guests.values()):
+            self.dismiss(guest, reason, failed=failed)
+        if self._local is not None:
+            self._local.close()
+        self._bell.close()
+        self._socket.close(linger=LINGER_MS)
+        end_context(self._context)

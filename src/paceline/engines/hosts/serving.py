@@ -1,0 +1,215 @@
+"""`paceline serve`: a run's server and evaluator on this machine, and workers that join from wherever they are.
+
+It is the launcher of one machine with a door. The server still decides who is a worker; the launcher finds a machine
+for each: at first for as many as the run waits for, later for newcomers and for workers that are to come back.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from paceline._version import __version__
+from paceline.core.errors import OptionError, UserError
+from paceline.engines.hosts.door import Door, Guest, JoinedProcess, Requirements
+from paceline.engines.local import control
+from paceline.engines.local.children import ProcessPlace
+from paceline.engines.local.launcher import Launcher, finished_run
+from paceline.engines.local.result_handover import Outcome
+from paceline.engines.local.workload import Workload, packed
+from paceline.records.journal import Sink
+from paceline.records.logs import Log, notice
+from paceline.server.exchange import Launched
+from paceline.server.plan import Plan
+from paceline.server.progress import Progress
+from paceline.strategies import is_peer
+from paceline.strategies.sources import split
+from paceline.transport.codec import FORMAT as WIRE_FORMAT
+from paceline.worker import context
+
+RELINK_S = 10.0  # for a worker that has lost its link to the server: a restarted server gives it another within that
+
+
+class HostLauncher(Launcher):
+    """One run's processes: server and evaluator here, workers elsewhere."""
+
+    def __init__(
+        self, plan: Plan, workload: Workload, name: str, log: Sink, sink: Sink | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`name` says what workers run, for machines that join to compare."""
+        super().__init__(plan, workload, log, sink, progress)
+        self._address = plan.config.listen or ""
+        required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
+        self._door = Door(self._address, required, self)
+        self._places: dict[JoinedProcess, ProcessPlace] = {}
+        self._vacant: list[ProcessPlace] = []  # places that wait for a machine
+        self._announced: list[Guest] = []  # machines that the server was asked to find a number for
+
+    def run(self) -> Outcome:
+        failed = True
+        try:
+            self._loop.watch_descriptor(self._door.fileno(), self._door.pump)
+            outcome = super().run()
+            failed = outcome.failure is not None
+            return outcome
+        finally:
+            self._door.close("the run has failed" if failed else "the run is over", failed=failed)
+
+    # -- places and machines -----------------------------------------------------------------------------------------
+
+    def _listening(self) -> dict[str, str]:
+        if self._children.folder is not None and not self._door.is_open_locally:
+            self._loop.watch_descriptor(self._door.open_locally(self._children.folder), self._door.accept)
+        host, _, port = self._address.rpartition(":")
+        return {"listen": f"tcp://{host}:{int(port) + 1}"}
+
+    def _start_children(self) -> None:
+        if self._plan.config.evaluate_every is not None:
+            super()._start(ProcessPlace(self._plan.workers, 0, evaluator=True))
+        for worker in range(self._plan.workers):
+            self._start(ProcessPlace(worker, 0))
+
+    def _start(self, place: ProcessPlace) -> None:
+        """Give the place to a machine; before training the run waits for one, later it does without."""
+        if self._announced:
+            guest: Guest | None = self._announced.pop(0)
+        else:
+            guest = self._door.idle(place.worker)
+        if guest is not None and guest.process is None and guest.identity in self._door.guests:
+            process = self._door.start(guest, place.worker)
+            self._places[process] = place
+            self._children.occupy(place, process)
+        elif self._began is None:
+            self._vacant.append(place)
+        else:
+            self._send_to_server(control.NeverStarted(place.worker, place.incarnation))
+
+    def on_guest(self, guest: Guest) -> None:
+        if self._finished is not None:
+            self._door.dismiss(guest, "the run is over")
+        elif self._vacant:
+            by_rank = [place for place in self._vacant if place.worker == guest.rank]
+            place = by_rank[0] if by_rank else min(self._vacant, key=lambda each: each.worker)
+            self._vacant.remove(place)
+            self._start_with(guest, place)
+        else:
+            self._announced.append(guest)
+            self._send_to_server(control.Newcomer())
+
+    def _start_with(self, guest: Guest, place: ProcessPlace) -> None:
+        self._announced.insert(0, guest)
+        self._start(place)
+        shared = "shares memory with the server" if guest.channel is not None else "over the network"
+        notice(f"{guest.host} runs worker {place.worker} ({shared})")
+        missing = len(self._vacant)
+        if missing:
+            notice(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
+
+    def _on_no_place(self, reason: str) -> None:
+        if self._announced:
+            self._door.dismiss(self._announced.pop(0), reason, failed=True)
+
+    # -- what machines say -------------------------------------------------------------------------------------------
+
+    def on_word(self, process: JoinedProcess, data: bytes) -> None:
+        place = self._places.get(process)
+        if place is not None and self._children.alive.get(place) is process:
+            self._on_child_word(place, data)
+
+    def on_end(self, process: JoinedProcess) -> None:
+        place = self._places.pop(process, None)
+        if place is None or self._children.alive.get(place) is not process:
+            return
+        self._on_exit(place)
+        guest = process.guest
+        comes_back = self._plan.config.respawn and process.code != 0 and self._finished is None
+        if guest.identity in self._door.guests and not comes_back:
+            how = "its script has ended" if process.code == 0 else "its process has failed"
+            self._door.dismiss(guest, how, failed=process.code != 0)
+
+    def on_leaving(self, process: JoinedProcess) -> None:
+        place = self._places.get(process)
+        if place is not None:
+            self._send_to_server(control.Leaves(place.worker, place.incarnation))
+
+    def _on_link_lost(self, place: ProcessPlace) -> None:
+        """End a process that has lost its link, unless a restarted server soon gives it another."""
+        process = self._children.alive.get(place)
+        if process is not None:
+            self._kill_at[process] = time.monotonic() + RELINK_S
+
+    def _on_relinked(self) -> None:
+        for process in self._children.alive.values():
+            if process in self._places:
+                self._kill_at.pop(process, None)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _seconds_left(self) -> float | None:
+        before, beat = super()._seconds_left(), self._door.seconds_left()
+        return beat if before is None else min(before, beat)
+
+    def _kill_the_late(self) -> None:
+        super()._kill_the_late()
+        self._door.tick()
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that results may depend on."""
+    return {"paceline": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
+
+
+def digest_of_file(path: Path) -> str:
+    """Return a file's name and the digest of its contents."""
+    try:
+        return f"{path.name} ({hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _strategy_of_nodes(strategy: str) -> tuple[str, str]:
+    """Return the path and digest of the file of a user's own strategy that each node runs; empty if there is none."""
+    place = split(strategy)[0].rpartition(":")[0]
+    if not is_peer(strategy) or not place.endswith(".py"):
+        return "", ""
+    return place, digest_of_file(Path(place))
+
+
+def name_of(workload: Workload, task: str | None = None) -> str:
+    """Return what both sides compare: a script's name and digest, or the name of a task."""
+    if task is not None:
+        return f"the task {task}"
+    if workload.script is None:
+        raise OptionError("workers of other machines need a script or a task that they have, too, not a function")
+    return digest_of_file(Path(workload.script))
+
+
+def launch(
+    train: Callable[[], None], plan: Plan, sink: Sink | None, progress: Callable[[Progress], None] | None
+) -> Launched:
+    """Serve a run for workers that join, save the report in the run's folder, and return the result."""
+    if context.current() is not None:
+        raise UserError("launch() was called inside a worker of another run: leave the call out")
+    workload = packed(train)
+    room, _, task = getattr(train, "__module__", "").rpartition(".")
+    name = name_of(workload, task if room == "paceline.tasks" else None)
+    say_how_to_join(plan, name)
+    with contextlib.closing(HostLauncher(plan, workload, name, Log(), sink, progress).run()) as outcome:
+        return finished_run(outcome, plan)
+
+
+def say_how_to_join(plan: Plan, name: str) -> None:
+    """Show the command for other machines."""
+    listen = plan.config.listen or ""
+    host, _, port = listen.rpartition(":")
+    if host in ("0.0.0.0", "[::]", "*"):
+        listen = f"{os.uname().nodename}:{port}"
+    what = f"--task {name.removeprefix('the task ')}" if name.startswith("the task ") else name.partition(" ")[0]
+    notice(f"to join, on any machine: paceline join {listen} {what}")
+    notice(f"waiting for {plan.workers} worker{'s' * (plan.workers > 1)}")
