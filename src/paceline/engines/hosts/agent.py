@@ -84,6 +84,7 @@ class Agent:
         self._child = 0
         self._strategy: Path | None = None  # the file of the strategy, where nodes run one
         self._admitted = False
+        self._was_in = False
         self._leaving_until: float | None = None
         self._code: int | None = None
 
@@ -134,7 +135,7 @@ class Agent:
             logger.warning("%s has sent nothing for %g s: asking to join again", self._settings.address, m.LOST_S)
             self._begin_again()
         elif not self._admitted and now - link.began > self._settings.wait_s:
-            raise PeerError(
+            raise (PeerError if self._was_in else OptionError)(
                 f"nobody let this machine in at {self._settings.address} within {self._settings.wait_s:g} s: see that "
                 "`paceline serve` runs there, that its two ports can be reached, and that the token is that run's"
             )
@@ -189,7 +190,7 @@ class Agent:
                 os.close(descriptor)
 
     def _on_admitted(self, message: m.Admitted) -> None:
-        self._admitted = True
+        self._admitted = self._was_in = True
         for remark in message.remarks:
             logger.warning("%s", remark)
         if message.strategy:

@@ -50,6 +50,7 @@ class HostLauncher(Launcher):
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[Guest] = []  # machines that the server was asked to find a number for
+        self._relinked_at = -RELINK_S  # when all processes were last given links to a restarted server
 
     def run(self) -> Outcome:
         failed = True
@@ -60,6 +61,12 @@ class HostLauncher(Launcher):
             return outcome
         finally:
             self._door.close("the run has failed" if failed else "the run is over", failed=failed)
+
+    def _on_exit(self, place: ProcessPlace) -> None:
+        super()._on_exit(place)
+        left = [each for each in self._children.alive if not each.evaluator]
+        if self._began is not None and self._finished is None and self._failure is None and not left:
+            notice("no worker is left: waiting for some to join; Ctrl-C ends the run with its report")
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
@@ -85,6 +92,8 @@ class HostLauncher(Launcher):
             process = self._door.start(guest, place.worker)
             self._places[process] = place
             self._children.occupy(place, process)
+            shared = "shares memory with the server" if guest.channel is not None else "over the network"
+            notice(f"{guest.host} runs worker {place.worker} ({shared})")
         elif self._began is None:
             self._vacant.append(place)
         else:
@@ -105,8 +114,6 @@ class HostLauncher(Launcher):
     def _start_with(self, guest: Guest, place: ProcessPlace) -> None:
         self._announced.insert(0, guest)
         self._start(place)
-        shared = "shares memory with the server" if guest.channel is not None else "over the network"
-        notice(f"{guest.host} runs worker {place.worker} ({shared})")
         missing = len(self._vacant)
         if missing:
             notice(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
@@ -139,14 +146,15 @@ class HostLauncher(Launcher):
             self._send_to_server(control.Leaves(place.worker, place.incarnation))
 
     def _on_link_lost(self, place: ProcessPlace) -> None:
-        """End a process that has lost its link, unless a restarted server soon gives it another."""
-        process = self._children.alive.get(place)
-        if process is not None:
-            self._kill_at[process] = time.monotonic() + RELINK_S
+        """End a process that has lost its link, unless a restarted server has given it another, or soon will."""
+        process, now = self._children.alive.get(place), time.monotonic()
+        if process is not None and now - self._relinked_at > RELINK_S:
+            self._kill_at[process] = now + RELINK_S
 
     def _on_relinked(self) -> None:
+        self._relinked_at = time.monotonic()
         for process in self._children.alive.values():
-            if process in self._places:
+            if process.pid == 0:
                 self._kill_at.pop(process, None)
 
     # -- time --------------------------------------------------------------------------------------------------------

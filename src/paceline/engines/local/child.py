@@ -376,7 +376,8 @@ class WorkerLinks:
 
     def _await(self) -> tuple[str, list[int]]:
         """Wait for a restarted server and return its address or link; skip servers that have died meanwhile."""
-        self._tell(LinkLost())
+        if self._fresh.empty():
+            self._tell(LinkLost())
         fresh = self._fresh.get()
         while not self._fresh.empty():
             for descriptor in fresh[1] if fresh is not None else ():
