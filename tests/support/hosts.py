@@ -6,21 +6,19 @@ everything goes over TCP of the loopback.
 
 import contextlib
 import json
+import logging
 import os
+import signal
 import socket
-import subprocess
 import sys
 import time
+import traceback
+import warnings
 from pathlib import Path
 
-_FAR = """
-import sys
-from paceline.engines.hosts import agent
-agent.kernel_and_namespace = lambda: "another kernel"
 from paceline.cli.app import run_app
-sys.exit(run_app(sys.argv[1:]))
-"""
-_NEAR = "import sys\nfrom paceline.cli.app import run_app\nsys.exit(run_app(sys.argv[1:]))"
+from paceline.engines.hosts import agent
+
 PATIENCE_S = 90.0
 
 SCRIPT = """
@@ -59,16 +57,29 @@ def free_ports():
 
 
 class Command:
-    """A command under way; its output goes to a file."""
+    """A command in a fork of this process, which has imported torch already; its output goes to a file."""
 
     def __init__(self, name, folder, *arguments, far=False, environment=None):
         self.log = folder / f"{name}.log"
-        with self.log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _FAR if far else _NEAR, *map(str, arguments)],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-            )  # fmt: skip
+        self.log.touch()
+        self.code = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks of a process with threads
+            self.pid = os.fork()
+        if self.pid == 0:
+            _become(self.log, folder, [str(each) for each in arguments], far, environment or {})
+
+    def poll(self):
+        """Its exit code; None while it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def signal(self, number):
+        """Send it a signal, and no other process."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     @property
     def said(self):
@@ -78,17 +89,44 @@ class Command:
         """Wait until it has said this."""
         until = time.monotonic() + PATIENCE_S
         while self.said.count(text) < count:
-            assert self.process.poll() is None, f"it has ended: {self.said}"
+            assert self.poll() is None, f"it has ended: {self.said}"
             assert time.monotonic() < until, f"it does not say {text!r}: {self.said}"
             time.sleep(0.02)
 
     def end(self):
         """Wait for its end; return its exit code."""
-        try:
-            return self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise AssertionError(f"it does not end: {self.said}") from None
+        until = time.monotonic() + PATIENCE_S
+        while self.poll() is None:
+            assert time.monotonic() < until, f"it does not end: {self.said}"
+            time.sleep(0.02)
+        return self.code
+
+
+def _become(log, folder, arguments, far, environment):
+    """In the fork: be that command."""
+    code = 70
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, target)
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        os.chdir(folder)
+        os.environ.update(environment)
+        os.setsid()
+        logging.getLogger("paceline").handlers.clear()
+        if far:
+            agent.kernel_and_namespace = lambda: "another kernel"
+        code = run_app(arguments)
+    except BaseException:  # noqa: BLE001 - the log has it, and nothing of the fork may go on
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Site:
@@ -106,9 +144,8 @@ class Site:
 
     def __exit__(self, *_):
         for command in self.commands:
-            if command.process.poll() is None:
-                command.process.kill()
-                command.process.wait()
+            command.signal(signal.SIGKILL)
+            command.end()
 
     def _command(self, name, *arguments, **how):
         command = Command(name, self.folder, *arguments, **how)
@@ -116,12 +153,15 @@ class Site:
         return command
 
     def serve(self, *options, what=("train.py",)):
-        given = ("--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info")
+        given = (
+            "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info", "--start",
+            "fresh",
+        )  # fmt: skip
         return self._command("serve", "serve", *given, *options, *what)
 
     def join(self, *options, far=False, what=("train.py",), **how):
         name = f"join{len(self.commands)}"
-        return self._command(name, "join", *options, self.address, *what, far=far, **how)
+        return self._command(name, "join", "--start", "fresh", *options, self.address, *what, far=far, **how)
 
     @property
     def run(self):
@@ -134,6 +174,14 @@ class Site:
         return json.loads((self.run / "report.json").read_text())
 
 
+def wait_until(happened):
+    """Wait until something has happened."""
+    until = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < until, "it does not happen"
+        time.sleep(0.02)
+
+
 def processes_of(command, name):
     """The processes with this title under a command, by the titles that they show."""
     found = []
@@ -141,7 +189,7 @@ def processes_of(command, name):
         with contextlib.suppress(OSError, IndexError):
             pid = int(status.parent.name)
             title = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if name in title and _descends(pid, command.process.pid):
+            if f"paceline: {name}" in title and _descends(pid, command.pid):
                 found.append(pid)
     return found
 

@@ -154,6 +154,12 @@ class Departures:
 
         run.engine.call_at(run.engine.now(), set_aside)
 
+    def _must_be_replaced(self, worker: int) -> bool:
+        """Return whether the first phase still waits for as many workers as were asked for, this one among them."""
+        run = self._run
+        waits = run.engine.capabilities.open_to_joiners and run.active and run.phases.current is None
+        return waits and run.resumption is None and len(run.workers.alive - {worker}) < run.plan.workers
+
     def _take_out(self, record: WorkerRecord, cause: LeaveCause, at: float, *, suspects: bool = False) -> bool:
         run, worker = self._run, record.worker
         record.script.order = None
@@ -163,8 +169,8 @@ class Departures:
         if run.active:
             tried = run.coordinator.leave(worker, cause, run.moment(at), suspects=suspects)
         run.workers.script_gone(worker)
-        if run.engine.capabilities.open_to_joiners and run.active and run.phases.current is None and not run.resumption:
-            run.workers.alive.add(worker)  # the first phase waits for as many as were asked for
+        if self._must_be_replaced(worker):
+            run.workers.alive.add(worker)
             run.start(worker)
         run.exchange.left(worker, cause, at)
         run.exchange.look_at_waiting(at)

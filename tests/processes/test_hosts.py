@@ -1,0 +1,106 @@
+"""Workers that join a run from outside, by real commands on this host: near ones share memory, far ones use TCP."""
+
+import os
+import signal
+
+import pytest
+from hosts import Site, processes_of, wait_until
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def site(folder, nothing_left):
+    with Site(folder, epochs=2, pause=0.0) as made:
+        yield made
+
+
+@pytest.fixture
+def long_site(folder, nothing_left):
+    """Runs that last until something happens to them."""
+    with Site(folder, epochs=60, pause=0.05) as made:
+        yield made
+
+
+def model_of(folder):
+    (path,) = folder.glob("runs/*/model.safetensors")
+    return load_file(path)
+
+
+def test_near_and_far_workers_train_to_the_bits_of_processes_of_one_machine(site, folder):
+    serve = site.serve("--workers", "2")
+    joined = [site.join(far=True), site.join()]
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+    assert "over the network" in serve.said
+    assert "shares memory with the server" in serve.said
+    here = folder / "local"
+    here.mkdir()
+    command = site._command(
+        "local", "run", "--start", "fresh", "--workers", "2", "--threads", "1", "--evaluate-every", "off", "--runs-dir",
+        here / "runs", "train.py",
+    )  # fmt: skip
+    assert command.end() == 0, command.said
+    theirs, ours = model_of(folder), model_of(here)
+    assert all(theirs[name].equal(ours[name]) for name in ours)
+    assert site.report["engine"] == "hosts"
+
+
+def test_workers_come_leave_and_die_while_the_others_go_on(long_site):
+    serve = long_site.serve("--workers", "1..", "--strategy", "asp", "--max-versions", "600")
+    first = long_site.join(far=True)
+    serve.wait_for("runs worker 0")
+    leaver, victim = long_site.join(far=True), long_site.join()
+    serve.wait_for("runs worker", 3)
+    for each in (leaver, victim):
+        each.wait_for("running worker")
+    leaver.signal(signal.SIGINT)
+    assert leaver.end() == 130
+    serve.wait_for("leaves, as the user of its machine asks")
+    victim.signal(signal.SIGKILL)
+    serve.wait_for("has closed its connection")
+    assert serve.end() == 0, serve.said
+    assert first.end() == 0, first.said
+    assert long_site.report["versions"] == 600
+
+
+def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
+    serve = long_site.serve("--workers", "2", "--checkpoint-every", "5v", "--max-versions", "100")
+    joined = [long_site.join(far=True), long_site.join()]
+    wait_until(lambda: len(list(long_site.folder.glob("runs/*/checkpoints/v*"))) > 1)
+    for pid in processes_of(serve, "server"):
+        os.kill(pid, signal.SIGKILL)
+    serve.wait_for("going on from")
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+    assert "the others go on" not in serve.said  # no worker was lost
+
+
+def test_a_worker_that_dies_comes_back_on_its_machine(long_site):
+    serve = long_site.serve("--workers", "2", "--respawn", "--max-versions", "120")
+    joined = [long_site.join(far=True), long_site.join()]
+    serve.wait_for("phase 0")
+    (pid,) = processes_of(joined[0], "worker")
+    os.kill(pid, signal.SIGKILL)
+    joined[0].wait_for("running worker", 2)
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+
+
+def test_another_script_is_refused_with_both_digests(site, folder):
+    serve = site.serve("--workers", "1")
+    (folder / "other.py").write_text("print('another')")
+    refused = site.join(what=("other.py",))
+    assert refused.end() == 2
+    assert "it would run other.py (" in refused.said
+    assert "this run train.py (" in refused.said
+    serve.signal(signal.SIGINT)
+    assert serve.end() == 130
+
+
+@pytest.mark.parametrize("what", [("--strategy", "adaptive_gossip"), ("--task", "lasso")])
+def test_nodes_and_tables_go_over_the_network(site, what):
+    task = what if what[0] == "--task" else ()
+    serve = site.serve(
+        "--workers", "2", *what, *(("--epochs", "1") if task else ()), what=() if task else ("train.py",)
+    )
+    joined = [site.join(*task, far=True, what=() if task else ("train.py",)) for _ in range(2)]
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
