@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs check bench soak structure scripts attack
+.PHONY: help setup demo test lint docs check bench soak structure scripts attack netlab
 
 help:
 	@echo "make demo       train on four real processes, one 4x slower, beside what the simulator predicts"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench      every benchmark; results go to benchmarks/results/"
 	@echo "make soak       the slow and the long-running tests"
 	@echo "make attack     attacks on runs of this host, as another user and by every mishap; needs root"
+	@echo "make netlab     three hosts on this machine and how fast they are to one another; needs root"
 	@echo "make scripts    the loops of tests/scripts: alone, on four processes and on eight virtual workers"
 	@echo "make structure  sizes, names, imports and walks through the source, beside an earlier revision"
 
@@ -60,3 +61,6 @@ scripts: $(INSTALLED)
 
 attack: $(INSTALLED)
 	$(BIN)/python benchmarks/attack.py
+
+netlab: $(INSTALLED)
+	$(BIN)/python benchmarks/netlab_demo.py

@@ -67,7 +67,7 @@ def _environment(threads: int, folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     # This tree's sources, whatever is installed: the commit that a result names is this tree's.
-    path = os.pathsep.join([str(HOME), str(HOME.parent / "src")])
+    path = os.pathsep.join([str(HOME), str(HOME.parent / "src"), str(HOME.parent / "tests")])  # the last for netlab
     return environment | {"PYTHONPATH": path, "TMPDIR": str(folder)}
 
 

@@ -40,6 +40,24 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostExchange:
+    """The same between two hosts of a lab (tests/netlab), with or without encryption.
+
+    A round is timed at the worker, from the first byte that it sends to the last that it has received.
+    """
+
+    name: ClassVar[str] = "host_exchange"
+    answer: ClassVar[type] = Exchanged
+    parameters: int
+    rounds: int
+    rate: str | None  # of both cables, such as `1gbit`; None: as fast as the machine copies
+    curve: bool  # encrypt by ZeroMQ's CURVE
+    warmup: int = 1
+    threads: int = 1
+    lr: float = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
 class Updated:
     """Updates per second while all workers were pushing."""
 
@@ -193,7 +211,7 @@ class Sample:
     threads: int = 1
 
 
-Question = Exchange | Update | Train | Race | Overlap | Gather | Sample
+Question = Exchange | HostExchange | Update | Train | Race | Overlap | Gather | Sample
 QUESTIONS: dict[str, type[Question]] = {
-    kind.name: kind for kind in (Exchange, Update, Train, Race, Overlap, Gather, Sample)
+    kind.name: kind for kind in (Exchange, HostExchange, Update, Train, Race, Overlap, Gather, Sample)
 }

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-ROOMS = {"unit", "strategies", "laws", "contracts", "sim", "processes", "scripts", "cuda"}
+ROOMS = {"unit", "strategies", "laws", "contracts", "sim", "processes", "scripts", "cuda", "netlab"}
 SOURCES = {path.relative_to(TESTS).as_posix(): path.read_text() for path in TESTS.rglob("*.py")}
 MOST_FRESH = 23  # tests that start a run in an interpreter of its own
 

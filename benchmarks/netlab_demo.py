@@ -1,0 +1,143 @@
+"""Three hosts on this machine, for a person to look at: how fast they are to one another, or commands of your own.
+
+    make netlab                                                  # what each host gets from each other one
+    python benchmarks/netlab_demo.py --rate 1gbit                # over faster cables
+    python benchmarks/netlab_demo.py 'ip -br address' 'ping -c 3 {host0}'
+
+Commands run in a shell, the first on the first host and so on; `{host0}` stands for that host's address. What they
+print is shown with the host's name in front. The first one that fails ends them all; after Ctrl-C all may end by
+themselves, and a second one kills them. Needs root.
+"""
+
+import argparse
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import results
+from netlab import Host, Lab, LabError, bits_of
+
+PORT = 7000
+SECONDS = 0.7  # of each pair, about
+UNSHAPED_BYTES = 200_000_000
+SINK = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listening:
+    print("listening", flush=True)
+    connection = listening.accept()[0]
+    began, count, block = time.perf_counter(), 0, bytearray(1 << 20)
+    while got := connection.recv_into(block):
+        count += got
+    print(count, time.perf_counter() - began)
+"""
+SOURCE = """
+import socket, sys
+block, left = bytes(1 << 16), int(sys.argv[3])
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
+    while left > 0:
+        connection.sendall(block[:left])
+        left -= len(block)
+"""
+
+
+def measure(sender: Host, receiver: Host, count: int) -> dict[str, str | int | float]:
+    """Send so many bytes over one TCP connection."""
+    before = receiver.bytes_received()
+    python = [sys.executable, "-I", "-S", "-c"]
+    with receiver.popen([*python, SINK, receiver.address, str(PORT)], stdout=subprocess.PIPE, text=True) as sink:
+        assert sink.stdout is not None
+        sink.stdout.readline()
+        sender.run([*python, SOURCE, receiver.address, str(PORT), str(count)], check=True)
+        received, seconds = sink.stdout.readline().split()
+    return {
+        "from": sender.name,
+        "to": receiver.name,
+        "Mbit/s": round(8 * int(received) / float(seconds) / 1e6, 1),
+        "MB sent": int(received) / 1e6,
+        "MB counted at the switch": (receiver.bytes_received() - before) / 1e6,
+    }
+
+
+def show_rates(lab: Lab, rate: str | None) -> None:
+    """Print what each host gets from each other one."""
+    count = UNSHAPED_BYTES if rate is None else int(SECONDS * bits_of(rate) / 8)
+    pairs = [(sender, receiver) for sender in lab.hosts for receiver in lab.hosts if sender is not receiver]
+    print(results.table([measure(sender, receiver, count) for sender, receiver in pairs]))
+
+
+def with_addresses(command: str, hosts: Sequence[Host]) -> str:
+    """The command with the addresses of hosts in place of `{host0}` and so on; other braces are the shell's."""
+    for host in hosts:
+        command = command.replace(f"{{{host.name}}}", host.address)
+    return command
+
+
+def run_commands(lab: Lab, commands: Sequence[str]) -> int:
+    """Run a command on each host until all have ended or one has failed; return the code of the first that failed."""
+    failed: list[int] = []
+    ended = threading.Condition()
+    running = [
+        host.popen(["/bin/sh", "-c", with_addresses(command, lab.hosts)], stdin=subprocess.DEVNULL,
+                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        for host, command in zip(lab.hosts, commands, strict=False)
+    ]  # fmt: skip
+    left = len(running)
+
+    def follow(host: Host, process: "subprocess.Popen[str]") -> None:
+        nonlocal left
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{host.name} | {line}", end="", flush=True)
+        process.stdout.close()
+        code = process.wait()
+        print(f"{host.name} | (ended with code {code})", flush=True)
+        with ended:
+            left -= 1
+            if code:
+                failed.append(code)
+            ended.notify()
+
+    threads = [threading.Thread(target=follow, args=pair) for pair in zip(lab.hosts, running, strict=False)]
+    for thread in threads:
+        thread.start()
+    try:
+        with ended:
+            try:
+                ended.wait_for(lambda: failed or not left)
+            except KeyboardInterrupt:  # the commands have got it too
+                ended.wait_for(lambda: not left)
+    finally:
+        for host in lab.hosts:
+            host.kill()
+        for thread in threads:
+            thread.join()
+    return failed[0] if failed else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the lab and use it."""
+    parser = argparse.ArgumentParser(description="three hosts on this machine")
+    parser.add_argument("commands", nargs="*", help="one for each host; without any, the rates are shown")
+    parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--rate", default="100mbit", help="of each cable, such as 1gbit, or none")
+    parser.add_argument("--cores", type=float, help="processor seconds per second that a host gets at most")
+    given = parser.parse_args(arguments)
+    rate = None if given.rate == "none" else given.rate
+    if len(given.commands) > given.hosts:
+        parser.error(f"{len(given.commands)} commands for {given.hosts} hosts; raise --hosts")
+    try:
+        with Lab(hosts=given.hosts, rate=rate, cores=given.cores) as lab:
+            if given.commands:
+                return run_commands(lab, given.commands)
+            show_rates(lab, rate)
+            return 0
+    except LabError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The bare exchange between two hosts: all bytes cross the network and arrive, and what its numbers say."""
+
+import json
+import os
+import sys
+
+import pytest
+
+import bench_hosts as bench
+import netlab
+from contenders.isolation import ask
+from contenders.questions import HostExchange
+
+
+def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0)):
+    size = bench.FULL
+    return [
+        {"repeat": 0, "side": "bare", "network": network, "curve": curve, "round_ms": ms, "worker_cpu_ms": used}
+        for network, found in ((size.rate, shaped), (bench.UNSHAPED, unshaped))
+        for curve, ms, used in zip(("no", "yes"), found, cpu, strict=True)
+    ]
+
+
+def test_what_encryption_adds_is_told_for_each_network():
+    facts = bench.facts_of(rows(), bench.FULL)
+    assert facts == pytest.approx({
+        "curve_over_plain_shaped": 1.025, "curve_over_plain_unshaped": 2.5, "curve_cpu_over_plain": 2.5,
+        "shaped_over_its_rate": 1.025,
+    })  # fmt: skip
+    assert "1gbit a round with CURVE takes 1.025 times" in bench.notes(bench.FULL, facts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
+def test_the_bytes_of_a_bare_exchange_cross_the_network(curve):
+    netlab.require()
+    question = HostExchange(parameters=700_000, rounds=2, rate="500mbit", curve=curve)  # several chunks
+    answer = ask("bare_zeromq_hosts", question)
+    assert len(answer.round_s) == 2
+    assert answer.worst_error == 0.0
+    assert all(4 * 700_000 < answer.facts[name] < 5 * 700_000 for name in ("sent_bytes", "received_bytes"))
+    assert 0 < answer.facts["up_s"] < max(answer.round_s)
+
+
+def test_without_root_nothing_is_measured(monkeypatch, capsys):
+    if sys.platform == "linux":
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    bench.main(["--quick"])
+    assert "not measured: a lab needs" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_small_run_goes_through(capsys):
+    netlab.require()
+    bench.main(["--quick", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {"curve_over_plain_shaped", "curve_over_plain_unshaped", "shaped_over_its_rate"} <= found.keys()
+    assert len(found["rows"]) == 4
