@@ -14,7 +14,7 @@ import typer
 from paceline._version import __version__
 from paceline.cli.calibrate_command import calibrate
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
-from paceline.cli.join_command import join
+from paceline.cli.join_command import join, token
 from paceline.cli.run_command import resume, run, serve
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.core.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
@@ -36,6 +36,7 @@ app.command()(resume)
 app.command(context_settings={"allow_interspersed_args": False})(serve)
 app.command(context_settings={"allow_interspersed_args": False})(join)
 app.command(context_settings={"allow_interspersed_args": False})(calibrate)
+app.command()(token)
 app.command()(strategies)
 app.command()(check_strategy)
 app.command()(scenario)

@@ -70,6 +70,16 @@ def join(
         return take_part(train, (task or DEFAULT_TASK) if script is None else None, settings)
 
 
+def token(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it (mode 0600); it must not exist.")],
+) -> int:
+    """Write a new join token to a file, for `--token-file` or PACELINE_TOKEN of `serve` and `join`."""
+    from paceline.engines.hosts import tokens
+
+    tokens.write_new(Path(file))
+    return 0
+
+
 def from_environment(environment: Mapping[str, str]) -> str:
     """Return the server's address as torchrun's variables have it."""
     host, port = (environment.get(name, "") for name in _MASTER)

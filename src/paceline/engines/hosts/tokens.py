@@ -45,7 +45,8 @@ def of_a_run(file: Path | None, folder: Path | None) -> Iterator[JoinToken]:
             written = file or (None if folder is None else folder / NAME)
             if written is None:
                 raise OptionError("there is no terminal and no folder for the join token: give --token-file FILE")
-            private_files.write_text(written, token.reveal() + "\n")
+            write_new(written)
+            token = _read(written)
             notice(f"the join token is in {written}")
     try:
         yield token
@@ -53,6 +54,17 @@ def of_a_run(file: Path | None, folder: Path | None) -> Iterator[JoinToken]:
         if written is not None and file is None:
             with contextlib.suppress(OSError):
                 written.unlink()
+
+
+def write_new(file: Path) -> None:
+    """Write a new token to a file that does not exist, for its owner alone."""
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, private_files.FILE_MODE), "w") as opened:
+            opened.write(new_token().reveal() + "\n")
+    except FileExistsError:
+        raise OptionError(f"{file} exists: a token is never overwritten; give another file") from None
+    except OSError as error:
+        raise OptionError(f"cannot write {file}: {error.strerror}") from error
 
 
 def for_joining(file: Path | None, environment: MutableMapping[str, str]) -> JoinToken:
