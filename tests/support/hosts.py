@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 from paceline.cli.app import run_app
-from paceline.engines.hosts import agent
+from paceline.engines.hosts import agent, tokens
 
 PATIENCE_S = 90.0
 
@@ -138,6 +138,8 @@ class Site:
         self.address = f"127.0.0.1:{self.port}"
         (self.folder / "train.py").write_text(script.replace("{epochs}", str(epochs)).replace("{pause}", str(pause)))
         self.commands = []
+        self.token = self.folder / "token"
+        tokens.write_new(self.token)
 
     def __enter__(self):
         return self
@@ -155,13 +157,15 @@ class Site:
     def serve(self, *options, what=("train.py",)):
         given = (
             "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info", "--start",
-            "fresh",
+            "fresh", "--token-file", self.token,
         )  # fmt: skip
         return self._command("serve", "serve", *given, *options, *what)
 
     def join(self, *options, far=False, what=("train.py",), **how):
         name = f"join{len(self.commands)}"
-        return self._command(name, "join", "--start", "fresh", *options, self.address, *what, far=far, **how)
+        return self._command(
+            name, "join", "--start", "fresh", "--token-file", self.token, *options, self.address, *what, far=far, **how
+        )
 
     @property
     def run(self):

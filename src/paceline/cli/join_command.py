@@ -52,6 +52,9 @@ def join(
 ) -> int:
     """Run a worker of another machine's run on this one. HOST:PORT may be `env`, for MASTER_ADDR:MASTER_PORT."""
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
+        from paceline.engines.hosts import tokens
+
+        held = tokens.for_joining(None if token_file is None else Path(token_file), os.environ)
         place = host_and_port(from_environment(os.environ) if address == "env" else address)
         rank = rank_of(os.environ)
         checked_threads = None if threads is None else int(read(threads, Count, "--threads:"))
@@ -65,9 +68,10 @@ def join(
         from paceline.engines.hosts.agent import join as take_part
 
         settings = JoinSettings(
-            address=place, data_dir=data, threads=checked_threads, wait_s=seconds, start=how, rank=rank
-        )
-        return take_part(train, (task or DEFAULT_TASK) if script is None else None, settings)
+            address=place, data_dir=data, threads=checked_threads, wait_s=seconds, start=how, rank=rank,
+            trusted_network=trusted_network,
+        )  # fmt: skip
+        return take_part(train, (task or DEFAULT_TASK) if script is None else None, held, settings)
 
 
 def token(

@@ -36,6 +36,9 @@ def serve(**given: Any) -> int:
 
     On each of them: `paceline join HOST:PORT SCRIPT`. `--workers 2` begins with two; others may come at any time.
     """
+    from paceline.engines.hosts import tokens
+
+    tokens.take_from(os.environ)  # before any process is started
     least, dots, most = (given.get("workers") or "1").partition("..")
     if dots and most:
         given["most_workers"] = most

@@ -37,6 +37,7 @@ from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.frames import Channel
+from paceline.transport.join_token import JoinToken
 from paceline.transport.zeromq import end_context
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C
@@ -56,23 +57,26 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None  # None: as the run says
     wait_s: float = 60.0  # for the server, before the first answer and after losing it
     start: Start = "nursery"
+    trusted_network: bool = False
     rank: int | None = None
 
 
-def join(train: Callable[[], None], task: str | None, settings: JoinSettings) -> int:
+def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
     """Run one worker until the run is over; return the exit code."""
     workload = packed(train)
-    with interrupts() as descriptor, contextlib.closing(Agent(workload, name_of(workload, task), settings)) as agent:
+    agent = Agent(workload, name_of(workload, task), token, settings)
+    with interrupts() as descriptor, contextlib.closing(agent):
         return agent.run(descriptor)
 
 
 class Agent:
     """One machine's part in a run: its connection to the launcher, and one process at a time."""
 
-    def __init__(self, workload: Workload, name: str, settings: JoinSettings) -> None:
+    def __init__(self, workload: Workload, name: str, token: JoinToken, settings: JoinSettings) -> None:
         self._workload = workload
         self._name = name
         self._settings = settings
+        self._secret = control.Secret(token.reveal(), not settings.trusted_network)
         self._loop = Loop()
         self._console = Console()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -109,7 +113,7 @@ class Agent:
             self._link.close()
         self._drop_local()
         self._admitted = False
-        self._link = Link(self._context, self._settings.address)
+        self._link = Link(self._context, self._settings.address, self._secret)
         self._loop.watch_descriptor(self._link.fileno(), self._pump)
         self._send(
             m.JoinAsked(
@@ -300,6 +304,7 @@ class Agent:
                 address=self._as_seen_here(message.address),
                 mail_host=_address_towards(self._settings.address) if message.peer is not None else "",
                 peer=strategy,
+                secret=self._secret,
                 log_level=logger.level,
                 terminal=None,
             )
@@ -339,8 +344,10 @@ class Agent:
 class Link:
     """A connection to a launcher. ZeroMQ connects again by itself; the launcher knows the machine by its identity."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, secret: control.Secret) -> None:
         self._socket = context.socket(zmq.DEALER)
+        if secret.security is not None:
+            secret.security.connect_as(self._socket, "worker", to="server")
         self._socket.setsockopt(zmq.ROUTING_ID, secrets.token_hex(16).encode())
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])

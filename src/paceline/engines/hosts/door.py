@@ -22,12 +22,13 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from paceline.core.errors import PeerError
+from paceline.core.errors import OptionError, PeerError
 from paceline.engines.hosts import messages as m
 from paceline.engines.local.output import Voice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.frames import Channel
+from paceline.transport.security import Security
 from paceline.transport.zeromq import end_context
 
 ATTACH_S = 2.0  # for a process of this host to say who it is
@@ -157,7 +158,7 @@ class Household(Protocol):
 class Door:
     """The listening socket, and everybody who has come through it."""
 
-    def __init__(self, address: str, required: Requirements, household: Household) -> None:
+    def __init__(self, address: str, security: Security, required: Requirements, household: Household) -> None:
         self._household = household
         self._required = required
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -165,7 +166,14 @@ class Door:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a machine that is gone raises
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a machine that connects again is the same one
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
-        self._socket.bind(f"tcp://{address}")
+        self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+        try:
+            self._socket.bind(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            self._gatekeeper.close()
+            end_context(self._context)
+            raise OptionError(f"--listen: cannot listen at {address}: {error.strerror}") from error
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._local: socket.socket | None = None
         self._attach = ""
@@ -373,4 +381,5 @@ class Door:
             self._local.close()
         self._bell.close()
         self._socket.close(linger=LINGER_MS)
+        self._gatekeeper.close()
         end_context(self._context)

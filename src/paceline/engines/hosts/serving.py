@@ -6,16 +6,19 @@ for each: at first for as many as the run waits for, later for newcomers and for
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
+from paceline.engines.hosts import tokens
 from paceline.engines.hosts.door import Door, Guest, JoinedProcess, Requirements
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
@@ -30,7 +33,11 @@ from paceline.server.progress import Progress
 from paceline.strategies import is_peer
 from paceline.strategies.sources import split
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
+from paceline.transport.join_token import JoinToken
+from paceline.transport.security import Security
 from paceline.worker import context
+
+logger = logging.getLogger("paceline")
 
 RELINK_S = 10.0  # for a worker that has lost its link to the server: a restarted server gives it another within that
 
@@ -39,14 +46,16 @@ class HostLauncher(Launcher):
     """One run's processes: server and evaluator here, workers elsewhere."""
 
     def __init__(
-        self, plan: Plan, workload: Workload, name: str, log: Sink, sink: Sink | None = None,
+        self, plan: Plan, workload: Workload, name: str, token: JoinToken, log: Sink, sink: Sink | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:  # fmt: skip
         """`name` says what workers run, for machines that join to compare."""
         super().__init__(plan, workload, log, sink, progress)
         self._address = plan.config.listen or ""
         required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
-        self._door = Door(self._address, required, self)
+        encrypts = not plan.config.trusted_network
+        self._secret = control.Secret(token.reveal(), encrypts)
+        self._door = Door(self._address, Security(token, encrypted=encrypts), required, self)
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[Guest] = []  # machines that the server was asked to find a number for
@@ -70,11 +79,11 @@ class HostLauncher(Launcher):
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
-    def _listening(self) -> dict[str, str]:
+    def _listening(self) -> dict[str, Any]:
         if self._children.folder is not None and not self._door.is_open_locally:
             self._loop.watch_descriptor(self._door.open_locally(self._children.folder), self._door.accept)
         host, _, port = self._address.rpartition(":")
-        return {"listen": f"tcp://{host}:{int(port) + 1}"}
+        return {"listen": f"tcp://{host}:{int(port) + 1}", "secret": self._secret}
 
     def _start_children(self) -> None:
         if self._plan.config.evaluate_every is not None:
@@ -207,9 +216,11 @@ def launch(
     workload = packed(train)
     room, _, task = getattr(train, "__module__", "").rpartition(".")
     name = name_of(workload, task if room == "paceline.tasks" else None)
-    say_how_to_join(plan, name)
-    with contextlib.closing(HostLauncher(plan, workload, name, Log(), sink, progress).run()) as outcome:
-        return finished_run(outcome, plan)
+    with tokens.of_a_run(plan.config.token_file, plan.folder) as token:
+        launcher = HostLauncher(plan, workload, name, token, Log(), sink, progress)
+        say_how_to_join(plan, name)
+        with contextlib.closing(launcher.run()) as outcome:
+            return finished_run(outcome, plan)
 
 
 def say_how_to_join(plan: Plan, name: str) -> None:
@@ -218,6 +229,9 @@ def say_how_to_join(plan: Plan, name: str) -> None:
     host, _, port = listen.rpartition(":")
     if host in ("0.0.0.0", "[::]", "*"):
         listen = f"{os.uname().nodename}:{port}"
+    if plan.config.trusted_network:
+        logger.warning("--trusted-network: nothing is encrypted, whoever can read the network can change the model")
     what = f"--task {name.removeprefix('the task ')}" if name.startswith("the task ") else name.partition(" ")[0]
-    notice(f"to join, on any machine: paceline join {listen} {what}")
+    trusted = "--trusted-network " if plan.config.trusted_network else ""
+    notice(f"to join, on any machine: paceline join {trusted}{listen} {what}")
     notice(f"waiting for {plan.workers} worker{'s' * (plan.workers > 1)}")

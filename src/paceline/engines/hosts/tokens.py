@@ -22,8 +22,9 @@ _kept: list[str] = []  # what `take_from` found, for a launch in this process
 
 def take_from(environment: MutableMapping[str, str]) -> str | None:
     """Return the token of the environment and remove it there, so that no script and no child ever has it."""
-    found = environment.pop(TOKEN, None)
-    _kept[:] = [found] if found else []
+    found = environment.pop(TOKEN, None) or None
+    if found is not None:
+        _kept[:] = [found]
     return found
 
 

@@ -163,7 +163,8 @@ def _mailbox(role: Role, folder: Path | None) -> Mail | None:
     from paceline.transport.mail_zeromq import ZeromqMail
 
     remote = f"tcp://{role.mail_host}:*" if role.mail_host else None
-    return ZeromqMail(remote or addresses.of_socket(folder, "mail", over_tcp=role.over_tcp))
+    place = remote or addresses.of_socket(folder, "mail", over_tcp=role.over_tcp)
+    return ZeromqMail(place, role.secret.security)
 
 
 def _settle_in(role: Role, links: "WorkerLinks") -> None:
@@ -347,7 +348,8 @@ class WorkerLinks:
             return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
         from paceline.transport.zeromq import ZeromqEndpoint  # not for workers that share memory: it starts a thread
 
-        return ZeromqEndpoint(role.address, role.token, lambda: (self._await()[0], role.token))
+        security = role.secret.security
+        return ZeromqEndpoint(role.address, role.token, lambda: (self._await()[0], role.token), security)
 
     def report(self, failure: Failure) -> None:
         """Send the launcher a failure, in case there is no server left to report it."""

@@ -5,7 +5,7 @@ and exits, and the server requests both. A link's descriptor travels with the me
 """
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -14,11 +14,32 @@ from paceline.core.settings import Transport
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 
+if TYPE_CHECKING:
+    from paceline.transport.security import Security
+
 T = TypeVar("T")
 Blame = Literal["storage", "user", "script", "peer", "internal"]
 
 
 # -- launcher to server ------------------------------------------------------------------------------------------------
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """A join token on its way between processes of one machine; empty: there is none. It is never shown."""
+
+    value: str = ""
+    encrypts: bool = True
+
+    def __repr__(self) -> str:
+        return "Secret()" if not self.value else "Secret(...)"
+
+    @property
+    def security(self) -> "Security | None":
+        """The keys for sockets between machines."""
+        from paceline.transport.join_token import read_token  # it loads zmq, which processes of one machine need not
+        from paceline.transport.security import Security
+
+        return Security(read_token(self.value), encrypted=self.encrypts) if self.value else None
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -33,7 +54,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     folder: str  # the run's temporary folder
     over_tcp: bool = False  # workers connect to a port of the loopback (zeromq)
     listen: str = ""  # where workers of other machines connect to; empty: none do
-    secret: str = ""  # the join token of such a run; empty: its network is trusted
+    secret: Secret = Secret()  # the join token of such a run
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -210,7 +231,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     folder: str | None = None  # the run's temporary folder
     over_tcp: bool = False  # other nodes connect to a port of the loopback (zeromq)
     mail_host: str = ""  # the address of this machine at which other nodes reach this one; empty: none of this machine
-    secret: str = ""  # the join token; empty: the network is trusted, or is not used
+    secret: Secret = Secret()  # the join token, of a worker that reaches its server over the network
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same

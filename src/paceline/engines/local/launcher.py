@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -136,7 +136,7 @@ class Launcher:
         )
         self._send_to_server(setup)
 
-    def _listening(self) -> dict[str, str]:
+    def _listening(self) -> dict[str, Any]:
         """Return where the server listens for workers of other machines, if it does."""
         return {}
 

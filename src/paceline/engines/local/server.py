@@ -120,7 +120,7 @@ class LocalEngine:
         """Drive the run until it is finished."""
         setup = self._setup
         if setup.listen or setup.plan.config.transport == "zeromq":
-            at = self._links.listen(setup.listen, setup.secret, over_tcp=setup.over_tcp)
+            at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
             self.send_to_launcher(m.Listening(at))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:

@@ -19,6 +19,7 @@ from paceline.server.run import ServerRun
 from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, ToServer
+from paceline.transport.security import Security
 from paceline.transport.shm import ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
@@ -77,10 +78,10 @@ class ServerLinks:
         self._by_link: dict[int, Member] = {}
         self._hub: ZeromqHub | None = None
 
-    def listen(self, address: str, secret: str = "", *, over_tcp: bool = False) -> str:
+    def listen(self, address: str, security: Security | None, *, over_tcp: bool = False) -> str:
         """Accept workers over ZeroMQ, at this address or, if it is empty, on this host alone; return the address."""
         place = address or addresses.of_socket(self._folder, "hub", over_tcp=over_tcp)
-        hub = self._hub = ZeromqHub(place)
+        hub = self._hub = ZeromqHub(place, security)
         self._selector.register(hub, selectors.EVENT_READ, self._pump)
         return hub.address
 
