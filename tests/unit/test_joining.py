@@ -1,0 +1,310 @@
+"""Machines that join: addresses, tokens, what is compared, and the door, without a worker."""
+
+import os
+import stat
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from paceline.cli.join_command import from_environment, rank_of
+from paceline.core.errors import OptionError, PeerError
+from paceline.core.settings import RunConfig, host_and_port, require_possible
+from paceline.engines import capabilities
+from paceline.engines.hosts import messages as m
+from paceline.engines.hosts import tokens
+from paceline.engines.hosts.door import Door, Requirements
+from paceline.engines.local import control
+from paceline.transport.join_token import new_token, read_token
+from paceline.transport.security import Security
+
+ASKED = m.JoinAsked(
+    format=m.FORMAT, wire=2, workload="train.py (12)", host="lab1", kernel="", versions={"torch": "2.13.0"}
+)
+REQUIRED = Requirements(2, "train.py (12)", {"torch": "2.13.0"})
+
+
+# -- what users give ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("good", ["10.0.0.1:7000", "lab3:1", "[fe80::1]:7000", "0.0.0.0:65534", " host:07000 "])
+def test_addresses(good):
+    assert host_and_port(good).rpartition(":")[2] == str(int(good.strip().rpartition(":")[2]))
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "host", ":7000", "host:", "host:x", "host:0", "host:65535", "fe80::1:7000", "a b:1"]
+)
+def test_bad_addresses_are_refused_with_the_form(bad):
+    with pytest.raises(OptionError, match=r"HOST:PORT|port must be between"):
+        host_and_port(bad)
+
+
+def test_variables_of_launchers():
+    assert from_environment({"MASTER_ADDR": "lab1", "MASTER_PORT": "7000"}) == "lab1:7000"
+    with pytest.raises(OptionError, match="MASTER_PORT"):
+        from_environment({"MASTER_ADDR": "lab1"})
+    assert rank_of({"SLURM_PROCID": "3"}) == 3
+    assert rank_of({"RANK": "1", "SLURM_PROCID": "3"}) == 1
+    assert rank_of({}) is None
+    with pytest.raises(OptionError, match="SLURM_PROCID must be a number"):
+        rank_of({"SLURM_PROCID": "-1"})
+
+
+def test_settings_of_hosts_are_refused_elsewhere_and_needed_there():
+    with pytest.raises(OptionError, match="--listen is not supported by the local engine"):
+        require_possible(RunConfig(listen="lab1:7000"), capabilities("local"))
+    with pytest.raises(OptionError, match="--listen HOST:PORT"):
+        require_possible(RunConfig(engine="hosts"), capabilities("hosts"))
+    require_possible(RunConfig(engine="hosts", listen="lab1:7000"), capabilities("hosts"))
+
+
+# -- the token ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_leaves_the_environment(monkeypatch):
+    text = new_token().reveal()
+    environment = {"PACELINE_TOKEN": text, "OTHER": "1"}
+    assert tokens.for_joining(None, environment) == read_token(text)
+    assert environment == {"OTHER": "1"}
+
+
+def test_without_a_terminal_a_token_goes_to_a_private_file_that_the_run_removes(tmp_path):
+    with tokens.of_a_run(None, tmp_path) as token:
+        (file,) = tmp_path.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert tokens.for_joining(file, {}) == token
+    assert not file.exists()
+
+
+def test_a_token_file_of_ones_own_is_kept_and_used_again(tmp_path):
+    file = tmp_path / "token"
+    with tokens.of_a_run(file, None) as first:
+        pass
+    with tokens.of_a_run(file, None) as again:
+        assert again == first
+    with pytest.raises(OptionError, match="never overwritten"):
+        tokens.write_new(file)
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path):
+    file = tmp_path / "token"
+    tokens.write_new(file)
+    file.chmod(0o644)
+    with pytest.raises(OptionError, match="mode 644.*chmod 600"):
+        tokens.for_joining(file, {})
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "other"])
+def test_files_that_hold_no_token_are_refused_without_showing_them(tmp_path, kind):
+    file = tmp_path / "secret-words"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(file, 0o600)
+    elif kind == "other":
+        file.write_text("my password")
+        file.chmod(0o600)
+    with pytest.raises(OptionError) as caught:
+        tokens.for_joining(file, {})
+    assert "my password" not in str(caught.value)
+
+
+def test_without_any_token_the_places_for_it_are_named(monkeypatch):
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
+    with pytest.raises(OptionError, match="PACELINE_TOKEN.*--token-file"):
+        tokens.for_joining(None, {})
+
+
+def test_a_secret_is_not_shown():
+    secret = control.Secret(new_token().reveal())
+    assert secret.value not in repr(control.Setup.__struct_fields__) + repr(secret)
+    assert "paceline1-" not in repr(secret)
+
+
+# -- what is compared --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_workload_may_join():
+    assert REQUIRED.refusal(ASKED) is None
+    assert REQUIRED.remarks(ASKED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "both"),
+    [
+        ({"format": 9}, ("9.2", f"{m.FORMAT}.2")),
+        ({"wire": 7}, (f"{m.FORMAT}.7", f"{m.FORMAT}.2")),
+        ({"workload": "other.py (34)"}, ("other.py (34)", "train.py (12)")),
+    ],
+)
+def test_what_differs_is_refused_with_both_values(change, both):
+    refusal = REQUIRED.refusal(msgspec.structs.replace(ASKED, **change))
+    assert all(value in refusal for value in both)
+
+
+def test_other_versions_are_said():
+    (remark,) = REQUIRED.remarks(msgspec.structs.replace(ASKED, versions={"torch": "2.12.0"}))
+    assert "2.12.0" in remark
+    assert "2.13.0" in remark
+
+
+# -- the door ----------------------------------------------------------------------------------------------------------
+
+
+class House:
+    """What a launcher does when the door tells it something: note it."""
+
+    def __init__(self):
+        self.guests, self.words, self.ends = [], [], []
+
+    def on_guest(self, guest):
+        self.guests.append(guest)
+
+    def on_word(self, process, data):
+        self.words.append((process, data))
+
+    def on_end(self, process):
+        self.ends.append(process)
+
+    def on_leaving(self, process):
+        self.ends.append(process)
+
+
+class Knocking:
+    """A machine at the door."""
+
+    def __init__(self, context, address, security):
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        security.connect_as(self.socket, "worker", to="server")
+        self.socket.connect(f"tcp://{address}")
+
+    def say(self, message):
+        self.socket.send(m.encode(message))
+
+    def hear(self, kind):
+        while True:
+            found = m.for_agent(self.socket.recv())
+            if isinstance(found, kind):
+                return found
+
+
+@pytest.fixture
+def security():
+    return Security(new_token())
+
+
+@pytest.fixture
+def house(security):
+    made = House()
+    probe = zmq.Context()
+    with probe.socket(zmq.PULL) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+    probe.term()
+    made.address = f"127.0.0.1:{port}"
+    made.door = Door(made.address, security, REQUIRED, made)
+    made.context = zmq.Context()
+    yield made
+    made.context.destroy(linger=0)
+    made.door.close("the test is over", failed=False)
+
+
+def pumped(house, happened):
+    """Let the door work until something has happened."""
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until
+        house.door.pump()
+        house.door.tick()
+        time.sleep(0.005)
+
+
+def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(house, security):
+    machine = Knocking(house.context, house.address, security)
+    machine.say(ASKED)
+    pumped(house, lambda: house.guests)
+    assert machine.hear(m.Admitted).attach == ""
+    process = house.door.start(house.guests[0], 3)
+    process.send(b"role")
+    assert machine.hear(m.StartChild) == m.StartChild(1, 3)
+    assert machine.hear(m.ToChild) == m.ToChild(1, b"role")
+    machine.say(m.FromChild(1, b"word"))
+    machine.say(m.ChildExited(1, -9))
+    pumped(house, lambda: house.ends)
+    assert house.words == [(process, b"word")]
+    assert house.ends == [process]
+    assert process.code == -9
+    assert house.door.idle() is house.guests[0]
+
+
+def test_words_about_an_earlier_process_are_dropped(house, security):
+    machine = Knocking(house.context, house.address, security)
+    machine.say(ASKED)
+    pumped(house, lambda: house.guests)
+    first = house.door.start(house.guests[0], 0)
+    first.reap()
+    second = house.door.start(house.guests[0], 0)
+    machine.say(m.FromChild(first.child, b"late"))
+    machine.say(m.ChildExited(first.child, 0))
+    machine.say(m.ChildExited(second.child, 0))
+    pumped(house, lambda: house.ends)
+    assert house.ends == [second]
+    assert house.words == []
+
+
+def test_a_machine_that_closes_its_connection_is_lost_and_so_is_its_process(house, security):
+    machine = Knocking(house.context, house.address, security)
+    machine.say(ASKED)
+    pumped(house, lambda: house.guests)
+    process = house.door.start(house.guests[0], 0)
+    machine.socket.close(linger=0)
+    pumped(house, lambda: house.ends)
+    assert process.code == -9
+    assert house.door.guests == {}
+
+
+def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(house, security, monkeypatch):
+    machine = Knocking(house.context, house.address, security)
+    machine.say(ASKED)
+    pumped(house, lambda: house.guests)
+    process = house.door.start(house.guests[0], 0)
+    monkeypatch.setattr(m, "LOST_S", -1.0)
+    pumped(house, lambda: house.ends)
+    assert house.ends == [process]
+    machine.say(m.Beat())
+    pumped(house, lambda: machine.socket.poll(0))
+    assert machine.hear(m.Unknown) == m.Unknown()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000])
+def test_nonsense_is_refused_and_harms_nobody(house, security, data):
+    machine = Knocking(house.context, house.address, security)
+    machine.socket.send(data)
+    pumped(house, lambda: machine.socket.poll(0))
+    assert "cannot be read" in machine.hear(m.Refused).reason
+    machine.say(ASKED)
+    pumped(house, lambda: house.guests)
+
+
+def test_strangers_are_not_heard(house):
+    stranger = Knocking(house.context, house.address, Security(new_token()))
+    stranger.say(ASKED)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        house.door.pump()
+        time.sleep(0.01)
+    assert house.guests == []
+    assert house.door.guests == {}
+
+
+def test_a_message_that_is_too_long_is_not_decoded():
+    with pytest.raises(PeerError, match="at most"):
+        m.for_launcher(b"\x00" * (m.LONGEST + 1))
+
+
+def test_an_address_in_use_is_a_clear_error(house, security):
+    with pytest.raises(OptionError, match="--listen: cannot listen at 127.0.0.1"):
+        Door(house.address, security, REQUIRED, House())
