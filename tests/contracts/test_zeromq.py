@@ -20,7 +20,9 @@ from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
 from paceline.model.spec import Gradient
 from paceline.transport.base import Closed, Lost
+from paceline.transport.join_token import new_token
 from paceline.transport.messages import Cancelled, Hello, More, Push
+from paceline.transport.security import Security
 from paceline.transport.zeromq import CHUNK, GATHERED, LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub, chunks_of
 
 
@@ -33,11 +35,13 @@ def until(condition):
 
 
 class TestZeromq(ProcessContract):
+    security = None
+
     @pytest.fixture(autouse=True)
     def _leave_nothing_behind(self, tmp_path):
         watch = leaks.Watch()
         self.folder = tmp_path
-        self.hub = ZeromqHub(self.address("hub"))
+        self.hub = self.listen("hub")
         self.workers = []
         yield
         while self.workers:
@@ -50,10 +54,16 @@ class TestZeromq(ProcessContract):
     def address(self, name):
         return f"ipc://{self.folder / name}"
 
+    def listen(self, name):
+        return ZeromqHub(self.address(name), self.security)
+
+    def connect(self, address, token, relink=None):
+        return ZeromqEndpoint(address, token, relink, self.security)
+
     def make(self):
         token = uuid.uuid4().hex
         server = self.hub.expect(token)
-        worker = ZeromqEndpoint(self.hub.address, token)
+        worker = self.connect(self.hub.address, token)
         self.workers.append(worker)
         until(lambda: self.hub.pump() or server.linked)
         return worker, server
@@ -100,7 +110,7 @@ class TestZeromq(ProcessContract):
 
     def test_a_worker_may_be_there_before_it_is_expected(self):
         token = uuid.uuid4().hex
-        worker = ZeromqEndpoint(self.hub.address, token)
+        worker = self.connect(self.hub.address, token)
         self.workers.append(worker)
         until(lambda: self.hub.pump() or self.hub._strangers)
         server = self.hub.expect(token)
@@ -111,7 +121,7 @@ class TestZeromq(ProcessContract):
         token = uuid.uuid4().hex
         server = self.hub.expect(token)
         server.deliver(Cancelled(4))
-        worker = ZeromqEndpoint(self.hub.address, token)
+        worker = self.connect(self.hub.address, token)
         self.workers.append(worker)
         until(lambda: self.hub.pump() or server.linked)
         assert worker.receive() == Cancelled(4)
@@ -120,6 +130,8 @@ class TestZeromq(ProcessContract):
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.ROUTING_ID, b"nobody")
+        if self.security is not None:
+            self.security.connect_as(stranger, "worker", to="server")
         stranger.connect(self.hub.address)
         with caplog.at_level(logging.WARNING, "paceline"):
             stranger.send_multipart([b"let", b"me", b"in"])
@@ -132,7 +144,7 @@ class TestZeromq(ProcessContract):
         context.term()
 
     def test_a_worker_that_never_gets_in_is_named_at_the_end(self, caplog):
-        worker = ZeromqEndpoint(self.hub.address, "wrong")
+        worker = self.connect(self.hub.address, "wrong")
         self.workers.append(worker)
         until(lambda: self.hub.pump() or self.hub._strangers)
         with caplog.at_level(logging.WARNING, "paceline"):
@@ -187,11 +199,11 @@ class TestZeromq(ProcessContract):
         assert not caplog.records
 
     def test_a_server_that_died_is_lost_and_may_come_back(self):
-        second = ZeromqHub(self.address("second"))
+        second = self.listen("second")
         fresh = second.expect("second")
-        first = ZeromqHub(self.address("first"))
+        first = self.listen("first")
         old = first.expect("first")
-        worker = ZeromqEndpoint(first.address, "first", lambda: (second.address, "second"))
+        worker = self.connect(first.address, "first", lambda: (second.address, "second"))
         until(lambda: first.pump() or old.linked)
         region = worker.adopt(SPEC)
         worker.send(Hello(SPEC, region.parameters, region.buffers))
@@ -211,10 +223,10 @@ class TestZeromq(ProcessContract):
         second.close()
 
     def test_no_server_at_the_address_is_a_lost_link(self):
-        hub = ZeromqHub(self.address("closed"))
+        hub = self.listen("closed")
         address = hub.address
         hub.close()
-        worker = ZeromqEndpoint(address, "early")
+        worker = self.connect(address, "early")
         worker.send(More(1))
         with pytest.raises(Lost):
             worker.receive()
@@ -262,6 +274,18 @@ class TestOverTcp(TestZeromq):
 
     def address(self, name):
         return LOOPBACK
+
+
+class TestEncrypted(TestOverTcp):
+    """The same with keys of a join token."""
+
+    security = Security(new_token())
+
+
+class TestOnTrustedNetwork(TestOverTcp):
+    """The same with passwords of a join token, and without encryption."""
+
+    security = Security(new_token(), encrypted=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

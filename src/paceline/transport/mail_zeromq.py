@@ -16,7 +16,9 @@ import msgspec
 import torch
 import zmq
 
+from paceline.transport.gatekeeper import Gatekeeper
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode
+from paceline.transport.security import Security
 from paceline.transport.zeromq import bind_privately, end_context, remove_name
 
 LEAVING_MS = 5_000  # that `close` waits for messages still on their way
@@ -36,16 +38,23 @@ class _Posted(msgspec.Struct):
 
 
 class ZeromqMail:
-    """A mailbox at a socket in a private folder, or at a TCP port."""
+    """A mailbox at a socket in a private folder, or at a TCP port. With `security`, only nodes of the run can connect,
+    and it connects to such mailboxes alone."""
 
     tracks = True
 
-    def __init__(self, bind: str) -> None:
+    def __init__(self, bind: str, security: Security | None = None) -> None:
         self.key = secrets.token_hex(16)
+        self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, UNREAD)
+        self._gatekeeper: Gatekeeper | None = None
+        if security is not None:
+            self._gatekeeper = security.listen_as(self._context, self._socket, "node", admits=["node"])
         self.address = bind_privately(self._socket, bind)
+        if self._gatekeeper is not None:
+            self._gatekeeper.listens_at(self.address)
         self._peers: dict[int, tuple[Box, zmq.Socket[bytes]]] = {}
         self._posted: list[_Posted] = []
         self._departed: list[Departed] = []
@@ -59,6 +68,8 @@ class ZeromqMail:
         self.remove_peer(peer.node)
         link = self._context.socket(zmq.PUSH)
         link.setsockopt(zmq.SNDHWM, UNREAD)
+        if self._security is not None:
+            self._security.connect_as(link, "node", to="node")
         link.copy_threshold = 0  # ZeroMQ would report a message whose last frame it copied as sent at once
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
@@ -136,7 +147,10 @@ class ZeromqMail:
     def close(self) -> None:
         if self._context.closed:
             return
-        self._socket.close(linger=0)
+        if self._gatekeeper is not None:
+            self._gatekeeper.close(0)
+        else:
+            self._socket.close(linger=0)
         remove_name(self.address)
         for _, link in self._peers.values():
             link.close(linger=LEAVING_MS)

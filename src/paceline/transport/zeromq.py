@@ -10,22 +10,26 @@ The bytes of a message's tensors follow it in chunks, each a ZeroMQ message, so 
 Both sides cut by the same rule.
 
 On a socket of the host a process of another user is turned away when it connects, by the credentials that the kernel
-reports. A worker's token is its routing id. The worker sends a handshake and waits for the answer, so it may connect
-before the server expects it. ZeroMQ would silently reconnect to any server at the address; the socket's monitor tells a
-worker that its server is gone.
+reports. Over a network `Security` gives both ends the run's keys, and nobody else gets as far as a message; without it
+a port is open to everybody, which is for tests.
+
+A worker's token is its routing id. The worker sends a handshake and waits for the answer, so it may connect before the
+server expects it. ZeroMQ would silently reconnect to any server at the address; the socket's monitor tells a worker
+that its server is gone.
 """
 
-import logging
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
+from zmq.utils.monitor import recv_monitor_message
 
 from paceline.core.errors import PacelineError, PeerError
 from paceline.model.memory_budget import require_region
@@ -34,7 +38,9 @@ from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
+from paceline.transport.gatekeeper import Gatekeeper, RefusalLog
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
+from paceline.transport.security import Security
 
 CHUNK = 1 << 20  # bytes; larger chunks overlap less, smaller ones cost more calls
 GATHERED = 1 << 14  # bytes; smaller tensors share a chunk, which costs a copy but saves a message for each
@@ -49,9 +55,8 @@ LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
 _OF_HOST = "ipc://"
-_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-
-logger = logging.getLogger("paceline")
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSED
 
 
 def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
@@ -173,8 +178,12 @@ def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: by
 class ZeromqEndpoint:
     """A worker's end. `relink` waits for the address and token of the server that replaces a lost one."""
 
-    def __init__(self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None) -> None:
+    def __init__(
+        self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None,
+        security: Security | None = None,
+    ) -> None:  # fmt: skip
         self._relink = relink
+        self._security = security
         self._codec = Codec()
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -184,7 +193,10 @@ class ZeromqEndpoint:
         self._intake = Intake(self._codec, self._codec.at_worker)
         self._let_in = False
         self._lost = False
+        self._refused = False
         self._socket = _make(self._context, zmq.DEALER)
+        if self._security is not None:
+            self._security.connect_as(self._socket, "worker", to="server")
         self._socket.setsockopt(zmq.ROUTING_ID, token.encode())
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.RCVTIMEO, WATCH_MS)
@@ -193,7 +205,8 @@ class ZeromqEndpoint:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address)
-        self._socket.send(HANDSHAKE)
+        with suppress(zmq.Again):  # refused already
+            self._socket.send(HANDSHAKE, zmq.NOBLOCK)
 
     def send(self, message: ToServer) -> None:
         if self._closed:
@@ -233,9 +246,9 @@ class ZeromqEndpoint:
             if 0 < seconds < TICK_S:
                 time.sleep(seconds)
             elif seconds > 0:
-                self._lost = self._monitor in dict(self._poller.poll(int(seconds * 1000)))
+                self._lost |= self._monitor in dict(self._poller.poll(int(seconds * 1000)))
             else:
-                self._lost = bool(self._monitor.poll(0))
+                self._lost |= bool(self._monitor.poll(0))
         return self._take(zmq.NOBLOCK)
 
     def _await_part(self) -> bool:
@@ -243,7 +256,7 @@ class ZeromqEndpoint:
         while not self._take(0):
             if self._lost:
                 return False
-            self._lost = bool(self._monitor.poll(0))  # the loop first takes what came before the end
+            self._lost |= bool(self._monitor.poll(0))  # the loop first takes what came before the end
         return True
 
     def _take(self, flags: int) -> bool:
@@ -253,6 +266,14 @@ class ZeromqEndpoint:
         except zmq.Again:
             return False
         return True
+
+    @property
+    def refused(self) -> bool:
+        """After `Lost`: whether the connection ended during ZeroMQ's handshake, as with keys of another run."""
+        while self._monitor.poll(0):
+            self._lost = True  # the events that say so are read here
+            self._refused |= bool(recv_monitor_message(self._monitor)["event"] & _REFUSED)
+        return self._refused
 
     def adopt(self, spec: ModelSpec) -> Region:
         """Return a region of this process, which the server mirrors."""
@@ -375,13 +396,19 @@ def _mirror(spec: ModelSpec) -> Region:
 
 
 class ZeromqHub:
-    """The server's socket and the workers it expects."""
+    """The server's socket and the workers it expects. With `security`, only members of the run can connect."""
 
-    def __init__(self, bind: str) -> None:
+    def __init__(self, bind: str, security: Security | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _make(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a worker that is gone raises
+        self._gatekeeper: Gatekeeper | None = None
+        if security is not None:
+            self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+        self._log = RefusalLog() if self._gatekeeper is None else self._gatekeeper.log
         self.address = bind_privately(self._socket, bind)
+        if self._gatekeeper is not None:
+            self._gatekeeper.listens_at(self.address)
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._ends: dict[bytes, ZeromqServerEnd] = {}
         self._strangers: dict[bytes, float] = {}  # time of each unknown token's handshake
@@ -469,14 +496,14 @@ class ZeromqHub:
         if word == HANDSHAKE:
             self._strangers[address] = now
         elif address not in self._left:
-            logger.warning("a message from %r was dropped: no worker has this token", address)
+            self._log.warn(f"a message from {address!r} was dropped: no worker has this token")
         for stranger, since in list(self._strangers.items()):
             if now - since > PATIENCE_S:
                 self._dismiss(stranger)
 
     def _dismiss(self, stranger: bytes) -> None:
         del self._strangers[stranger]
-        logger.warning("a connection from %r was refused: no worker has this token", stranger)
+        self._log.warn(f"a connection from {stranger!r} was refused: no worker has this token")
 
     def close(self) -> None:
         """Close the socket; to workers that got no `Bye` the server is lost."""
@@ -485,7 +512,11 @@ class ZeromqHub:
         for stranger in list(self._strangers):
             self._dismiss(stranger)
         self._bell.close()
-        self._socket.close(linger=LEAVING_MS)
+        if self._gatekeeper is not None:
+            self._gatekeeper.close(LEAVING_MS)
+        else:
+            self._socket.close(linger=LEAVING_MS)
+            self._log.close()
         remove_name(self.address)
         self._ends.clear()
         end_context(self._context)

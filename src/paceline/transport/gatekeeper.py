@@ -1,0 +1,374 @@
+"""Who may talk to a listening socket: members' credentials are admitted, everybody else is cut off and logged.
+
+A thread of its own answers ZeroMQ's questions about credentials (ZAP, RFC 27), since the script of the process may
+compute for minutes; the handshake itself is done by ZeroMQ's thread. A client that does not know the server's key never
+gets as far as a question. The socket's monitor tells of it: which descriptor was accepted, that a handshake failed,
+which descriptor was closed. One thread of ZeroMQ reports all three, so a failure belongs to the close that follows it.
+The descriptor of a handshake that fails at once is closed before this thread can ask whose it was; then the kernel
+tells, which reports every TCP connection that ends (the monitoring group of its socket diagnostics).
+
+Strangers may also connect and say nothing. ZeroMQ closes them after HANDSHAKE_MS, but it accepts without bound, and a
+process without descriptors can open neither journal nor checkpoint. So the soft limit of descriptors is raised, and of
+the connections that have not shown a key only a share is kept: the oldest of the others are hung up.
+
+A forked process has no such thread and must not use the socket, as with every ZeroMQ socket.
+"""
+
+import logging
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import zmq
+
+HANDSHAKE_MS = 5_000  # for a whole handshake: six messages, and one turn of a thread that a busy script may hold up
+BACKLOG = 128  # connections that the kernel accepts ahead: more than workers that start together, few for a flood
+DOMAIN = "paceline"
+MOST_DESCRIPTORS = 65_536  # that the soft limit is raised to: each costs the kernel memory
+UNFINISHED_SHARE = 4  # a quarter of all descriptors, at most, is for connections that have shown no key
+MOST_UNFINISHED = 1_024
+CURVE_HELLO = 64 + 2 + 200  # bytes of greeting and first message; ZeroMQ hangs up on those that it cannot open
+PLAIN_HELLO = 64 + 2 + 6 + 2 + 64  # greeting and first message with a password, and a role of no letters
+LOG_BURST = 10  # refusals that are logged at once
+LOG_EVERY_S = 10.0  # from there on, a count
+_ZAP = "inproc://zeromq.zap.01"
+_EVENT = struct.Struct("=HI")
+_FAILED = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it does not know this run's keys",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it did not finish the handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
+}
+_FOREIGN = "it does not speak this protocol"
+_GONE = "an address that is gone"
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
+_UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_TCP_ENDED = 1 << 0 | 1 << 2  # SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY
+_REPORT = struct.Struct(">16xB3xHH16x16s")  # nlmsghdr, then of inet_diag_msg: family, both ports, the other address
+_ADDRESS_BYTES = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
+_NAMELESS_S = 1.0  # that a refusal waits for the kernel's report
+_MOST_NAMES = 1_000  # of connections that ended, kept for their refusals
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # the field of Linux's `struct tcp_info`
+
+Name = tuple[str, int]  # address and port of a connection's other end
+
+logger = logging.getLogger("paceline")
+
+
+class RefusalLog:
+    """Logs the first refusals one by one, then their number every LOG_EVERY_S, so that a flood does not fill a disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = LOG_BURST
+        self._since = time.monotonic()
+        self._unlogged = 0
+        self._last = ""
+
+    def warn(self, text: str) -> None:
+        """Log this refusal, or count it."""
+        with self._lock:
+            self._tell_count()
+            if self._left:
+                self._left -= 1
+                logger.warning("%s", text)
+            else:
+                self._unlogged, self._last = self._unlogged + 1, text
+
+    def flush(self) -> None:
+        """Log the number of refusals that were not logged, if it is time for that."""
+        with self._lock:
+            self._tell_count()
+
+    def close(self) -> None:
+        """Log what is left to be told."""
+        with self._lock:
+            self._since -= LOG_EVERY_S
+            self._tell_count()
+
+    def _tell_count(self) -> None:
+        now = time.monotonic()
+        if now - self._since < LOG_EVERY_S:
+            return
+        self._since = now
+        if self._unlogged:
+            logger.warning("%d more refusals, the last: %s", self._unlogged, self._last)
+            self._unlogged = 0
+        else:
+            self._left = LOG_BURST
+
+
+class Credentials:
+    """What a listening socket admits: a mechanism of ZeroMQ's (CURVE or PLAIN), and what it asks of a client."""
+
+    def __init__(self, mechanism: bytes, admitted: Iterable[tuple[bytes, ...]], hello_bytes: int) -> None:
+        """`admitted` are public keys, or names with passwords; whoever ZeroMQ asks about has sent `hello_bytes`."""
+        self.hello_bytes = hello_bytes
+        self._mechanism = mechanism
+        self._admitted = frozenset(admitted)
+
+    def admits(self, mechanism: bytes, shown: Sequence[bytes]) -> bool:
+        return mechanism == self._mechanism and tuple(shown) in self._admitted
+
+
+class _Visitor:
+    """An accepted connection that is not known to be a member's."""
+
+    def __init__(self, name: Name | None) -> None:
+        self.name = name
+        self.hung_up = False
+
+
+class EndedConnections:
+    """The kernel's reports of TCP connections that ended at one local port. None come where it has no diagnostics."""
+
+    def __init__(self) -> None:
+        self.port: int | None = None
+        try:
+            self._socket: socket.socket | None = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+        except OSError:
+            self._socket = None
+            return
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind((0, _TCP_ENDED))
+        except OSError:
+            self.close()
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._socket is not None:
+            poller.register(self._socket, zmq.POLLIN)
+
+    def take(self) -> list[Name]:
+        """Return the other ends of the connections that have ended since the last call."""
+        found: list[Name] = []
+        with suppress(OSError):  # nothing is left, or there were more reports than the kernel keeps
+            while self._socket is not None:
+                report = self._socket.recv(1 << 16)
+                if len(report) >= _REPORT.size:
+                    family, local, port, address = _REPORT.unpack_from(report)
+                    if local == self.port and family in _ADDRESS_BYTES:
+                        found.append((socket.inet_ntop(family, address[: _ADDRESS_BYTES[family]]), port))
+        return found
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Gatekeeper:
+    """The thread beside one listening socket. Make it before `bind`; it closes the socket too."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", listening: "zmq.Socket[bytes]", credentials: Credentials
+    ) -> None:
+        self.log = RefusalLog()
+        self._listening = listening
+        self._credentials = credentials
+        self._most_unfinished = min(raise_descriptor_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
+        self._pid = os.getpid()
+        self._visitors: dict[int, _Visitor] = {}
+        self._ended = EndedConnections()
+        self._named: set[Name] = set()  # connections whose other end is known
+        self._unknown: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends of ended connections that were not
+        self._nameless: deque[tuple[str, float]] = deque()  # refusals that wait for one of them, and since when
+        self._failed: str | None = None  # why the next closed connection failed
+        self._unclaimed = 0  # finished handshakes whose connections were closed meanwhile
+        listening.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody is admitted
+        listening.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        listening.setsockopt(zmq.BACKLOG, BACKLOG)
+        place = f"inproc://paceline-gatekeeper-{id(self)}"
+        listening.monitor(f"{place}-events", _WATCHED)
+        self._zap = context.socket(zmq.REP)
+        self._zap.bind(_ZAP)
+        self._events = context.socket(zmq.PAIR)
+        self._events.setsockopt(zmq.RCVHWM, _UNREAD_EVENTS)
+        self._events.connect(f"{place}-events")
+        self._stopped = context.socket(zmq.PAIR)
+        self._stopped.bind(f"{place}-stop")
+        self._stop = context.socket(zmq.PAIR)
+        self._stop.connect(f"{place}-stop")
+        self._thread = threading.Thread(target=self._run, name="paceline-gatekeeper", daemon=True)
+        self._thread.start()
+
+    def listens_at(self, address: str) -> None:
+        """Say where the socket is bound, for the kernel's reports."""
+        self._ended.port = int(address.rpartition(":")[2])
+
+    def close(self, linger_ms: int) -> None:
+        """Close the socket, then end the thread."""
+        if os.getpid() != self._pid or self._listening.closed:
+            return
+        self._listening.disable_monitor()  # ZeroMQ's thread would wait for somebody to read the last events
+        self._listening.close(linger=linger_ms)
+        self._end()
+
+    def _end(self) -> None:
+        self._stop.send(b"")
+        self._thread.join()
+        self._stop.close(linger=0)
+        self.log.close()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._zap, self._events, self._stopped):
+            poller.register(one, zmq.POLLIN)
+        self._ended.register(poller)
+        while True:
+            ready = dict(poller.poll(int(1000 * (_NAMELESS_S if self._nameless else LOG_EVERY_S))))
+            if self._stopped in ready:
+                break
+            if self._zap in ready:
+                self._answer()
+            if self._events in ready:
+                self._take_events()
+            self._take_ended()
+            self.log.flush()
+        self._take_events()
+        self._take_ended()
+        for why, _ in self._nameless:
+            self._refuse(_GONE, why)
+        self._ended.close()
+        for one in (self._zap, self._events, self._stopped):
+            one.close(linger=0)
+
+    # -- credentials -------------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        version, request, _domain, address, _identity, mechanism, *shown = self._zap.recv_multipart()
+        admitted = self._credentials.admits(mechanism, shown)
+        answer = (b"200", b"OK", b"member") if admitted else (b"400", b"refused", b"")
+        self._zap.send_multipart([version, request, *answer, b""])
+        if not admitted:
+            self._refuse(address.decode("ascii", "replace"), "it has no key of a role that is admitted here")
+
+    def _refuse(self, address: str, why: str) -> None:
+        self.log.warn(f"a connection from {address} was refused: {why}")
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        try:
+            while True:
+                head, *_ = self._events.recv_multipart(zmq.NOBLOCK)
+                self._take_event(*_EVENT.unpack(head))
+        except zmq.Again:
+            self._bound_unfinished()
+
+    def _take_event(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            visitor = self._visitors[value] = _Visitor(peer_of(value))
+            if visitor.name is not None:
+                self._named.add(visitor.name)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._claim()
+        elif event == zmq.EVENT_DISCONNECTED:
+            gone, why, self._failed = self._visitors.pop(value, None), self._failed, None
+            if gone is not None:
+                self._part_with(gone, why)
+        elif event in _FAILED:
+            self._failed = _FAILED[event]
+
+    def _part_with(self, visitor: _Visitor, why: str | None) -> None:
+        """Log that a connection was closed before its handshake was done; None: for no reason that ZeroMQ knows."""
+        if why is None and self._unclaimed:
+            self._unclaimed -= 1
+            why = ""
+        name = visitor.name or (self._unknown.popleft() if self._unknown else None)
+        if why == "":
+            return
+        if name is not None:
+            self._refuse(f"{name[0]}:{name[1]}", why or _FOREIGN)
+        else:
+            self._nameless.append((why or _FOREIGN, time.monotonic()))
+
+    def _take_ended(self) -> None:
+        """Learn the other ends of connections that ended, and log the refusals that waited for them."""
+        for name in self._ended.take():
+            if name in self._named:
+                self._named.discard(name)
+            elif self._nameless:
+                self._refuse(f"{name[0]}:{name[1]}", self._nameless.popleft()[0])
+            else:
+                self._unknown.append(name)
+        while self._nameless and time.monotonic() - self._nameless[0][1] > _NAMELESS_S:
+            self._refuse(_GONE, self._nameless.popleft()[0])
+
+    def _claim(self) -> None:
+        """Find the connection whose handshake has succeeded: the oldest that has sent as much as a member must."""
+        for descriptor, visitor in self._visitors.items():
+            if received_by(descriptor, visitor.name) >= self._credentials.hello_bytes:
+                del self._visitors[descriptor]
+                return
+        self._unclaimed += 1
+
+    def _bound_unfinished(self) -> None:
+        surplus = sum(not visitor.hung_up for visitor in self._visitors.values()) - self._most_unfinished
+        for descriptor, visitor in self._visitors.items():
+            if surplus <= 0:
+                return
+            if not visitor.hung_up and received_by(descriptor, visitor.name) < self._credentials.hello_bytes:
+                visitor.hung_up = hang_up(descriptor, visitor.name)
+                surplus -= 1
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open descriptors to the hard one, up to MOST_DESCRIPTORS; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Yield a socket that ZeroMQ's thread owns and may close meanwhile."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        yield found
+    finally:
+        found.detach()
+
+
+def peer_of(descriptor: int) -> Name | None:
+    """Return address and port of the other end; None if the connection is closed already."""
+    try:
+        with _borrowed(descriptor) as found:
+            host, port, *_ = found.getpeername()
+            return str(host), int(port)
+    except (OSError, ValueError):
+        return None
+
+
+def received_by(descriptor: int, name: Name | None) -> int:
+    """Return how many bytes have come from this other end; 0 if the descriptor is another connection's by now."""
+    if name is None or peer_of(descriptor) != name:
+        return 0
+    try:
+        with _borrowed(descriptor) as found:
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0])
+    except (OSError, struct.error):
+        return 0
+
+
+def hang_up(descriptor: int, name: Name | None) -> bool:
+    """End the connection with this other end, so that ZeroMQ's thread closes it; False if it is closed already."""
+    if name is None or peer_of(descriptor) != name:
+        return False
+    try:
+        with _borrowed(descriptor) as found:
+            found.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
