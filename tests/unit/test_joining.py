@@ -1,5 +1,6 @@
 """Machines that join: addresses, tokens, what is compared, and the door, without a worker."""
 
+import io
 import os
 import stat
 import time
@@ -112,7 +113,7 @@ def test_files_that_hold_no_token_are_refused_without_showing_them(tmp_path, kin
 
 
 def test_without_any_token_the_places_for_it_are_named(monkeypatch):
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(OptionError, match="PACELINE_TOKEN.*--token-file"):
         tokens.for_joining(None, {})
 
@@ -157,7 +158,7 @@ class House:
     """What a launcher does when the door tells it something: note it."""
 
     def __init__(self):
-        self.guests, self.words, self.ends = [], [], []
+        self.guests, self.words, self.ends, self.machines = [], [], [], []
 
     def on_guest(self, guest):
         self.guests.append(guest)
@@ -175,12 +176,13 @@ class House:
 class Knocking:
     """A machine at the door."""
 
-    def __init__(self, context, address, security):
-        self.socket = context.socket(zmq.DEALER)
+    def __init__(self, house, security):
+        self.socket = house.context.socket(zmq.DEALER)
+        house.machines.append(self)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
         security.connect_as(self.socket, "worker", to="server")
-        self.socket.connect(f"tcp://{address}")
+        self.socket.connect(f"tcp://{house.address}")
 
     def say(self, message):
         self.socket.send(m.encode(message))
@@ -208,7 +210,9 @@ def house(security):
     made.door = Door(made.address, security, REQUIRED, made)
     made.context = zmq.Context()
     yield made
-    made.context.destroy(linger=0)
+    for machine in made.machines:
+        machine.socket.close(linger=0)
+    made.context.term()
     made.door.close("the test is over", failed=False)
 
 
@@ -223,7 +227,7 @@ def pumped(house, happened):
 
 
 def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(house, security):
-    machine = Knocking(house.context, house.address, security)
+    machine = Knocking(house, security)
     machine.say(ASKED)
     pumped(house, lambda: house.guests)
     assert machine.hear(m.Admitted).attach == ""
@@ -241,7 +245,7 @@ def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(house, securit
 
 
 def test_words_about_an_earlier_process_are_dropped(house, security):
-    machine = Knocking(house.context, house.address, security)
+    machine = Knocking(house, security)
     machine.say(ASKED)
     pumped(house, lambda: house.guests)
     first = house.door.start(house.guests[0], 0)
@@ -256,7 +260,7 @@ def test_words_about_an_earlier_process_are_dropped(house, security):
 
 
 def test_a_machine_that_closes_its_connection_is_lost_and_so_is_its_process(house, security):
-    machine = Knocking(house.context, house.address, security)
+    machine = Knocking(house, security)
     machine.say(ASKED)
     pumped(house, lambda: house.guests)
     process = house.door.start(house.guests[0], 0)
@@ -267,7 +271,7 @@ def test_a_machine_that_closes_its_connection_is_lost_and_so_is_its_process(hous
 
 
 def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(house, security, monkeypatch):
-    machine = Knocking(house.context, house.address, security)
+    machine = Knocking(house, security)
     machine.say(ASKED)
     pumped(house, lambda: house.guests)
     process = house.door.start(house.guests[0], 0)
@@ -281,7 +285,7 @@ def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(house, securi
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000])
 def test_nonsense_is_refused_and_harms_nobody(house, security, data):
-    machine = Knocking(house.context, house.address, security)
+    machine = Knocking(house, security)
     machine.socket.send(data)
     pumped(house, lambda: machine.socket.poll(0))
     assert "cannot be read" in machine.hear(m.Refused).reason
@@ -290,7 +294,7 @@ def test_nonsense_is_refused_and_harms_nobody(house, security, data):
 
 
 def test_strangers_are_not_heard(house):
-    stranger = Knocking(house.context, house.address, Security(new_token()))
+    stranger = Knocking(house, Security(new_token()))
     stranger.say(ASKED)
     until = time.monotonic() + 0.5
     while time.monotonic() < until:

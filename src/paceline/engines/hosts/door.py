@@ -170,8 +170,7 @@ class Door:
         try:
             self._socket.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
-            self._socket.close(linger=0)
-            self._gatekeeper.close()
+            self._gatekeeper.close(linger_ms=0)
             end_context(self._context)
             raise OptionError(f"--listen: cannot listen at {address}: {error.strerror}") from error
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
@@ -380,6 +379,5 @@ class Door:
         if self._local is not None:
             self._local.close()
         self._bell.close()
-        self._socket.close(linger=LINGER_MS)
-        self._gatekeeper.close()
+        self._gatekeeper.close(LINGER_MS)
         end_context(self._context)

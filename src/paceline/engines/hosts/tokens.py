@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from paceline.core.errors import OptionError
+from paceline.core.regular_files import open_regular
 from paceline.core.settings import TOKEN
 from paceline.records import private_files
 from paceline.records.logs import notice
@@ -86,10 +87,8 @@ def for_joining(file: Path | None, environment: MutableMapping[str, str]) -> Joi
 
 def _read(file: Path) -> JoinToken:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             status = os.fstat(opened.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OptionError(f"--token-file: {file} is not a regular file")
             if status.st_mode & 0o077:
                 raise OptionError(
                     f"--token-file: others may read {file} (mode {stat.S_IMODE(status.st_mode):o}): chmod 600 it, and "
