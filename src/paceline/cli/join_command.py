@@ -11,7 +11,7 @@ from paceline.cli.run_command import DEFAULT_TASK, workload
 from paceline.cli.streams import logging_shown
 from paceline.core import settings as configuration
 from paceline.core.errors import DataError, OptionError
-from paceline.core.settings import Count, Positive, Start, host_and_port
+from paceline.core.settings import TOKEN, Count, Positive, Start, host_and_port
 from paceline.core.values import read, shown
 
 # What torchrun and Slurm say about a process, in this order: its number among all, and the server's machine.
@@ -28,7 +28,7 @@ def join(
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="A built-in task instead.")] = None,
     token_file: Annotated[
         str | None,
-        typer.Option("--token-file", metavar="FILE", help="Has the join token; else PACELINE_TOKEN, else a prompt."),
+        typer.Option("--token-file", metavar="FILE", help=f"Has the join token; else {TOKEN}, else a prompt."),
     ] = None,
     trusted_network: Annotated[
         bool, typer.Option("--trusted-network", help="Join a run that does not encrypt.")
@@ -77,7 +77,7 @@ def join(
 def token(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it (mode 0600); it must not exist.")],
 ) -> int:
-    """Write a new join token to a file, for `--token-file` or PACELINE_TOKEN of `serve` and `join`."""
+    """Write a new join token to a file, for `--token-file` or the variable of `serve` and `join`."""
     from paceline.engines.hosts import tokens
 
     tokens.write_new(Path(file))

@@ -81,8 +81,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a run; None leaves a value to the script or the scenario."""
 
     engine: Annotated[EngineName, About(
-        "What runs the workers: local, processes of this machine; hosts, machines that join (`paceline serve`); or "
-        "sim, a virtual cluster.", "NAME")] = "local"
+        "Where workers run: local, this machine; hosts, machines that join; sim, a virtual cluster.",
+        "NAME")] = "local"
     scenario: Annotated[str | None, About(
         "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
         default=f"none, in sim {DEFAULT_SCENARIO}", not_in_scenario=OTHER)] = None
