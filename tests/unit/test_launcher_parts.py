@@ -27,9 +27,8 @@ from paceline.records.journal_file import JournalWriteError
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.plan import Plan, how_it_ended
 from paceline.transport.base import Lost
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Ended, Failed
-from paceline.transport.shm import ShmServerEnd
+from paceline.transport.shm import Channel, ShmServerEnd
 from paceline.worker.scripts import Script
 
 HEADER = Header(engine="local", strategy="bsp", seed=0, workers=2)

@@ -23,9 +23,8 @@ from paceline.model.spec import Gradient, Parameters
 from paceline.model.store import Store
 from paceline.records.journal import Header
 from paceline.server.plan import Plan
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, Welcome, Work
-from paceline.transport.shm import ShmEndpoint, ShmServerEnd
+from paceline.transport.shm import Channel, ShmEndpoint, ShmServerEnd
 from paceline.worker.device_replica import DeviceStage
 from paceline.worker.replica import spec_of
 

@@ -41,7 +41,7 @@ from paceline.peers.node_replica import NodeReplica
 from paceline.peers.server import PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
-from paceline.server.standing import standing
+from paceline.server.phases import standing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer

@@ -31,12 +31,11 @@ from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
 from paceline.server.exchange import Result, RunExchange
-from paceline.server.phases import Phases, as_data
+from paceline.server.phases import Phases, as_data, standing_after
 from paceline.server.plan import Cause, Plan, as_error, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
 from paceline.server.script_words import ScriptWords
-from paceline.server.standing import standing_after
 from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy

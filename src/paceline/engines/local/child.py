@@ -47,10 +47,9 @@ from paceline.peers import messages as _node_messages  # noqa: F401 - registers 
 from paceline.strategies import Peer, build_peer
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.frames import Channel, Frame
 from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
-from paceline.transport.shm import ShmEndpoint
+from paceline.transport.shm import Channel, Frame, ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import MakeReplica, Shared, WorkerContext
 from paceline.worker.other_frameworks import advice_for
@@ -58,7 +57,6 @@ from paceline.worker.scripts import raised_in_loop, script_traceback
 
 if TYPE_CHECKING:
     from paceline.transport.zeromq import ZeromqEndpoint
-
 
 EVALUATIONS = -1  # stands in for a worker's number in the evaluator's random seed, as in the simulator
 KEPT = 64 << 20  # bytes of freed memory that stay with the process

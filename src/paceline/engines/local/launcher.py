@@ -36,7 +36,7 @@ from paceline.server.exchange import Launched, Result
 from paceline.server.plan import Cause, Plan, how_it_ended
 from paceline.server.progress import Progress
 from paceline.server.waits import PATIENCE_S
-from paceline.transport.frames import Frame
+from paceline.transport.shm import Frame
 from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
