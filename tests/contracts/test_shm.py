@@ -16,7 +16,7 @@ from paceline.core.errors import PeerError, UserError
 from paceline.core.ledger import Allotment
 from paceline.model import memory_budget as available_memory
 from paceline.model.regions import RegionLayout
-from paceline.model.spec import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters
 from paceline.tables.messages import EvaluateTables, Fetch, Rows, TableLog, Tick
 from paceline.transport.base import Closed, Lost
 from paceline.transport.codec import Codec

@@ -18,7 +18,7 @@ import zmq
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.spec import Gradient
+from paceline.model.store import Gradient
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Cancelled, Hello, More, Push
 from paceline.transport.zeromq import CHUNK, GATHERED, LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub, chunks_of

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import UserError
 from paceline.core.updates import PushRef
-from paceline.model.spec import Gradient
-from paceline.model.store import Store
+from paceline.model.store import Gradient, Store
 from paceline.server.model_exchange import ModelExchange
 from paceline.server.phases import standing
 from paceline.server.workers import GrantOrder, WorkerRecord

@@ -15,8 +15,8 @@ from paceline.core.errors import InternalError, OptionError
 from paceline.core.events import Cause
 from paceline.core.peer_events import PeerCause
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
-from paceline.model.spec import gradient_norm, state_of
-from paceline.model.store import Store, model_state
+from paceline.model.spec import state_of
+from paceline.model.store import Store, gradient_norm, model_state
 from paceline.peers import messages as p
 from paceline.peers.gathering import Gathering, NodeModel
 from paceline.peers.models import Centre, as_stored, distance, is_finite, mean_of, shares

@@ -15,7 +15,8 @@ from paceline.core import peer_events as e
 from paceline.core.errors import InternalError
 from paceline.core.events import Cause
 from paceline.core.peer_actions import Mix, Send
-from paceline.model.spec import ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters
 from paceline.peers.gathering import NodeModel
 from paceline.peers.messages import (
     Arrived,

@@ -33,8 +33,8 @@ from paceline.gradients.server import GradientExchange
 from paceline.model import own_optimizer
 from paceline.model.memory_budget import require_server
 from paceline.model.regions import Region
-from paceline.model.spec import ModelSpec, Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters, Store
 from paceline.peers.server import PeerExchange
 from paceline.records.journal import Observation, Tee, Writer, read
 from paceline.records.metrics import Metrics, to_json
