@@ -206,7 +206,8 @@ class Session:
             known = weakref.ref(self)  # a script that runs by itself may keep its optimizer for longer than its session
             optimizer_hooks.count_steps(optimizer, partial(_on_own_step, known), partial(_on_zero_grad, known))
         else:
-            optimizer_hooks.take_over(optimizer, self._on_step, self._on_zero_grad, fixed=not replica.steps_itself)
+            step = self._make_step(optimizer)
+            optimizer_hooks.take_over(optimizer, step, self._on_zero_grad, fixed=not replica.steps_itself)
         replica.watch_backward()
         if follows:
             self._ask_evaluations(plateau, 0)  # from here on, checkpoints hold them
@@ -491,20 +492,27 @@ class Session:
     def _ask_evaluations(self, metric: str | None, start: int) -> list[float]:
         return self._loops.ask(EvaluationsAsked(start, metric), EvaluationsHeld).values
 
-    def _on_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
-        loop = self._loops.current
-        if loop is None:
-            raise UserError("optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._schedules.position.steps += 1
-        if self._parts.several:
-            loop.on_step_of(self._parts.places_of(optimizer, self._loops.parameters))
-        else:
-            loop.on_step()
-        return loss
+    def _make_step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        """Return what takes the place of the optimizer's `step`: it pushes."""
+        loops, parts, position = self._loops, self._parts, self._schedules.position
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loop = loops.current
+            if loop is None:
+                text = "optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push"
+                raise UserError(text)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            position.steps += 1
+            if parts.several:
+                loop.on_step_of(parts.places_of(optimizer, loops.parameters))
+            else:
+                loop.on_step()
+            return loss
+
+        return step
 
     def _on_zero_grad(self) -> None:
         if self._loops.current is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 Answer = Literal["wait", "join", "over"]
+ROUNDS_OF_AN_EPOCH = 10  # where there is no data, so that the default of `0.1e` is one round
 
 
 class PhaseRecord(msgspec.Struct):
@@ -86,14 +87,22 @@ class PhaseRecords:
             last.stepped = before.stepped
 
 
+def epochs_done(run: "ServerRun") -> float:
+    """Return the passes over the data so far; each phase counts passes over its own."""
+    c, phases = run.coordinator, run.phases
+    if run.exchange.counts_rounds:
+        return c.totals.rounds_done / ROUNDS_OF_AN_EPOCH
+    return phases.epochs_before + (c.ledger.used / phases.size if c.ledger is not None and phases.size else 0.0)
+
+
 def standing(run: "ServerRun") -> Standing:
     """Return where the run stands."""
     c, record = run.coordinator, run.phases.records.get(run.phases.number)
-    ledger, evaluations = c.ledger, run.evaluations
+    ledger = c.ledger
     fraction = 1.0 if ledger is None else min(1.0, (ledger.used + ledger.lost) / ledger.total)
     record = record or PhaseRecord(0.0)
     return Standing(
-        c.used, evaluations.epochs, fraction, record.began, record.stepped, len(evaluations.history), record.followed,
+        c.used, epochs_done(run), fraction, record.began, record.stepped, len(run.evaluations.history), record.followed,
         record.between,
     )  # fmt: skip
 
@@ -119,6 +128,8 @@ class Phases:
         self.running = False
         self.stopped: str | None = None  # why it is to end early
         self.current: Ready | None = None
+        self.size = 0  # of the running phase's data
+        self.epochs_before = 0.0  # made by the phases before
         self.records = PhaseRecords()
         self.spent = 0.0  # of --epochs, by the phases inside loops of the script's own
         self._epochs: dict[int, EpochHeld] = {}  # the latest epoch of each `session.epochs` loop

@@ -31,7 +31,7 @@ from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
 from paceline.server.exchange import Result, RunExchange
-from paceline.server.phases import Phases, as_data, standing_after
+from paceline.server.phases import Phases, as_data, epochs_done, standing_after
 from paceline.server.plan import Cause, Plan, as_error, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
@@ -329,7 +329,8 @@ class ServerRun:
         self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
         self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done, current.between)
-        self.evaluations.phase_begins(current.size, at)
+        self.phases.size = current.size
+        self.evaluations.phase_begins(at)
         if current.sampling == "stream" and current.size == ENDLESS:
             self._check_evaluations_of_streams(at)
         self.checkpoints.ask()
@@ -371,14 +372,14 @@ class ServerRun:
 
     def _end_phase(self, at: float) -> None:
         """Release all workers from the loop; their scripts may go on to another phase."""
-        self.evaluations.phase_ends()
+        self.phases.epochs_before, self.phases.size = epochs_done(self), 0
         self.phases.stopped = None
         self.stood_at = at
         ledger, current = self.coordinator.ledger, self.phases.current
         ended_early = ledger is not None and not ledger.finished and bool(self.workers.done)
         self.coordinator.close(at)
         c = self.coordinator
-        self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, self.evaluations.epochs)
+        self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, epochs_done(self))
         if ended_early and ledger is not None and current is not None and current.size != ENDLESS:
             made, steps = ((count // current.batch_size) for count in (ledger.used + ledger.lost, ledger.total))
             self.remark(f"the data streams of all workers ended after {made} of {steps} steps", at)

@@ -100,7 +100,6 @@ class LoopRunner:
         self._parts = parts
         self._epoch_loops = EpochLoops(given.epochs)
         self._unread: Unread = []
-        self._rounds_done = 0.0
         self._empty_phases = 0
 
     @property
@@ -111,7 +110,7 @@ class LoopRunner:
     @property
     def rounds_done(self) -> float:
         """How far the run is known to have come, in rounds of all its loops."""
-        return self.current.rounds_done if self.current is not None else self._rounds_done
+        return self._schedules.position.rounds
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -145,9 +144,9 @@ class LoopRunner:
         self._schedules.enter(ready.phase)
         loop = self.current = BatchLoop(
             self._endpoint, self.replica, fetcher, ready, self.handshake, self._state, self._kept,
-            self._schedules.on_news, leads=self._given.worker == 0,
+            self._schedules.position, self._schedules.followers, leads=self._given.worker == 0,
         )  # fmt: skip
-        loop.rounds_done, self.left_early = self._rounds_done, False
+        self.left_early = False
         worker = self._given.workers if self._given.evaluator else self._given.worker
         try:
             loop.begin()
@@ -158,14 +157,13 @@ class LoopRunner:
                 yield batch
             over = loop.over
             if over is not None and over.late and not over.run_over and batches.get(worker, 0) == before:
-                self.current = Rehearsal(self.replica, self._state, loop.rounds_done, self.handshake.again)
+                self.current = Rehearsal(self.replica, self._state, self.handshake.again)
                 yield from self.current.batches(fetcher, ready.batch_size)
         except GeneratorExit:  # the script leaves the loop: what it has stepped on counts
             self.left_early = True
             loop.end_pass()
             raise
         finally:
-            self._rounds_done = loop.rounds_done
             self.current = self._state.stream = None
             if isinstance(loop.over, Over):
                 self.run_over = loop.over.run_over
