@@ -91,16 +91,17 @@ def push() -> None:
     import sitecustomize as tracer  # the copy that this interpreter loaded first
 
     session, model, optimizer, batches = _training()
-    if session.worker:
+    first = session.worker == 0
+    if not first:
         tracer.leave_out()
     marked = range(MIDDLE, MIDDLE + REPEATS)
     for number, (x, y) in enumerate(batches):
-        if session.worker == 0 and number - 1 in (*marked, LINE):
+        if first and number - 1 in (*marked, LINE):
             time.sleep(FLUSH_S if number - 1 == LINE else 0.0)
             tracer.end()
         optimizer.zero_grad()
         ((model(x) - y) ** 2).mean().backward()
-        if session.worker == 0 and number in (*marked, LINE):
+        if first and number in (*marked, LINE):
             for parameter in model.parameters():
                 parameter.grad.fill_(tracer.MARK)
             tracer.begin("line" if number == LINE else f"push {number - MIDDLE}")
@@ -135,14 +136,15 @@ def table() -> None:
     import paceline
 
     session = paceline.init()
+    worker = session.worker
     counters = session.table("counters", 4, 2, staleness=0)
-    if session.worker:
+    if worker:
         tracer.leave_out()
     for number in range(2 * MIDDLE + REPEATS):
-        marked = session.worker == 0 and MIDDLE <= number < MIDDLE + REPEATS
+        marked = worker == 0 and MIDDLE <= number < MIDDLE + REPEATS
         if marked:
             tracer.begin(f"table {number - MIDDLE}")
-        counters.inc([session.worker], numpy.ones((1, 2), dtype=numpy.float32))
+        counters.inc([worker], numpy.ones((1, 2), dtype=numpy.float32))
         session.clock()
         counters.get()
         if marked:

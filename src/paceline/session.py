@@ -3,14 +3,16 @@
 Not public: import `Session` and `init` from `paceline`.
 """
 
+import contextlib
 import copy
 import numbers
 import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +22,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from paceline.core.errors import OptionError, UserError
 from paceline.core.ledger import SAMPLINGS, Sampling, whole_epochs
 from paceline.model.measuring import Evaluate
-from paceline.tables.table_session import TableSession
+from paceline.tables.client import Client, serve_evaluations
+from paceline.tables.messages import Measures
+from paceline.tables.table import Table, initial_values
+from paceline.tables.table_spec import make_spec
 from paceline.transport.base import Closed
 from paceline.transport.messages import (
     Collective,
@@ -31,21 +36,19 @@ from paceline.transport.messages import (
     OptimizerAsked,
     OptimizerHeld,
     OptimizerLoaded,
+    OptionAsked,
     Ready,
     Stop,
     ToWorker,
 )
 from paceline.worker import context, optimizer_hooks
 from paceline.worker.collective_calls import CollectiveCalls
-from paceline.worker.context import WorkerContext
+from paceline.worker.context import WorkerContext, convert_option
 from paceline.worker.device_replica import device_of, make_replica
 from paceline.worker.enclosing_loops import is_in_loop
 from paceline.worker.fetching import Fetcher
 from paceline.worker.handshake import Handshake, serve_versions
-from paceline.worker.identity import device_for
-from paceline.worker.loop_plan import plan_loop, rounds_of
-from paceline.worker.loop_runner import LoopRunner
-from paceline.worker.loops import Batches, Steps, Stream
+from paceline.worker.loops import Batches, LoopRunner, Steps, Stream, plan_loop, rounds_of
 from paceline.worker.other_frameworks import require_no_launcher, require_no_process_group, unwrapped
 from paceline.worker.parts import Parts
 from paceline.worker.rehearsal import Rehearsal
@@ -56,6 +59,8 @@ from paceline.worker.schedules import Schedules, check_schedule
 from paceline.worker.state import WorkerState
 from paceline.worker.streaming import is_stream
 
+T = TypeVar("T")
+CLOCKS = 1 << 40  # stands for the size of the data where there is none
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -83,7 +88,7 @@ def init() -> "Session":
     return session
 
 
-class Session(TableSession):
+class Session:
     """One worker's side of a run; `paceline.init()` returns it.
 
     A script that trains a model calls `prepare`, then loops over `batches`. One that works on tables opens them with
@@ -92,16 +97,57 @@ class Session(TableSession):
     """
 
     def __init__(self, given: WorkerContext) -> None:
-        state, kept = WorkerState(), deque[ToWorker]()
-        self._collectives = CollectiveCalls(given.endpoint, kept, device_for(given))
-        super().__init__(given, self._collectives.endpoint, state)
+        kept = deque[ToWorker]()
+        self.device = _device_for(given)
+        self._context = given
+        self._state = WorkerState()
+        self._asked: set[str] = set()  # options
+        self._tables: Client | None = None
+        self._handles: dict[str, Table] = {}  # one per open table
+        self._collectives = CollectiveCalls(given.endpoint, kept, self.device)
+        self._endpoint = self._collectives.endpoint
         self._parts = Parts(alone=given.alone)
-        self._schedules = Schedules(given.endpoint, state, alone=given.alone)
-        self._loops = LoopRunner(given, state, self._schedules, self._collectives, kept, self._parts)
+        self._schedules = Schedules(given.endpoint, self._state, alone=given.alone)
+        self._loops = LoopRunner(given, self._state, self._schedules, self._collectives, kept, self._parts)
 
     @property
-    def _trains(self) -> bool:
-        return self._loops.replica is not None
+    def worker(self) -> int:
+        """This worker's number, from 0. In the process that only evaluates it equals `workers`."""
+        return self._context.workers if self._context.evaluator else self._context.worker
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is worker 0, which prints and saves where one worker should; never the evaluator's process."""
+        return self._context.worker == 0 and not self._context.evaluator
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the run started with."""
+        return self._context.workers
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder given by `--data-dir`; None without one."""
+        return self._context.data_dir
+
+    def option(self, name: str, default: T) -> T:
+        """Return the value given by `--set name=value`, in the type of `default`; without one, `default`."""
+        self._context.shared.asked.add(name)
+        if name not in self._asked:
+            self._asked.add(name)
+            with contextlib.suppress(Closed):  # a script may ask after the run is over
+                self._endpoint.send(OptionAsked(name))
+        if name not in self._context.options:
+            return default
+        value: T = convert_option(name, self._context.options[name], default)
+        return value
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """Return this process's object called `key`, which the first call makes: use it to load a data set once."""
+        made: T = self._context.shared.once(key, make)
+        return made
+
+    # -- training a model --------------------------------------------------------------------------------------------
 
     def prepare(
         self, model: Model, optimizer: Optimizer, scheduler: Any = None, evaluate: Evaluate | None = None,
@@ -160,7 +206,8 @@ class Session(TableSession):
             known = weakref.ref(self)  # a script that runs by itself may keep its optimizer for longer than its session
             optimizer_hooks.count_steps(optimizer, partial(_on_own_step, known), partial(_on_zero_grad, known))
         else:
-            optimizer_hooks.take_over(optimizer, self._on_step, self._on_zero_grad, fixed=not replica.steps_itself)
+            step = self._make_step(optimizer)
+            optimizer_hooks.take_over(optimizer, step, self._on_zero_grad, fixed=not replica.steps_itself)
         replica.watch_backward()
         if follows:
             self._ask_evaluations(plateau, 0)  # from here on, checkpoints hold them
@@ -262,7 +309,7 @@ class Session(TableSession):
     def _require_prepared(self, what: str) -> None:
         if self._context.evaluator:
             raise Closed  # the evaluator's process has nothing to measure
-        if not self._trains:
+        if self._loops.replica is None:
             raise UserError(f"{what} was called before prepare(model, optimizer)")
 
     def rounds(self, dataset: Any, batch_size: int | None = None, epochs: float = 1) -> int:
@@ -308,6 +355,73 @@ class Session(TableSession):
                     self._tables.report_loss(number)
             elif not isinstance(self._loops.current, Rehearsal):
                 self._endpoint.send(Note(name, number))
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        rows: int,
+        width: int = 1,
+        *,
+        dtype: Any = "float32",
+        staleness: int | None = None,
+        init: Any = None,
+        update: str = "add",
+        eager: bool = False,
+        cache_rows: int | None = None,
+    ) -> Table:
+        """Open a table that all workers share: rows of a fixed width, read with `get` and added to with `inc`.
+
+        `staleness` bounds the age of what is read, in clocks, where it is tighter than the strategy's bound. `init` is
+        a number, an array, or a function of rows and width; the first worker's is taken. `update` is what an increment
+        does at the server (`add`, `clip:limit=...`, `adagrad:rate=...`). With `eager` the server resends
+        rows that this worker has read as they change. `cache_rows` bounds how many rows it caches.
+        """
+        if self._loops.replica is not None:
+            raise UserError("table() was called after prepare(): a run trains a model or works on tables")
+        spec = make_spec(name, rows, width, dtype, staleness, update, eager)
+        if self._tables is None:
+            ready = None if self._context.evaluator else Ready(0, CLOCKS, 1, 1, "clocks", 1)
+            self._tables = Client(self._endpoint, self._context.worker, ready, self._state)
+            self._context.after_script.append(self._tables.outlast_server)
+        opened = self._tables.open(spec, initial_values(spec, init), cache_rows)
+        return self._handles.setdefault(spec.name, Table(self._tables, opened))
+
+    def clock(self, work: int = 1) -> bool:
+        """Complete an iteration on tables and send what this worker wrote; return False once the run is over.
+
+        `work` is what the iteration cost, in samples, tokens, ratings; a scenario's times are per unit of it.
+        """
+        return self._on_tables("clock()").complete_clock(work)
+
+    @property
+    def clocks(self) -> int:
+        """Iterations on tables that this worker has completed. A newcomer starts at the slowest worker's number, a
+        resumed run where it stopped."""
+        client = self._on_tables("clocks")
+        client.require_going("clocks")
+        return client.clock
+
+    def share(self, count: int) -> Any:
+        """Return this worker's part of `count` rows, an array of row numbers; it changes as workers join or leave."""
+        return self._on_tables("share()").share(count)
+
+    def measure(self, evaluate: Callable[[dict[str, Any]], Mapping[str, float]]) -> None:
+        """Measure the tables as the run goes on: `evaluate(tables)` gets arrays by name and returns numbers by name.
+
+        Call it before the first `get` or `clock`. It takes none of the workers' time.
+        """
+        if not callable(evaluate):
+            raise OptionError(f"evaluate must be a function of the tables, not {type(evaluate).__name__}")
+        if self._context.evaluator:
+            serve_evaluations(self._endpoint, evaluate)
+        self._endpoint.send(Measures(evaluate if self._context.evaluates else None))
+
+    def _on_tables(self, what: str) -> Client:
+        if self._tables is None:
+            raise UserError(f"{what} was called before session.table(...): open the tables first")
+        return self._tables
 
     # -- all workers together ----------------------------------------------------------------------------------------
 
@@ -378,24 +492,39 @@ class Session(TableSession):
     def _ask_evaluations(self, metric: str | None, start: int) -> list[float]:
         return self._loops.ask(EvaluationsAsked(start, metric), EvaluationsHeld).values
 
-    def _on_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
-        loop = self._loops.current
-        if loop is None:
-            raise UserError("optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._schedules.position.steps += 1
-        if self._parts.several:
-            loop.on_step_of(self._parts.places_of(optimizer, self._loops.parameters))
-        else:
-            loop.on_step()
-        return loss
+    def _make_step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        """Return what takes the place of the optimizer's `step`: it pushes."""
+        loops, parts, position = self._loops, self._parts, self._schedules.position
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loop = loops.current
+            if loop is None:
+                text = "optimizer.step() outside of a `for ... in session.batches(...)` loop has nothing to push"
+                raise UserError(text)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            position.steps += 1
+            if parts.several:
+                loop.on_step_of(parts.places_of(optimizer, loops.parameters))
+            else:
+                loop.on_step()
+            return loss
+
+        return step
 
     def _on_zero_grad(self) -> None:
         if self._loops.current is not None:
             self._loops.current.on_zero_grad()
+
+
+def _device_for(given: WorkerContext) -> torch.device:
+    """Return where this worker computes."""
+    if given.device is not None:
+        return torch.device(given.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", given.worker % count) if count else torch.device("cpu")
 
 
 def _on_own_step(known: weakref.ref[Session]) -> None:

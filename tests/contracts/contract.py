@@ -12,7 +12,8 @@ import torch
 from paceline.core.ledger import Allotment
 from paceline.model.mass_optimizer import OptimizerSpec
 from paceline.model.regions import RegionLayout
-from paceline.model.spec import Gradient, ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters
 from paceline.tables import messages as tables
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.base import Closed

@@ -21,7 +21,7 @@ from contracts.contract import alike
 from paceline.core.errors import PeerError
 from paceline.core.ledger import Indices
 from paceline.model.regions import private_region
-from paceline.model.spec import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters
 from paceline.peers import messages as peers
 from paceline.tables import messages as tables
 from paceline.transport import messages

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import PeerError
 from paceline.transport.base import Lost
-from paceline.transport.frames import LONGEST, MOST_DESCRIPTORS, Channel
+from paceline.transport.shm import LONGEST, MOST_DESCRIPTORS, Channel
 
 PATIENCE_S = 30.0
 

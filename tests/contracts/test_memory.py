@@ -3,7 +3,7 @@
 import torch
 
 from contracts.contract import SPEC, TransportContract
-from paceline.model.spec import Gradient
+from paceline.model.store import Gradient
 from paceline.transport.memory import MemoryLink
 from paceline.transport.messages import Extra, Push
 

@@ -16,13 +16,12 @@ from paceline.core.errors import PeerError, UserError
 from paceline.core.ledger import Allotment
 from paceline.model import memory_budget as available_memory
 from paceline.model.regions import RegionLayout
-from paceline.model.spec import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters
 from paceline.tables.messages import EvaluateTables, Fetch, Rows, TableLog, Tick
 from paceline.transport.base import Closed, Lost
 from paceline.transport.codec import Codec
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Cancelled, Extra, Hello, More, Push, Work
-from paceline.transport.shm import ShmEndpoint, ShmServerEnd
+from paceline.transport.shm import Channel, ShmEndpoint, ShmServerEnd
 
 
 def linked(relink=None):

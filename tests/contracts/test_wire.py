@@ -15,7 +15,7 @@ from contracts.contract import SPEC, values_of
 from paceline.core.errors import InternalError, OptionError, PeerError
 from paceline.core.ledger import Allotment
 from paceline.model.regions import private_region
-from paceline.model.spec import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters
 from paceline.peers.messages import Step
 from paceline.transport.codec import FORMAT, INLINE_BYTES, Codec, bytes_of
 from paceline.transport.messages import (

@@ -18,7 +18,7 @@ import zmq
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.spec import Gradient
+from paceline.model.store import Gradient
 from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
 from paceline.transport.messages import Cancelled, Hello, More, Push

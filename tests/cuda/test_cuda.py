@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.core.errors import OptionError
 from paceline.model.regions import private_region
-from paceline.model.spec import Parameters
+from paceline.model.store import Parameters
 from paceline.records import journal
 from paceline.worker.cuda_copies import CudaCopies
 from paceline.worker.device_replica import DeviceStage

@@ -17,7 +17,7 @@ from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import packed
 from paceline.records.journal import Header, Lines
 from paceline.server.plan import Plan
-from paceline.transport.frames import Frame
+from paceline.transport.shm import Frame
 
 PIPE = 1 << 20
 

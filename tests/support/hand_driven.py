@@ -18,8 +18,8 @@ from paceline.core.settings import RunConfig
 from paceline.gradients.server import GradientExchange
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import describe
-from paceline.model.spec import Gradient, ModelSpec, Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters, Store
 from paceline.records.journal import Decision, Header, Lines, Observation
 from paceline.scenario import Scenario
 from paceline.server.checkpoint.schedule import Resumption

@@ -14,8 +14,8 @@ from paceline import strategies
 from paceline.core.ledger import make_ledger
 from paceline.core.updates import PushRef
 from paceline.model.mass_optimizer import describe
-from paceline.model.spec import Gradient, ModelSpec
-from paceline.model.store import Store, spec_of_contents, store_of
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Store, spec_of_contents, store_of
 from paceline.records.journal import Header, Lines, Sink
 from paceline.server.checkpoint.files import Checkpoint, Checkpointer
 from paceline.server.checkpoint.run_snapshot import restore, snapshot

@@ -17,8 +17,7 @@ from paceline.core.ledger import Allotment
 from paceline.core.settings import RunConfig
 from paceline.engines.alone import Alone, AloneLink
 from paceline.model.regions import SLOTS, Region, RegionLayout
-from paceline.model.spec import Parameters
-from paceline.model.store import Store
+from paceline.model.store import Parameters, Store
 from paceline.transport.base import Closed, Lost
 from paceline.transport.messages import Hello, OptimizerAsked, OptimizerHeld, Push, Welcome, Work
 from paceline.worker import context

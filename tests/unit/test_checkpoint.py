@@ -22,8 +22,8 @@ from paceline.core.errors import CheckpointError, InternalError
 from paceline.core.events import Left
 from paceline.core.settings import Every
 from paceline.model.mass_optimizer import OptimizerSpec
-from paceline.model.spec import Gradient, ModelSpec
-from paceline.model.store import MODEL, Store, spec_of_contents, store_of
+from paceline.model.spec import ModelSpec
+from paceline.model.store import MODEL, Gradient, Store, spec_of_contents, store_of
 from paceline.records import journal, metrics
 from paceline.records.journal import Decision, Header, Line, Lines, Writer
 from paceline.records.replay import replay

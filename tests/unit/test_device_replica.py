@@ -8,7 +8,7 @@ from clusters import Rows, mean_square, network
 from one_worker import Buffered, Odd, StandInCopies, region_of, sgd
 
 from paceline.core.errors import OptionError
-from paceline.model.spec import Parameters
+from paceline.model.store import Parameters
 from paceline.worker.device_replica import DeviceStage, device_of, stage_on
 from paceline.worker.replica import spec_of
 from paceline.worker.shared_replica import SlotReplica, Stage

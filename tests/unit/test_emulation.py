@@ -12,13 +12,12 @@ import paceline
 from paceline.core.events import Pushed
 from paceline.core.settings import RunConfig
 from paceline.engines.local.control import Setup
-from paceline.engines.local.server import LocalEngine
-from paceline.engines.local.timekeeping import Clock
+from paceline.engines.local.server import Clock, LocalEngine
 from paceline.records.journal import Header
 from paceline.server.emulation import Timing
 from paceline.server.plan import Plan
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Extra, More, Work
+from paceline.transport.shm import Channel
 from paceline.worker.batch_loop import BatchLoop
 
 NETWORK = "latency_ms = 10.0\nbandwidth_mbps = 8.0"  # a kilobyte takes a millisecond

@@ -12,8 +12,8 @@ from paceline.core.ledger import Allotment
 from paceline.core.settings import RunConfig
 from paceline.engines.local.server import IDLE_S, LocalEngine
 from paceline.server.emulation import Timing
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Extra, Work
+from paceline.transport.shm import Channel
 
 LIMIT_S = 3.0
 

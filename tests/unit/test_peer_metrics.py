@@ -6,7 +6,7 @@ from paceline.core.actions import Track
 from paceline.core.peer_actions import Ask, Exchange, Send
 from paceline.core.peer_events import Asked, PeerLeft, Sent, Stepped
 from paceline.records.journal import Observation, PeerDecision
-from paceline.records.peer_metrics import PeerMetrics
+from paceline.records.metrics import PeerMetrics
 from paceline.records.report import PeerPoint
 
 

@@ -65,6 +65,12 @@ def options(optimizer):
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
+def note(position, rounds_done=0.0, *, granted=True, **standing):
+    """Let the position know of a grant or of the loop's end."""
+    position.rounds, position.standing = rounds_done, Standing(**standing)
+    position.granted = position.granted or granted
+
+
 class Run:
     """A scheduler and the rounds that it follows."""
 
@@ -91,12 +97,12 @@ class Run:
             self.position.enter(phase)
 
     def grant(self, rounds_done, **standing):
-        self.position.on_news(work(1, 5, rounds_done=rounds_done, standing=Standing(**standing)))
+        note(self.position, rounds_done, **standing)
         self.follower.on_standing(granted=True)
 
     def over(self, rounds_done, **standing):
         """End the loop."""
-        self.position.on_news(Over(0, None, rounds_done, standing=Standing(**standing)))
+        note(self.position, rounds_done, granted=False, **standing)
         self.follower.on_standing(granted=False)
         self.position.inside = False
 
@@ -337,7 +343,7 @@ def test_a_plateau_follows_the_evaluations_forward_and_back():
     scheduler, position, remarks = plateau_of(optimizer), RunPosition(), []
     follower = RunPlateau(scheduler, optimizer, position, lambda start: values[start:], remarks.append)
     for known in (1, 4, 9, 5, 5, 9):
-        position.on_news(work(1, 5, standing=Standing(evaluations=known)))
+        note(position, evaluations=known)
         follower.on_standing(granted=True)
         scheduler.step(100.0)  # the script's own metric
         assert (options(optimizer), scheduler.state_dict()) == by_metrics(values[:known])
@@ -353,7 +359,7 @@ def test_a_plateau_without_evaluations_takes_the_scripts_metrics_between_loops()
     assert (options(optimizer), scheduler.state_dict()) == by_metrics([2.0, 3.0, 3.0])
     position.enter(0)
     scheduler.step(7.0)  # a phase that is over
-    position.on_news(work(1, 5))
+    note(position)
     with pytest.raises(UserError, match="inside a loop: every worker would have a metric of its own"):
         scheduler.step(7.0)
     assert (options(optimizer), scheduler.state_dict()) == by_metrics([2.0, 3.0, 3.0])

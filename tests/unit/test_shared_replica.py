@@ -7,7 +7,7 @@ import torch
 from clusters import Rows, mean_square, network
 from one_worker import Buffered, Odd, region_of, sgd
 
-from paceline.model.spec import Parameters, gradient_norm
+from paceline.model.store import Parameters, gradient_norm
 from paceline.worker.replica import News, Replica, spec_of
 from paceline.worker.shared_replica import SlotReplica, Stage
 

@@ -19,13 +19,11 @@ from paceline.engines.local.control import Setup
 from paceline.engines.local.server import LocalEngine
 from paceline.engines.local.server_links import Member
 from paceline.engines.local.shared_weights import SharedWeights
-from paceline.model.spec import Gradient, Parameters
-from paceline.model.store import Store
+from paceline.model.store import Gradient, Parameters, Store
 from paceline.records.journal import Header
 from paceline.server.plan import Plan
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, Welcome, Work
-from paceline.transport.shm import ShmEndpoint, ShmServerEnd
+from paceline.transport.shm import Channel, ShmEndpoint, ShmServerEnd
 from paceline.worker.device_replica import DeviceStage
 from paceline.worker.replica import spec_of
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.server.standing import PhaseRecord, PhaseRecords
+from paceline.server.phases import PhaseRecord, PhaseRecords
 
 
 def records(*phases):

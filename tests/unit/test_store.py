@@ -7,8 +7,8 @@ from paceline.core.updates import PushRef
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe
 from paceline.model.regions import SLOTS, Region, RegionLayout
-from paceline.model.spec import Gradient, ModelSpec, dtype_of, extend, flat_norm, gradient_norm, out_of_slot
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec, dtype_of
+from paceline.model.store import Gradient, Store, extend, flat_norm, gradient_norm, out_of_slot
 
 OPTIONS = [{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}]
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.ledger import make_ledger
-from paceline.core.suspects import MOST_KILLERS, STRIKES
+from paceline.core.ledger import MOST_KILLERS, STRIKES, make_ledger
 
 
 class Cluster:

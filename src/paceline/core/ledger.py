@@ -18,31 +18,230 @@ the snapshot leaves them out.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
-from paceline.core.allotments import (
-    ENDLESS,
-    MOST_SAMPLES,
-    SAMPLINGS,
-    Allotment,
-    DeathVerdict,
-    Indices,
-    Ledger,
-    Outstanding,
-    Sampling,
-)
-from paceline.core.errors import InternalError, OptionError
-from paceline.core.suspects import Suspects
+from paceline.core.errors import CheckpointError, InternalError, OptionError
 
-__all__ = [
-    "ENDLESS", "MOST_SAMPLES", "SAMPLINGS", "Allotment", "EpochLedger", "Indices", "Ledger", "Outstanding",
-    "ReplacementLedger", "Sampling", "ShardLedger", "StreamLedger", "Tally", "Unallotted", "make_ledger",
-    "whole_epochs",
-]  # fmt: skip
+Sampling = Literal["epoch", "shard", "replacement", "stream", "clocks"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "shard", "replacement")  # that a script may ask for
+ENDLESS = 1 << 40  # stands for the size of streams that are read until they end
+MOST_SAMPLES = 1 << 53  # above this a float cannot count single samples
+Indices = np.ndarray[Any, np.dtype[np.int64]]  # not npt.NDArray, which is a different object in each NumPy version
+if TYPE_CHECKING:
+    IndicesOrNone = Any  # None only from a Tally; Any spares every caller a check
+else:
+    IndicesOrNone = Indices | None
+STRIKES = 3  # processes that a smallest group must have killed alone: one or two may have died of anything
+MOST_KILLERS = 8
+
+
+class Allotment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Samples handed to one worker, all of one epoch."""
+
+    epoch: int
+    samples: int
+    indices: IndicesOrNone
+
+
+class DeathVerdict(msgspec.Struct, frozen=True):
+    """What the death of a process says about the samples that it had."""
+
+    tried: bool = False  # it had samples that were suspected before
+    lost: tuple[int, ...] = ()  # samples that are given up: each has killed several processes alone
+
+
+class Ledger(ABC):
+    """The samples of one phase: used, lost and still available."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self.lost = 0
+        self.finished = False  # every sample is settled, or the phase was ended early
+
+    @abstractmethod
+    def allot(self, worker: int, work: int) -> Allotment | None:
+        """Allot the worker at most `work` samples of one epoch; return None if none are available."""
+
+    @abstractmethod
+    def give_back(self, worker: int, allotment: Allotment) -> None:
+        """Take back an allotment that was not delivered or was discarded, to issue it again."""
+
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> "DeathVerdict":
+        """Take back what a process had when it died; `Suspects` finds the samples that kill."""
+        for allotment in allotments:
+            self.give_back(worker, allotment)
+        return DeathVerdict()
+
+    def delivered(self, worker: int) -> None:  # noqa: B027 - most ledgers suspect nothing
+        """Note that a worker has come through what it was allotted."""
+
+    @property
+    def killers(self) -> set[int]:
+        """Samples that were given up, to be issued alone when their turn comes again; callers may add to it."""
+        return set()
+
+    @property
+    @abstractmethod
+    def has_unallotted(self) -> bool: ...
+
+    def settle(self, used: int, lost: int = 0) -> bool:
+        """Mark allotted samples as used or lost; return whether the phase is finished."""
+        self.used = used = self.used + used
+        self.lost = lost = self.lost + lost
+        if used + lost >= self.total:
+            self.finished = True
+        return self.finished
+
+    def snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:
+        """Return plain data for `restore`; `outstanding` lists the workers' allotments in the order to reissue them."""
+        counts = {"total": self.total, "used": self.used, "lost": self.lost, "finished": self.finished}
+        return {**counts, **self._snapshot(outstanding)}
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Continue from the snapshot of a ledger made with the same arguments as this one."""
+        if data["total"] != self.total:
+            raise CheckpointError(
+                f"the checkpoint's phase has {data['total']} samples (epochs times data set), the script's "
+                f"{self.total}: resume with the data and the epochs the run was started with"
+            )
+        self.used, self.lost, self.finished = data["used"], data["lost"], data["finished"]
+        self._restore(data)
+
+    def _snapshot(self, outstanding: Sequence["Outstanding"]) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+        return {}
+
+    def _restore(self, data: Mapping[str, Any]) -> None:  # noqa: B027 - a Tally has only its counts
+        """Restore what a sampling keeps besides its counts."""
+
+
+Outstanding = tuple[int, Allotment]  # (worker, its allotment)
+
+
+class Suspicion(msgspec.Struct):
+    """Samples one of which may kill, and how many processes have died of these alone."""
+
+    allotment: Allotment
+    strikes: int = 0
+
+
+class Suspects:
+    """Finds the samples that kill the process which computes them, without losing the others.
+
+    Samples that a process had when it died are suspects. They are issued again in halves, one group at a time in the
+    whole run, so that at most one process dies of them at a time. A group that comes through is innocent. One that
+    kills is split again, down to the fewest samples that a model can be trained on (one, or two with BatchNorm); such a
+    group that has killed `STRIKES` processes is given up. A process that died of something else loses nothing: its
+    samples come through.
+
+    A sample that was given up comes again in the next epoch. It is then issued alone, and given up at the first death.
+
+    After `MOST_KILLERS` different ones nothing more is suspected: where so many samples kill, it is not the samples.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._waiting: deque[Suspicion] = deque()
+        self._tried: tuple[int, Suspicion] | None = None  # the group that a worker has at the moment
+        self._given_up = 0  # groups, the first time
+        self.known: set[int] = set()  # samples that were given up
+
+    @property
+    def can_try(self) -> bool:
+        """Whether a group waits, and no other is being computed."""
+        return bool(self._waiting) and self._tried is None
+
+    @property
+    def waiting(self) -> Iterator[Allotment]:
+        """The groups that are with no worker."""
+        return (suspicion.allotment for suspicion in self._waiting)
+
+    def try_next(self, worker: int, work: int) -> Allotment:
+        """Allot the worker the next group, at most `work` samples of it."""
+        first = self._waiting.popleft()
+        if first.allotment.samples > max(work, self._least):
+            fits, rest = _cut(first.allotment, max(work, self._least))
+            if rest.samples >= self._least:
+                self._waiting.appendleft(Suspicion(rest))
+                first = Suspicion(fits)
+        self._tried = worker, first
+        return first.allotment
+
+    def sift(self, epoch: int, indices: Indices) -> Indices:
+        """Keep back the samples that have killed before, each to be tried alone; return the others."""
+        if self._least > 1:
+            return indices  # such a model cannot be trained on one sample
+        kills = np.isin(indices, list(self.known))
+        for index in indices[kills]:
+            self._waiting.append(Suspicion(Allotment(epoch, 1, np.array([index])), STRIKES - 1))
+        return indices[~kills]
+
+    def acquit(self, worker: int) -> None:
+        """Clear the group that this worker has come through."""
+        if self._tried is not None and self._tried[0] == worker:
+            self.known.difference_update(map(int, self._tried[1].allotment.indices))
+            self._tried = None
+
+    def give_back(self, worker: int, allotment: Allotment) -> bool:
+        """Take back a group that was not computed; return False for samples that are no suspects."""
+        if self._tried is None or self._tried[0] != worker or self._tried[1].allotment is not allotment:
+            return False
+        self._waiting.append(self._tried[1])
+        self._tried = None
+        return True
+
+    def accuse(self, worker: int, allotments: Sequence[Allotment]) -> tuple[DeathVerdict, list[Allotment]]:
+        """Suspect what a process had when it died; return the verdict, and what is not suspected."""
+        named = [allotment for allotment in allotments if allotment.samples]
+        if self._tried is None or self._tried[0] != worker:
+            if self._given_up >= MOST_KILLERS:
+                return DeathVerdict(), named
+            for allotment in named:
+                self._suspect(Suspicion(allotment))
+            return DeathVerdict(), []
+        tried = self._tried[1]
+        self._tried = None
+        others = [allotment for allotment in named if allotment is not tried.allotment]
+        lost = self._suspect(tried)
+        if self._given_up >= MOST_KILLERS:
+            others += self._forget()
+        return DeathVerdict(True, tuple(map(int, tried.allotment.indices)) if lost else ()), others
+
+    def _suspect(self, killer: Suspicion) -> bool:
+        """Split a group that has killed, or count a strike against a smallest one; return whether it is lost."""
+        samples = killer.allotment.samples
+        if samples >= 2 * self._least:
+            self._waiting.extend(Suspicion(half) for half in _cut(killer.allotment, samples // 2))
+            return False
+        if killer.strikes + 1 >= STRIKES:
+            indices = set(map(int, killer.allotment.indices))
+            self._given_up += not indices <= self.known
+            self.known |= indices
+            return True
+        self._waiting.append(Suspicion(killer.allotment, killer.strikes + 1))
+        return False
+
+    def _forget(self) -> list[Allotment]:
+        """Suspect nothing more, but for what is known to kill; return all that was."""
+        doubtful, known = [], deque[Suspicion]()
+        for suspicion in self._waiting:
+            if set(map(int, suspicion.allotment.indices)) <= self.known:
+                known.append(suspicion)
+            else:
+                doubtful.append(suspicion.allotment)
+        self._waiting = known
+        return doubtful
+
+
+def _cut(allotment: Allotment, samples: int) -> tuple[Allotment, Allotment]:
+    first, second = allotment.indices[:samples], allotment.indices[samples:]
+    return Allotment(allotment.epoch, len(first), first), Allotment(allotment.epoch, len(second), second)
 
 
 def make_ledger(

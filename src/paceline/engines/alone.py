@@ -16,8 +16,8 @@ from paceline.core.errors import InternalError
 from paceline.core.settings import Capabilities, RunConfig
 from paceline.engines.own_model import OwnReplica, OwnStore
 from paceline.gradients.server import GradientExchange
-from paceline.model.spec import ModelSpec, Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters, Store
 from paceline.records.journal import Header
 from paceline.records.logs import Log
 from paceline.server.emulation import Timing

@@ -11,8 +11,8 @@ import torch
 
 from paceline.core.updates import UNMEASURED, Merged, PushRef
 from paceline.model.flat import Layout
-from paceline.model.spec import Gradient, ModelSpec, Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters, Store
 from paceline.worker.replica import News, Replica
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from paceline.model.fused import Gradients
-from paceline.model.mass_optimizer import GroupOptions, MassOptimizer, OptimizerSpec
+from paceline.model.mass_optimizer import Gradients, GroupOptions, MassOptimizer, OptimizerSpec
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.Tensor]) -> "MassOptimizer | JointOptimizer":

@@ -17,24 +17,104 @@ from paceline.core.errors import CheckpointError
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.model.flat import Layout
 from paceline.model.joint_optimizer import make_optimizer
-from paceline.model.mass_optimizer import mean_options
+from paceline.model.mass_optimizer import GroupOptions, mean_options
 from paceline.model.regions import Region
-from paceline.model.spec import (
-    Gradient,
-    ModelSpec,
-    Parameters,
-    dtype_of,
-    extend,
-    flat_norm,
-    gradient_norm,
-    out_of_slot,
-    state_of,
-)
+from paceline.model.spec import ModelSpec, dtype_of, state_of
 
 LARGE_BYTES = 1 << 24  # a copy of this size or more does not stay in the cache
 MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
+
+
+class Gradient:
+    """The contents of a push: tensors, which parameters had no gradient, and the optimizer's options."""
+
+    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "views")
+
+    def __init__(
+        self,
+        flat: list[torch.Tensor],
+        missing: frozenset[int],
+        options: Sequence[GroupOptions],
+        buffer_change: Sequence[torch.Tensor | None] = (),  # None: unchanged; for counters, their value
+        loss: float | None = None,
+        norm: float | None = None,  # if the worker has measured it
+        slot: int | None = None,  # of the worker's region, if the tensors lie in one
+        views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, if already made
+    ) -> None:
+        self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
+        self.loss, self.norm, self.slot, self.views = loss, norm, slot, views
+
+    def all(self) -> list[torch.Tensor]:
+        """Return every tensor, in the order in which they are sent."""
+        return [*self.flat, *(change for change in self.buffer_change if change is not None)]
+
+
+class Parameters:
+    """One whole version, read by any number of workers and never written to."""
+
+    __slots__ = ("buffers", "flat", "version")
+
+    def __init__(self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
+        self.version, self.flat, self.buffers = version, flat, buffers
+
+    def all(self) -> list[torch.Tensor]:
+        """Return every tensor, in the order in which they are sent."""
+        return [*self.flat, *self.buffers]
+
+
+def flat_norm(flat: Sequence[torch.Tensor]) -> float:
+    """Return the Euclidean norm over all buffers; not finite if a value is not finite or the sum overflows."""
+    if len(flat) == 1:
+        return float(torch.linalg.vector_norm(flat[0]))
+    return math.sqrt(math.fsum(float(torch.linalg.vector_norm(part)) ** 2 for part in flat))
+
+
+def gradient_norm(gradient: Gradient) -> float:
+    """Return the gradient's norm; not finite if any gradient or buffer change is not finite."""
+    if gradient.norm is not None:
+        return gradient.norm
+    moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
+    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
+        return math.nan
+    return flat_norm(gradient.flat)
+
+
+def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
+    """Merge a held push with a further piece computed on the same version: means weighted by samples.
+
+    A piece that lies in a slot is summed there, which frees the held push's slot.
+    """
+    total = samples + piece_samples
+    if not piece_samples:
+        return held
+    if not samples:
+        return piece
+    pairs = zip(held.flat, piece.flat, strict=True)
+    if piece.slot is None:
+        flat = [torch.add(old * (samples / total), new, alpha=piece_samples / total) for old, new in pairs]
+    else:
+        flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
+    loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
+    missing = held.missing & piece.missing
+    return Gradient(
+        flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
+        views=None if piece.slot is None else piece.views,
+    )  # fmt: skip
+
+
+def out_of_slot(gradient: Gradient) -> Gradient:
+    """Copy a push out of its slot, for a worker that needs the slot for the next push."""
+    change = [None if c is None else c.clone() for c in gradient.buffer_change]
+    flat = [part.clone() for part in gradient.flat]
+    return Gradient(flat, gradient.missing, gradient.options, change, gradient.loss, gradient.norm)
+
+
+def _mean_loss(first: float | None, samples: int, second: float | None, more: int) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return (first * samples + second * more) / (samples + more)
 
 
 class Store:

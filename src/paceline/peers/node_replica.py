@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from paceline.core.errors import OptionError
-from paceline.model.spec import Gradient, ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters
 from paceline.peers.messages import Averages, Border, Lent, Model, NotFinite, Pulled, Step
 from paceline.peers.node import Node
 from paceline.strategies.peers.base import Peer

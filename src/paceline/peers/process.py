@@ -16,7 +16,7 @@ import torch
 from paceline.core.errors import PeerError
 from paceline.core.peer_events import PeerCause, Received
 from paceline.core.peer_events import Sent as SentEvent
-from paceline.model.spec import Gradient
+from paceline.model.store import Gradient
 from paceline.peers import messages as m
 from paceline.peers.group_average import GroupAverage
 from paceline.peers.peer_mailbox import PeerMailbox, kept

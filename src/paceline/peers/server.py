@@ -15,8 +15,8 @@ from paceline.core.errors import InternalError, OptionError
 from paceline.core.events import Cause
 from paceline.core.peer_events import PeerCause
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
-from paceline.model.spec import gradient_norm, state_of
-from paceline.model.store import Store, model_state
+from paceline.model.spec import state_of
+from paceline.model.store import Store, gradient_norm, model_state
 from paceline.peers import messages as p
 from paceline.peers.gathering import Gathering, NodeModel
 from paceline.peers.models import Centre, as_stored, distance, is_finite, mean_of, shares
@@ -24,7 +24,7 @@ from paceline.peers.node import WIRES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
 from paceline.server.model_exchange import ModelExchange
-from paceline.server.standing import standing
+from paceline.server.phases import standing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.transport.mail import as_bytes, from_bytes
@@ -32,7 +32,6 @@ from paceline.transport.messages import Push, Work
 
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
-
 
 MOST_BROKEN = 3  # times that a node whose model is not finite may take another's; a fourth would not help
 

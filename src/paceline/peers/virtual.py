@@ -15,7 +15,8 @@ from paceline.core import peer_events as e
 from paceline.core.errors import InternalError
 from paceline.core.events import Cause
 from paceline.core.peer_actions import Mix, Send
-from paceline.model.spec import ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters
 from paceline.peers.gathering import NodeModel
 from paceline.peers.messages import (
     Arrived,
@@ -41,7 +42,7 @@ from paceline.peers.node_replica import NodeReplica
 from paceline.peers.server import PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
-from paceline.server.standing import standing
+from paceline.server.phases import standing
 from paceline.server.workers import GrantOrder, WorkerRecord
 from paceline.strategies import build_peer
 from paceline.strategies.peers.base import Peer

@@ -10,21 +10,200 @@ then count as discarded. Times, bytes and the workers' own counts are those that
 from the last line before the restored header until it joins again.
 """
 
+import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
-from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, Track
 from paceline.core.events import Event, Joined, Left, Pushed
-from paceline.records.fault_counts import FaultCounts
+from paceline.core.peer_actions import Ask, Average, Exchange, Send
+from paceline.core.peer_events import Sent, Stepped
+from paceline.core.settings import rate_factor
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision, Restored
-from paceline.records.peer_metrics import PeerMetrics
-from paceline.records.report import Report, Staleness, TargetReport, WorkerReport, to_json
-from paceline.records.script_metrics import ScriptMetrics
+from paceline.records.report import (
+    BatchReport,
+    FaultReport,
+    PeerPoint,
+    PeerReport,
+    Report,
+    ReportedNumber,
+    Staleness,
+    TableReads,
+    TargetReport,
+    WorkerReport,
+    to_json,
+)
 from paceline.strategies.monitor import Monitor
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
+
+
+class PeerMetrics:
+    """Totals of the exchanges of nodes without a server, over the run and between two measurements of the models."""
+
+    def __init__(self) -> None:
+        self.exchanges: int | None = None  # None: a run with a server
+        self._steps = 0  # of all nodes
+        self._begun = 0  # exchanges begun after a step: neither answers nor the last messages of a leaving node
+        self._sending_s = 0.0
+        self._gathered_bytes = 0
+        self._thresholds: dict[int, float] = {}  # latest of each node that has one
+        self._stepped: set[int] = set()  # nodes that have stepped since the models were last measured
+        self._before = (0, 0)  # steps and exchanges begun by the last measurement
+        self._course: list[PeerPoint] = []
+
+    def decided(self, line: PeerDecision) -> int:
+        """Count a node's decision; return the bytes it sent, counted once a message has left the node."""
+        self.exchanges = self.exchanges or 0
+        for action in line.actions:
+            if isinstance(action, Track) and action.name == "threshold":
+                self._thresholds[line.node] = action.value
+        if isinstance(line.event, Stepped):
+            self._steps += 1
+            self._stepped.add(line.node)
+            self._begun += sum(isinstance(action, Send | Ask | Exchange | Average) for action in line.actions)
+        elif isinstance(line.event, Sent):
+            self.exchanges += 1
+            self._sending_s += line.event.seconds
+            return line.event.bytes
+        return 0
+
+    def exchanged(self) -> None:
+        """Count an exchange with the centre or in an average."""
+        self.exchanges = (self.exchanges or 0) + 1
+
+    def measured(self, line: Observation) -> None:
+        """Add a point to the course: all models were collected and measured."""
+        steps, begun = self._before
+        self._before = self._steps, self._begun
+        thresholds = [self._thresholds[node] for node in sorted(self._stepped & set(self._thresholds))]
+        self._course.append(PeerPoint(
+            line.at,
+            _mean_interval(self._steps - steps, self._begun - begun),
+            statistics.fmean(thresholds) if thresholds else None,
+            float(line.data["distance"]),
+        ))  # fmt: skip
+        self._stepped.clear()
+        self._gathered_bytes += line.data.get("bytes", 0)
+
+    def report(self) -> PeerReport | None:
+        """Return the totals; None for a run with a server."""
+        if self.exchanges is None:
+            return None
+        last = self._course[-1].consensus if self._course else None
+        interval = _mean_interval(self._steps, self._begun)
+        return PeerReport(interval, self._sending_s, last, self._gathered_bytes, list(self._course))
+
+
+def _mean_interval(steps: int, begun: int) -> float | None:
+    return steps / begun if begun else None
+
+
+class UpdateSizes:
+    """How large updates were, how many pushes they merged, and the mass they stood for."""
+
+    def __init__(self) -> None:
+        self._batch_size: int | None = None
+        self._updates: dict[tuple[int, int], int] = {}  # how many had so many pushes and samples
+        self._pushes = 0  # in all updates, as are the other two
+        self._samples = 0
+        self._mass = 0.0
+
+    def phase(self, data: Mapping[str, Any]) -> None:
+        """Note the batch size of a loop; one on tables has none."""
+        if data.get("sampling") != "clocks":
+            self._batch_size = data.get("batch_size")
+
+    def updated(self, pushes: int, samples: int, mass: float) -> None:
+        """Count an update."""
+        size = (pushes, samples)
+        self._updates[size] = self._updates.get(size, 0) + 1
+        self._pushes += pushes
+        self._samples += samples
+        self._mass += mass
+
+    def report(self, header: Header) -> BatchReport | None:
+        """Return what most updates were like; None before the first phase."""
+        if self._batch_size is None:
+            return None
+        scale, count = str(header.options.get("scale_lr", "none")), sum(self._updates.values())
+        most, often = max(self._updates.items(), key=lambda each: each[1], default=((0, 0), 0))
+        pushes, samples = most if 2 * often >= count else (self._pushes / count, self._samples / count)
+        return BatchReport(
+            self._batch_size, samples, pushes, self._mass / count if count else None,
+            header.options.get("global_batch"), scale, rate_factor(scale, header.workers),
+        )  # fmt: skip
+
+
+class ScriptMetrics:
+    """Counts what a script's loops, `report` and tables came to."""
+
+    def __init__(self) -> None:
+        self.updates = UpdateSizes()
+        self.reported: dict[str, ReportedNumber] = {}
+        self.streams = False  # whether a loop read streams
+        self._reads: dict[str, list[int]] = {}  # by table: rows read, by their age in clocks
+
+    def phase(self, data: Mapping[str, Any]) -> None:
+        """Note the beginning of a loop."""
+        self.updates.phase(data)
+        self.streams |= data["sampling"] == "stream"
+
+    def report(self, data: Mapping[str, Any]) -> None:
+        """Count a number that the script reported."""
+        before, value = self.reported.get(data["name"]), float(data["value"])
+        count, mean = (before.count, before.mean) if before is not None else (0, 0.0)
+        mean += (value - mean) / (count + 1)
+        self.reported[data["name"]] = ReportedNumber(value, mean, count + 1)
+
+    def read(self, data: Mapping[str, Any]) -> None:
+        """Count reads of a table by their age."""
+        ages = [0] * data["first"] + data["ages"]
+        known = self._reads.get(data["table"], [])
+        self._reads[data["table"]] = [a + b for a, b in zip_longest(known, ages, fillvalue=0)]
+
+    def table_reads(self) -> dict[str, TableReads] | None:
+        """Return the reads by table; None if there were none."""
+        found = {name: TableReads(sum(ages), len(ages) - 1, ages) for name, ages in self._reads.items()}
+        return found or None
+
+
+class FaultCounts:
+    """A fold over the lines of a journal that tell of faults."""
+
+    def __init__(self) -> None:
+        self._warnings: dict[str, int] = {}
+        self._timeouts = 0
+        self._killers: set[int] = set()
+        self._set_aside: set[int] = set()
+        self._broken = 0
+
+    def left(self, event: Left) -> None:
+        """Count a worker that was taken out for its silence."""
+        self._timeouts += event.cause == "timeout"
+
+    def observed(self, line: Observation) -> None:
+        """Count an observation, if it tells of a fault."""
+        if line.what in ("warning", "error"):
+            self._warnings[line.data["text"]] = self._warnings.get(line.data["text"], 0) + 1
+        elif line.what == "lost":
+            self._killers.update(line.data["indices"])
+        elif line.what == "set_aside" and line.worker is not None:
+            self._set_aside.add(line.worker)
+        elif line.what == "not_finite":
+            self._broken += 1
+
+    def warnings(self) -> list[str]:
+        """Return each warning once, with how often it came."""
+        return [text if count == 1 else f"{text} ({count} times)" for text, count in self._warnings.items()]
+
+    def report(self) -> FaultReport:
+        """Return the counts."""
+        return FaultReport(self._timeouts, sorted(self._killers), sorted(self._set_aside), self._broken)
 
 
 class _Worker(msgspec.Struct, gc=False):

@@ -2,7 +2,7 @@
 
 What a worker had not delivered is issued again. A process that ends in the middle of its loop has crashed, whatever its
 exit code. With `--respawn` a crashed worker comes back, and the samples that it had are suspected of having killed it
-(see `core/suspects.py`).
+(see `Suspects` in `core/ledger.py`).
 """
 
 from typing import TYPE_CHECKING

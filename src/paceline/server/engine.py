@@ -5,8 +5,7 @@ from typing import Any, Literal, Protocol
 
 from paceline.core.settings import Capabilities
 from paceline.model.regions import Region
-from paceline.model.spec import Parameters
-from paceline.model.store import Store
+from paceline.model.store import Parameters, Store
 from paceline.server.emulation import Timing
 from paceline.transport.messages import Hello
 

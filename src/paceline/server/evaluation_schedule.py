@@ -15,12 +15,12 @@ import msgspec
 from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Every, Target
 from paceline.server.engine import EVALUATOR
+from paceline.server.phases import epochs_done
 
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 IN_A_ROW = 3
-ROUNDS_OF_AN_EPOCH = 10  # where there is no data, so that the default of `0.1e` is one round
 
 Measure = Callable[[int], dict[str, float] | None]  # None: the answer comes later, through `Evaluations.measured`
 
@@ -112,8 +112,6 @@ class Evaluations:
         self._due_again = False  # another evaluation fell due meanwhile
         self._count = 0
         self._measured = self._measured_before = -1  # versions
-        self._size = 0  # of the phase's data
-        self._epochs_before = 0.0
         self._followed = False  # a scheduler follows the evaluations: checkpoints need all of them
 
     # -- who measures ------------------------------------------------------------------------------------------------
@@ -171,32 +169,18 @@ class Evaluations:
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
-    def phase_begins(self, size: int, at: float) -> None:
-        """Take note of the phase's data; measure the first version if none was."""
-        self._size = size
+    def phase_begins(self, at: float) -> None:
+        """Measure the first version if none was."""
         if self.watch.target is not None and self._measure is None:
             raise OptionError(f"the target {self.watch.target} needs prepare(..., evaluate=...) in the script")
         if self._measured < 0:
             self.evaluate(at)
 
-    def phase_ends(self) -> None:
-        """Add the phase's epochs to those of earlier phases."""
-        self._epochs_before = self.epochs
-        self._size = 0
-
-    @property
-    def epochs(self) -> float:
-        """Passes over the data so far; each phase counts passes over its own."""
-        c = self._run.coordinator
-        if self._run.exchange.counts_rounds:
-            return c.totals.rounds_done / ROUNDS_OF_AN_EPOCH
-        return self._epochs_before + (c.ledger.used / self._size if c.ledger is not None and self._size else 0.0)
-
     # -- measuring ---------------------------------------------------------------------------------------------------
 
     def on_version(self, version: int, at: float) -> None:
         """Measure the new version if that is due."""
-        if self._schedule.due(version, self.epochs):
+        if self._schedule.due(version, epochs_done(self._run)):
             self.evaluate(at)
 
     def evaluate(self, at: float) -> None:
@@ -213,7 +197,7 @@ class Evaluations:
         c = self._run.coordinator
         self._measured_before, self._measured = self._measured, c.version
         self._count += 1
-        self._pending = _Pending(self._count, at, c.version, c.used, self.epochs)
+        self._pending = _Pending(self._count, at, c.version, c.used, epochs_done(self._run))
         metrics = measure(self._count)
         if metrics is not None:
             self.measured(self._count, metrics, at)
@@ -270,15 +254,15 @@ class Evaluations:
         measured = self._measured if self._pending is None else self._measured_before
         return {
             "evaluated": measured, "evaluations": self._count, "metrics": self.metrics,
-            "epochs_before": self._epochs_before, "epochs": self.epochs, "target": self.watch.snapshot(),
-            **({"history": self.history} if self._followed else {}),
+            "epochs_before": self._run.phases.epochs_before, "epochs": epochs_done(self._run),
+            "target": self.watch.snapshot(), **({"history": self.history} if self._followed else {}),
         }  # fmt: skip
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Continue after those evaluations."""
         self._measured, self._count = data["evaluated"], data["evaluations"]
         self.metrics = {name: float(value) for name, value in data["metrics"].items()}
-        self._epochs_before = data["epochs_before"]
+        self._run.phases.epochs_before = data["epochs_before"]
         self._schedule.catch_up(self._run.coordinator.version, data["epochs"])
         self.watch.restore(data["target"])
         self._followed = "history" in data

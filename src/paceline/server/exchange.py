@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.core.events import Cause as LeaveCause
 from paceline.core.updates import Contents
-from paceline.model.spec import Parameters
+from paceline.model.store import Parameters
 from paceline.records.report import Report
 from paceline.server.plan import Cause
 from paceline.server.workers import WorkerRecord

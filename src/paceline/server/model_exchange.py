@@ -8,8 +8,8 @@ from paceline.core.errors import CheckpointError, InternalError, OptionError
 from paceline.core.settings import rate_factor
 from paceline.core.updates import Contents
 from paceline.model.measuring import Evaluator
-from paceline.model.spec import ModelSpec, Parameters
-from paceline.model.store import Store, model_state, spec_of_contents, store_of
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters, Store, model_state, spec_of_contents, store_of
 from paceline.server.engine import EVALUATOR
 from paceline.server.exchange import Result, RunExchange
 from paceline.server.workers import WorkerRecord

@@ -16,6 +16,7 @@ from paceline.core.errors import (
     CheckpointError,
     InternalError,
     JournalError,
+    OptionError,
     PacelineError,
     PeerError,
     ScenarioError,
@@ -31,12 +32,10 @@ from paceline.server.emulation import Emulation
 from paceline.server.engine import EVALUATOR, Engine
 from paceline.server.evaluation_schedule import Evaluations
 from paceline.server.exchange import Result, RunExchange
-from paceline.server.phases import Phases, as_data
+from paceline.server.phases import Phases, as_data, epochs_done, standing_after
 from paceline.server.plan import Cause, Plan, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
-from paceline.server.script_words import ScriptWords
-from paceline.server.standing import standing_after
 from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
@@ -46,6 +45,25 @@ LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
+
+
+class ScriptWords:
+    """What scripts have asked for and said: each remark is made once, and an option that nobody asks for is a typo."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = set(options)
+        self.asked: set[str] = set()
+        self.checked = not options
+        self.remarks: set[str] = set()
+        self.said_what_is_over = False
+
+    def check(self) -> None:
+        """Refuse a `--set` name that no script has asked for: it is a typo."""
+        self.checked = True
+        unknown = sorted(self._options - self.asked)
+        if unknown:
+            known = ", ".join(sorted(self.asked)) or "none"
+            raise OptionError(f"--set {unknown[0]}: the script asks for no such option; it asks for: {known}")
 
 
 class ServerRun:
@@ -250,7 +268,8 @@ class ServerRun:
                 self.collectives.on_kept(message)
             case _:
                 self._exchange_of(message).on_message(record, message, at)
-        self.collectives.look()
+        if self.collectives.waiting:
+            self.collectives.look()
 
     def _exchange_of(self, message: Any) -> RunExchange:
         """Return the exchange that the message belongs to; the first message of another exchange switches to it."""
@@ -357,7 +376,8 @@ class ServerRun:
         self.phases.stopped = None
         self.coordinator.open(ledger, round_samples)
         self.phases.records.begin(self.phases.number, self.coordinator.totals.rounds_done, current.between)
-        self.evaluations.phase_begins(current.size, at)
+        self.phases.size = current.size
+        self.evaluations.phase_begins(at)
         if current.sampling == "stream" and current.size == ENDLESS:
             self._check_evaluations_of_streams(at)
         self.checkpoints.ask()
@@ -399,14 +419,14 @@ class ServerRun:
 
     def _end_phase(self, at: float) -> None:
         """Release all workers from the loop; their scripts may go on to another phase."""
-        self.evaluations.phase_ends()
+        self.phases.epochs_before, self.phases.size = epochs_done(self), 0
         self.phases.stopped = None
         self.stood_at = at
         ledger, current = self.coordinator.ledger, self.phases.current
         ended_early = ledger is not None and not ledger.finished and bool(self.workers.done)
         self.coordinator.close(at)
         c = self.coordinator
-        self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, self.evaluations.epochs)
+        self.phases.records.end(self.phases.number, c.totals.rounds_done, c.used, epochs_done(self))
         if ended_early and ledger is not None and current is not None and current.size != ENDLESS:
             made, steps = ((count // current.batch_size) for count in (ledger.used + ledger.lost, ledger.total))
             self.remark(f"the data streams of all workers ended after {made} of {steps} steps", at)

@@ -24,7 +24,7 @@ from paceline.core.errors import OptionError
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
 from paceline.strategies.error_bound import Constants, error_after, mean_response, seconds_until_switch
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.roster import Rounds
 from paceline.strategies.stationarity import SinceChange
 
 CONSTANTS = ("eta", "L", "c", "sigma2", "s", "error")

@@ -23,7 +23,7 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFire
 from paceline.strategies.adaptive_k import GrowthOptions
 from paceline.strategies.base import Strategy, require_k_within
 from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.roster import Rounds
 from paceline.strategies.stationarity import SinceChange
 
 MEASURED_ROUNDS = 8

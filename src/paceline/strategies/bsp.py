@@ -10,7 +10,7 @@ from typing import assert_never
 from paceline.core.actions import Action
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Strategy
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.roster import Rounds
 
 
 class Bsp(Strategy):

@@ -13,7 +13,7 @@ from msgspec import Meta
 from paceline.core.actions import Action
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.roster import Rounds
 
 
 class FastestKOptions(Options, frozen=True, kw_only=True):

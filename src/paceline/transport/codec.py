@@ -21,7 +21,8 @@ from paceline.core.errors import InternalError, OptionError, PeerError
 from paceline.core.ledger import Indices
 from paceline.model.mass_optimizer import GroupOptions
 from paceline.model.regions import SLOTS, Region
-from paceline.model.spec import Gradient, ModelSpec, Parameters, dtype_of
+from paceline.model.spec import ModelSpec, dtype_of
+from paceline.model.store import Gradient, Parameters
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, RawBytes, ToServer, ToWorker
 
 FORMAT = 2

@@ -15,7 +15,8 @@ import torch
 
 from paceline.core.errors import InternalError
 from paceline.core.ledger import Allotment, Indices, Sampling
-from paceline.model.spec import Gradient, ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters
 
 if TYPE_CHECKING:  # inside one process a field may hold anything that can become an array: lazy rows, tensors
     Array = Any

@@ -12,7 +12,7 @@ it is back, introduces itself again, and continues with its next grant.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +26,8 @@ from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.worker.fetching import Source, pieces_of
 from paceline.worker.handshake import Handshake
 from paceline.worker.replica import News, Replica
+from paceline.worker.run_position import RunPosition
+from paceline.worker.run_scheduler import RunPlateau, RunScheduler
 from paceline.worker.state import WorkerState
 
 Piece = tuple[int, Indices]  # the allotment's number within the grant, and the samples
@@ -62,12 +64,11 @@ class BatchLoop:
 
     def __init__(
         self, endpoint: Endpoint, replica: Replica, fetcher: Source, ready: m.Ready, handshake: Handshake,
-        state: WorkerState, kept: deque[m.ToWorker], on_news: Callable[[m.Work | m.Over], None] | None = None, *,
-        leads: bool = False,
+        state: WorkerState, kept: deque[m.ToWorker], position: RunPosition,
+        followers: Sequence[RunScheduler | RunPlateau] = (), *, leads: bool = False,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.over: m.Over | None = None
-        self.rounds_done = 0.0
         self._endpoint = endpoint
         self._fetcher = fetcher
         self._ready = ready
@@ -75,7 +76,8 @@ class BatchLoop:
         self._state = state
         self._leads = leads  # what its script does to the model between phases counts
         self._kept = kept  # messages that came while the script waited for an answer of another kind
-        self._on_news = on_news  # called at every grant and at the end; the rounds done fall when a server resumes
+        self._position = position
+        self._followers = followers  # of the position
         self._grant = GrantPieces()
         self._steps = 0
         self._accumulates = False
@@ -433,9 +435,8 @@ class BatchLoop:
         if work.save is not None:
             self._endpoint.send(m.SavedState(work.save, self._state.capture(self._ready.phase, over=False)))
         grant.ticket = work.ticket
-        self.rounds_done = work.rounds_done
-        if self._on_news is not None:
-            self._on_news(work)
+        self._position.granted = True
+        self._note_standing(work)
         self.replica.use(work.slot, extends=work.parameters is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
@@ -443,6 +444,12 @@ class BatchLoop:
             if self._watches_edits():
                 self.replica.watch_edits()
         self._enqueue(work.allotment)
+
+    def _note_standing(self, news: m.Work | m.Over) -> None:
+        """Take over the run's numbers, which fall when a server resumes; schedulers follow them."""
+        self._position.rounds, self._position.standing = news.rounds_done, news.standing
+        for follower in self._followers:
+            follower.on_standing(granted=isinstance(news, m.Work))
 
     def _reach(self) -> None:
         begun = self._fetcher.begun
@@ -469,9 +476,7 @@ class BatchLoop:
     def _finish(self, over: m.Over) -> None:
         self.over = over
         self._fetcher.avoided = over.killers
-        self.rounds_done = over.rounds_done
-        if self._on_news is not None:
-            self._on_news(over)
+        self._note_standing(over)
         self._grant.queue.clear()
         self.replica.forget()
         self._state.reach(self._ready.phase, over=True)

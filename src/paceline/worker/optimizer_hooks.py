@@ -11,17 +11,15 @@ import torch
 
 from paceline.core.errors import UserError
 
-Closure = Callable[[], Any]
-
 
 def take_over(
     optimizer: torch.optim.Optimizer,
-    on_step: Callable[[torch.optim.Optimizer, Closure | None], Any],
+    step: Callable[..., Any],
     on_zero_grad: Callable[[], None],
     *,
     fixed: bool,
 ) -> None:
-    """Call `on_step` instead of the optimizer's step, and `on_zero_grad` after its `zero_grad`.
+    """Make `step` the optimizer's method of that name, and call `on_zero_grad` after its `zero_grad`.
 
     `fixed`: its groups are described to a server, so that none can be added any more.
     """
@@ -35,9 +33,6 @@ def take_over(
         else:
             zero_in_place(set_to_none=False)
         on_zero_grad()
-
-    def step(_: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
-        return on_step(optimizer, closure)
 
     def add_param_group(_: Any) -> None:
         raise UserError("add_param_group() was called after prepare(): add all groups before it")

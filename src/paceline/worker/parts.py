@@ -51,6 +51,7 @@ class Parts:
     def __init__(self, *, alone: bool) -> None:
         """`alone`: the script's optimizers step themselves, and may share parameters."""
         self.prepared: list[Prepared] = []
+        self.several = False
         self._alone = alone
         self._evaluated = False
 
@@ -67,11 +68,8 @@ class Parts:
                 "parameter is stepped by one optimizer"
             )
         self.prepared.append(Prepared(model, optimizer))
+        self.several = len(self.prepared) > 1
         self._evaluated = evaluated
-
-    @property
-    def several(self) -> bool:
-        return len(self.prepared) > 1
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -17,10 +17,7 @@ from paceline.worker.state import WorkerState
 class Rehearsal:
     """Takes the place of the `BatchLoop`: steps, losses and stops have no effect."""
 
-    def __init__(
-        self, replica: Replica, state: WorkerState, rounds_done: float, find_server: Callable[[], None]
-    ) -> None:  # fmt: skip
-        self.rounds_done = rounds_done
+    def __init__(self, replica: Replica, state: WorkerState, find_server: Callable[[], None]) -> None:
         self.find_server = find_server
         self._replica = replica
         self._state = state

@@ -16,7 +16,8 @@ from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.model.buffers import difference
 from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import NO_OPTIMIZER, GroupOptions, describe, group_options, joined
-from paceline.model.spec import Gradient, ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
 

@@ -7,7 +7,7 @@ as they were when that phase ended.
 
 import msgspec
 
-from paceline.transport.messages import Over, Standing, Work
+from paceline.transport.messages import Standing
 
 
 class RunProgress(msgspec.Struct, frozen=True):
@@ -47,8 +47,3 @@ class RunPosition:
     def enter(self, phase: int) -> None:
         """Note that the script begins the loop of this phase."""
         self.inside, self.granted, self.phase = True, False, phase
-
-    def on_news(self, news: Work | Over) -> None:
-        """Take over the numbers of a grant, or of the phase's end."""
-        self.granted = self.granted or isinstance(news, Work)
-        self.rounds, self.standing = news.rounds_done, news.standing

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import OptionError
 from paceline.transport.base import Closed, Endpoint
-from paceline.transport.messages import Over, Remark, SchedulerStepped, Work
+from paceline.transport.messages import Remark, SchedulerStepped
 from paceline.worker.run_position import RunPosition
 from paceline.worker.run_scheduler import RunPlateau, RunScheduler
 from paceline.worker.state import WorkerState
@@ -38,7 +38,7 @@ class Schedules:
         self._state = state
         self._optimizers: list[torch.optim.Optimizer] = []
         self._given: list[Any] = []
-        self._followers: list[RunScheduler | RunPlateau] = []
+        self.followers: list[RunScheduler | RunPlateau] = []
         self._kinds: Counter[str] = Counter()  # how many of each were found
         self._references: dict[int, int] = {}  # to each optimizer, when schedulers were last looked for
         self._remarked: set[str] = set()
@@ -58,7 +58,7 @@ class Schedules:
             plateau = RunPlateau(scheduler, optimizer, self.position, fetch, self._remark)
             if fetch is None:
                 self._state.keep(f"{PLATEAU} {len(self._optimizers)}", plateau)
-            self._followers.append(plateau)
+            self.followers.append(plateau)
         elif not self.alone:
             self._follow([scheduler], optimizer)
 
@@ -87,20 +87,14 @@ class Schedules:
         for kind, scheduler in zip(kinds, schedulers, strict=True):
             before = self._kinds[kind]
             name = None if kinds.count(kind) > 1 else f"{kind} {before + 1}" if before else kind
-            self._followers.append(RunScheduler(name, scheduler, optimizer, self.position, self._tell, self._remark))
+            self.followers.append(RunScheduler(name, scheduler, optimizer, self.position, self._tell, self._remark))
         self._kinds.update(kinds)
 
     @property
     def between(self) -> dict[str, int]:
         """Steps that schedulers have made between loops, by their names."""
-        known = [follower.calls for follower in self._followers if isinstance(follower, RunScheduler)]
+        known = [follower.calls for follower in self.followers if isinstance(follower, RunScheduler)]
         return {name: count for calls in known for name, count in calls.items()}
-
-    def on_news(self, news: Work | Over) -> None:
-        """Take note of a grant, or of the end of the phase."""
-        self.position.on_news(news)
-        for follower in self._followers:
-            follower.on_standing(granted=isinstance(news, Work))
 
     def _tell(self, name: str) -> None:
         self._endpoint.send(SchedulerStepped(self.position.phase, name))

@@ -25,7 +25,8 @@ import torch
 
 from paceline.model.buffers import Changes, write_changes
 from paceline.model.regions import SLOTS, Region, Slot
-from paceline.model.spec import Gradient, ModelSpec, Parameters
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters
 from paceline.worker.replica import News, Replica
 
 HOOKED = 1 << 15  # elements; from here on copying a gradient from the cache saves more than the hook costs

@@ -36,8 +36,8 @@ from paceline.records.logs import notice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
-from paceline.transport.frames import Channel
 from paceline.transport.join_token import JoinToken
+from paceline.transport.shm import Channel
 from paceline.transport.zeromq import end_context
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C

@@ -27,8 +27,8 @@ from paceline.engines.hosts import messages as m
 from paceline.engines.local.output import Voice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
-from paceline.transport.frames import Channel
 from paceline.transport.security import Security
+from paceline.transport.shm import Channel
 from paceline.transport.zeromq import end_context
 
 ATTACH_S = 2.0  # for a process of this host to say who it is

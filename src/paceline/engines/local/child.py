@@ -27,7 +27,7 @@ import torch
 
 from paceline.core.errors import InternalError, PeerError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
-from paceline.engines.local import addresses, scratch, titles
+from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import (
     Debugging,
     Failure,
@@ -41,6 +41,7 @@ from paceline.engines.local.control import (
     for_child,
 )
 from paceline.engines.local.debugging import BreakpointHook
+from paceline.engines.local.prctl import show_as
 from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.workload import unpacked
 from paceline.model.spec import ModelSpec
@@ -48,10 +49,9 @@ from paceline.peers import messages as _node_messages  # noqa: F401 - registers 
 from paceline.strategies import Peer, build_peer
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
 from paceline.transport.base import Closed, Endpoint, Lost
-from paceline.transport.frames import Channel, Frame
 from paceline.transport.mail import Mail
 from paceline.transport.messages import Ended, Failed
-from paceline.transport.shm import ShmEndpoint
+from paceline.transport.shm import Channel, Frame, ShmEndpoint
 from paceline.worker import context
 from paceline.worker.context import MakeReplica, Shared, WorkerContext
 from paceline.worker.other_frameworks import advice_for
@@ -59,7 +59,6 @@ from paceline.worker.scripts import raised_in_loop, script_traceback
 
 if TYPE_CHECKING:
     from paceline.transport.zeromq import ZeromqEndpoint
-
 
 EVALUATIONS = -1  # stands in for a worker's number in the evaluator's random seed, as in the simulator
 KEPT = 64 << 20  # bytes of freed memory that stay with the process
@@ -82,7 +81,7 @@ def main() -> NoReturn:
 def begin(name: str, descriptor: int) -> NoReturn:
     """Be the process of this name, in a fresh interpreter or a nursery's child, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    titles.show(name)
+    show_as(name)
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:

@@ -19,7 +19,7 @@ from typing import Any, assert_never
 import msgspec
 
 from paceline.core.errors import InternalError, UserError
-from paceline.engines.local import addresses, control, relay, scratch
+from paceline.engines.local import addresses, control, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.interruption import Interruption
@@ -36,7 +36,7 @@ from paceline.server.exchange import Launched, Result
 from paceline.server.plan import Cause, Plan, how_it_ended
 from paceline.server.progress import Progress
 from paceline.server.waits import PATIENCE_S
-from paceline.transport.frames import Frame
+from paceline.transport.shm import Frame
 from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
@@ -160,7 +160,7 @@ class Launcher:
         message = control.for_launcher(frame.data)
         match message:
             case control.JournalLines():
-                for line in relay.unpacked(message):
+                for line in message.lines():
                     self._write(line)
             case control.Progressed():
                 self._shown = message.progress

@@ -12,7 +12,7 @@ from paceline.engines.local.output import Voice
 from paceline.engines.local.processes import Process
 from paceline.records.terminals import leave_terminal
 from paceline.transport.base import Lost
-from paceline.transport.frames import Frame
+from paceline.transport.shm import Frame
 
 LOOK_S = 0.05  # between checks for exits on systems without process handles
 

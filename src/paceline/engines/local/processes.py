@@ -19,9 +19,9 @@ from paceline.engines.local import scratch
 from paceline.engines.local.nursery import Nursery, import_path
 from paceline.engines.local.output import Console, Target, Transcript, Voice
 from paceline.transport.base import Lost
-from paceline.transport.frames import Channel
+from paceline.transport.shm import Channel
 
-_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.fresh import main; main()"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.prctl import begin_fresh; begin_fresh()"
 
 
 class RunProcess(Protocol):

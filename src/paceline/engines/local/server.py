@@ -5,35 +5,38 @@ nobody else is left to clean up: the server then kills every worker's process gr
 """
 
 import gc
+import heapq
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from paceline import engines
 from paceline.core.errors import InternalError, PacelineError
+from paceline.core.updates import Merged, PushRef
 from paceline.engines.local import control as m
 from paceline.engines.local import scratch
 from paceline.engines.local.kept_result import keep
-from paceline.engines.local.relay import Relay
 from paceline.engines.local.result_handover import as_failure, as_overdue, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
-from paceline.engines.local.timekeeping import Alarms, Clock, Effort, TimedStore
 from paceline.gradients.server import GradientExchange
 from paceline.model import own_optimizer
 from paceline.model.memory_budget import require_server
 from paceline.model.regions import Region
-from paceline.model.spec import Parameters
-from paceline.model.store import Store
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters, Store
 from paceline.peers.server import PeerExchange
-from paceline.records.journal import Observation, Tee, Writer, read
+from paceline.records.journal import Line, Observation, Tee, Writer, read
+from paceline.records.logs import LEVELS
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
 from paceline.server.emulation import Timing
@@ -45,12 +48,136 @@ from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
 from paceline.transport.base import Lost
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Cancelled, Hello, Work
+from paceline.transport.shm import Channel
 
+PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
+LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
+
+LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
 LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
 IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
+
+
+class Relay:
+    """Sends journal lines to the launcher, which has the user's log and listeners.
+
+    The log shows few lines and gets them at once. A listener gets all lines, in parcels, because one message per
+    decision would cost the server more than the decision itself. Its owner calls `flush` when idle and before the run's
+    end is announced.
+    """
+
+    def __init__(self, send: Callable[[m.JournalLines], None], *, everything: bool) -> None:
+        self._send = send
+        self._everything = everything
+        self._waiting: list[Line] = []
+        self._since = 0.0  # when the first of them was written
+
+    def write(self, line: Line) -> None:
+        shown = isinstance(line, Observation) and line.what in LEVELS
+        if not (shown or self._everything):
+            return
+        now = time.monotonic()
+        if not self._waiting:
+            self._since = now
+        self._waiting.append(line)
+        if shown or len(self._waiting) >= PARCEL or now - self._since > LATE_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the waiting lines."""
+        if self._waiting:
+            self._send(m.JournalLines(msgspec.msgpack.encode(self._waiting)))
+            self._waiting.clear()
+
+
+class Clock:
+    """The run's clock: seconds since its first phase began."""
+
+    def __init__(self) -> None:
+        self.zero: float | None = None  # on the machine's monotonic clock
+
+    def start(self, at: float = 0.0) -> None:
+        """Start the clock at `at` seconds into the run."""
+        self.zero = time.monotonic() - at
+
+    def now(self) -> float:
+        return 0.0 if self.zero is None else time.monotonic() - self.zero
+
+
+class Effort:
+    """Processor seconds that the server spent applying pushes and copying versions.
+
+    Reading them is a system call, which for a small model takes as long as the step itself; there wall-clock time,
+    which needs none, is counted instead.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start counting at zero: setup is not part of the run."""
+        self.apply_s = 0.0
+        self.copy_s = 0.0
+        self.since = time.process_time()
+
+    def clock_for(self, nbytes: int) -> Callable[[], float]:
+        """Return the clock to time one step or copy of so many bytes with."""
+        return time.process_time if nbytes >= LONG_BYTES else time.perf_counter
+
+
+class TimedStore(Store):
+    """A store that measures the time of its steps and copies."""
+
+    def __init__(
+        self, spec: ModelSpec, values: Sequence[Tensor], buffers: Sequence[Tensor], statistics: bool, effort: Effort
+    ) -> None:
+        super().__init__(spec, values, buffers, statistics)
+        self._effort = effort
+        self._clock = effort.clock_for(self.nbytes)
+
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
+        began = self._clock()
+        merged = super().apply(pushes, weights, stock=stock)
+        self._effort.apply_s += self._clock() - began
+        return merged
+
+    def write_to(self, flat: Sequence[Tensor], buffers: Sequence[Tensor]) -> int:
+        began = self._clock()
+        version = super().write_to(flat, buffers)
+        self._effort.copy_s += self._clock() - began
+        return version
+
+
+class Alarms:
+    """A heap of scheduled calls. None can be removed; one that is outdated when it runs must do nothing."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Call, Any, bool]] = []
+        self.moving = 0  # scheduled calls with `moves`
+        self._count = itertools.count()
+
+    def at(self, moment: float, call: Call, argument: Any = None, *, moves: bool = True) -> None:
+        """Schedule a call; calls at one moment keep their order.
+
+        `moves`: a run in which nothing else happens may go on because of this call.
+        """
+        self.moving += moves
+        heapq.heappush(self._heap, (moment, next(self._count), call, argument, moves))
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds until the next call; None if there is none."""
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def ring(self, now: float) -> None:
+        """Make all calls that are due, except those scheduled meanwhile."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            due.append(heapq.heappop(self._heap))
+        for _, _, call, argument, moves in due:
+            self.moving -= moves
+            call(argument)
 
 
 def main(channel: Channel) -> None:
@@ -89,7 +216,7 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._links = ServerLinks(channel, self._clock, folder, self._on_control, self._check_memory, exact=exact)
+        self._links = ServerLinks(channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact)
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory

@@ -12,15 +12,13 @@ from typing import Any, Protocol
 from paceline.core.errors import InternalError
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
-from paceline.engines.local.timekeeping import Clock
 from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
 from paceline.server.run import ServerRun
 from paceline.transport.base import Lost, ServerEnd
-from paceline.transport.frames import Channel
 from paceline.transport.messages import Hello, ToServer
 from paceline.transport.security import Security
-from paceline.transport.shm import ShmServerEnd
+from paceline.transport.shm import Channel, ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
 WRITE_S = 0.001  # between attempts to write to a full link
@@ -61,7 +59,7 @@ class ServerLinks:
     run: ServerRun  # receives the messages
 
     def __init__(
-        self, channel: Channel, clock: Clock, folder: Path, on_control: Callable[[], None],
+        self, channel: Channel, now: Callable[[], float], folder: Path, on_control: Callable[[], None],
         on_hello: Callable[[Hello], None], *, exact: bool,
     ) -> None:  # fmt: skip
         """`folder` is this process's own, in that of the run.
@@ -70,7 +68,7 @@ class ServerLinks:
         """
         self._channel = channel
         self._folder = folder
-        self._clock = clock
+        self._now = now
         self._on_hello = on_hello
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
@@ -174,7 +172,7 @@ class ServerLinks:
     def _take(self, member: Member, message: ToServer) -> None:
         if isinstance(message, Hello):
             self._on_hello(message)
-        self.run.on_message(member.number, member.incarnation, message, self._clock.now())
+        self.run.on_message(member.number, member.incarnation, message, self._now())
 
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
         """Handle what one read of a ready link yields; if more has arrived since, the next wait reports it."""

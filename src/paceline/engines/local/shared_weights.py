@@ -19,8 +19,7 @@ from torch import Tensor
 from paceline.engines.local.server_links import Member
 from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.model.regions import RegionLayout, parameters_in
-from paceline.model.spec import Parameters
-from paceline.model.store import Store
+from paceline.model.store import Parameters, Store
 from paceline.transport.shm import ShmServerEnd, anonymous_file
 
 PATIENCE_S = 1.0  # for a worker that reads, beyond the time that its bytes take

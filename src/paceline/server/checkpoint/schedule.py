@@ -40,6 +40,7 @@ class Checkpoints:
         self._writer: files.Checkpointer | None = None
         if self.every is not None and folder is not None:
             self._writer = files.Checkpointer(folder / files.FOLDER, config.checkpoint_keep)
+        self.possible = self._writer is not None  # grants have to ask for workers' states
         self._then: Callable[[], None] | None = None  # what follows the last checkpoint, once it is wanted
         self._last: int | None = None  # the number of that one, once workers are asked for their states
         self.due = False
@@ -48,11 +49,6 @@ class Checkpoints:
         self._vain = 0  # checkpoints in a row that were begun again
         self._began = 0.0
         self._next_version = 0
-
-    @property
-    def possible(self) -> bool:
-        """Whether grants have to ask for workers' states."""
-        return self._writer is not None
 
     @property
     def busy(self) -> bool:
@@ -78,6 +74,7 @@ class Checkpoints:
             return False
         if self._writer is None:
             self._writer = files.Checkpointer(folder / files.FOLDER, run.plan.config.checkpoint_keep)
+            self.possible = True
         self._then = then
         run.on_version.append(self._ask_last)
         return True
