@@ -134,13 +134,18 @@ class Host:
 
     def processes(self) -> set[int]:
         """The numbers of all processes on this host."""
-        return keeper.processes_in({self._lab.held[self.index]["namespace"]})
+        return keeper.processes_in(*self._inside())
 
     def kill(self) -> None:
         """Kill every process on this host at once, as a power cut would."""
-        left = keeper.kill_all({self._lab.held[self.index]["namespace"]})
+        left = keeper.kill_all(*self._inside())
         if left:
             raise LabError(f"{self.name}: processes {sorted(left)} do not end")
+
+    def _inside(self) -> tuple[set[int], list[Path]]:
+        """Its namespace and its group, where it has one: what makes a namespace of its own is still in the group."""
+        held = self._lab.held[self.index]
+        return {held["namespace"]}, [Path(held["group"])] if held["group"] else []
 
     def bytes_sent(self) -> int:
         """Bytes that this host has put on its cable; also those that a cut keeps from going further."""
