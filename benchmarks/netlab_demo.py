@@ -111,6 +111,8 @@ def run_commands(lab: Lab, commands: Sequence[str]) -> int:
             except KeyboardInterrupt:  # the commands have got it too
                 ended.wait_for(lambda: not left)
     finally:
+        for process in running:  # one that has not entered its host yet is not found there
+            process.kill()
         for host in lab.hosts:
             host.kill()
         for thread in threads:

@@ -134,13 +134,19 @@ class Host:
 
     def processes(self) -> set[int]:
         """The numbers of all processes on this host."""
-        return keeper.processes_in({self._lab.held[self.index]["namespace"]})
+        return keeper.processes_in(*self._inside())
 
     def kill(self) -> None:
         """Kill every process on this host at once, as a power cut would."""
-        left = keeper.kill_all({self._lab.held[self.index]["namespace"]})
+        left = keeper.kill_all(*self._inside())
         if left:
             raise LabError(f"{self.name}: processes {sorted(left)} do not end")
+
+    def _inside(self) -> tuple[set[int], list[Path]]:
+        """Its namespace and its group, where it has one: what makes a namespace of its own is still in the group."""
+        assert self._lab.keeper_pid  # which holds the namespace: its number is nobody else's
+        held = self._lab.held[self.index]
+        return {held["namespace"]}, [Path(held["group"])] if held["group"] else []
 
     def bytes_sent(self) -> int:
         """Bytes that this host has put on its cable; also those that a cut keeps from going further."""
@@ -244,6 +250,8 @@ class Lab:
         """The process that holds this lab; it stands in the switch's namespace."""
         if self._keeper is None:
             raise LabError("the lab is not open: use it in a `with` block")
+        if self._keeper.poll() is not None:
+            raise LabError(f"the lab's keeper has ended with code {self._keeper.returncode}; build the lab again")
         return self._keeper.pid
 
     def close(self) -> None:
@@ -263,8 +271,7 @@ class Lab:
             ending.kill()
             _, complaint = ending.communicate()
         if ending.returncode:
-            # Without the keeper the namespaces exist as long as a process is inside: that is all there is to end.
-            keeper.kill_all({held["namespace"] for held in self.held})
+            # By group and not by namespace: the kernel may have given the number of one that is gone to another lab's.
             keeper.remove_stale(keeper.group_root())
         for process in self.started:
             process.wait()

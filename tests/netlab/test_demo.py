@@ -37,7 +37,7 @@ def test_commands_run_on_their_hosts_and_know_the_addresses(capsys: pytest.Captu
 
 
 def test_the_first_failure_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert netlab_demo.main(["sleep 3600", "exit 7"]) == 7
+    assert netlab_demo.main(["exec sleep 3600", "exit 7"]) == 7
     shown = capsys.readouterr().out
     assert "host0 | (ended with code -9)" in shown
     assert "host1 | (ended with code 7)" in shown

@@ -55,17 +55,17 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
 OWNER = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from netlab import Lab
+from netlab import Lab, keeper
 with Lab(2) as lab:
     daemon = "import os, time\\nif os.fork() == 0:\\n os.setsid()\\n time.sleep(3600)"
     lab.hosts[0].run([sys.executable, "-c", daemon])
     lab.hosts[1].popen(["sleep", "3600"])
     while not all(host.processes() for host in lab.hosts):
         time.sleep(0.01)
+    processes = [lab.keeper_pid, *(pid for host in lab.hosts for pid in host.processes())]
     facts = {
         "keeper": lab.keeper_pid,
-        "processes": [pid for host in lab.hosts for pid in host.processes()],
-        "namespaces": [held["namespace"] for held in lab.held],
+        "processes": {pid: keeper.started_at(pid) for pid in processes},
         "groups": [held["group"] for held in lab.held if held["group"]],
     }
     print(json.dumps(facts), flush=True)
@@ -118,24 +118,30 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+def has_begun(process: "subprocess.Popen[Any]", program: str = "sleep") -> bool:
+    """Whether it has entered its host: until then it is the shell that goes there."""
+    return Path(f"/proc/{process.pid}/comm").read_text().strip() == program
+
+
 def remains(facts: dict[str, Any]) -> list[str]:
-    """What is left of a lab, in words."""
-    found = [f"process {pid}" for pid in keeper.processes_in(facts["namespaces"], map(Path, facts["groups"]))]
-    found += [f"process {pid}" for pid in [facts["keeper"], *facts["processes"]] if keeper.started_at(pid) is not None]
-    found += [f"group {group}" for group in facts["groups"] if Path(group).exists()]
-    names = {f"net:[{inode}]" for inode in facts["namespaces"]}
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+    """What is left of a lab, in words. The kernel keeps a namespace for a process inside or a descriptor on it."""
+    groups = [Path(group) for group in facts["groups"]]
+    found = [f"process {pid}" for pid in keeper.processes_in((), groups)]
+    found += [f"process {pid}" for pid, at in facts["processes"].items() if keeper.started_at(int(pid)) == at]
+    found += [f"group {group}" for group in groups if group.exists()]
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if str(descriptor.readlink()) in names:
-                found.append(f"{descriptor} on a namespace")
+            if str(descriptor.readlink()).startswith("net:["):
+                found.append(f"descriptor {descriptor.name} on a namespace")
     return found
 
 
 def facts_of(found: Lab) -> dict[str, Any]:
+    """What is to be gone after the lab."""
+    inside = [pid for host in found.hosts for pid in host.processes()]
     return {
         "keeper": found.keeper_pid,
-        "processes": [pid for host in found.hosts for pid in host.processes()],
-        "namespaces": [held["namespace"] for held in found.held],
+        "processes": {pid: keeper.started_at(pid) for pid in [found.keeper_pid, *inside]},
         "groups": [held["group"] for held in found.held if held["group"]],
     }
 
@@ -284,13 +290,16 @@ def test_a_host_uses_its_own_processors() -> None:
 
 
 def test_a_power_cut_ends_one_host() -> None:
+    netlab.require(cores=True)  # what has left its host's network is found by its group alone
     with Lab(2) as built:
         first, second = (host.popen(["sleep", "3600"]) for host in built.hosts)
-        until(lambda: all(host.processes() for host in built.hosts))
+        inner = built.hosts[0].popen([str(lab._tool("unshare")), "--net", "sleep", "3600"])
+        until(lambda: all(map(has_begun, (first, inner, second))))
+        assert built.hosts[0].processes() == {first.pid, inner.pid}
         built.hosts[0].kill()
-        assert first.wait() == -signal.SIGKILL
+        assert first.wait() == inner.wait() == -signal.SIGKILL
         assert second.poll() is None
-        assert built.hosts[1].processes() == {second.pid}
+        assert [host.processes() for host in built.hosts] == [set(), {second.pid}]
 
 
 # -- nothing is left -------------------------------------------------------------------------------------------------
@@ -337,8 +346,10 @@ def test_a_lab_that_cannot_be_finished_is_removed(monkeypatch: pytest.MonkeyPatc
     built = Lab(2)
     with pytest.raises(LabError, match="not an address"), built:
         pass
-    assert built._keeper is None
-    assert keeper.processes_in({held["namespace"] for held in built.held}) == set()
+    groups = [held["group"] for held in built.held if held["group"]]
+    assert remains({"processes": {}, "groups": groups}) == []
+    with pytest.raises(LabError, match="not open"):
+        built.hosts[0].kill()
 
 
 @contextlib.contextmanager
@@ -348,7 +359,7 @@ def owned() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         facts = json.loads(process.stdout.readline())
-        assert len(facts["processes"]) == 2
+        assert len(facts["processes"]) == 3
         yield process, facts
 
 
@@ -363,9 +374,12 @@ def test_a_killed_owner_leaves_nothing(number: signal.Signals) -> None:
 def test_what_a_killed_keeper_leaves_is_removed_by_the_owner() -> None:
     with Lab(2) as built:
         process = built.hosts[0].popen(["sleep", "3600"])
-        until(built.hosts[0].processes)
+        until(lambda: has_begun(process))
         facts = facts_of(built)
         os.kill(built.keeper_pid, signal.SIGKILL)
+        until(lambda: keeper.started_at(facts["keeper"]) is None)
+        with pytest.raises(LabError, match="keeper has ended with code -9"):
+            built.hosts[0].kill()
     assert remains(facts) == []
     assert process.returncode == -signal.SIGKILL
 
@@ -377,10 +391,31 @@ def test_what_a_killed_keeper_and_owner_leave_is_removed_by_the_next_lab() -> No
         process.kill()
         process.wait()
         until(lambda: keeper.started_at(facts["keeper"]) is None)
-        assert len(remains(facts)) >= 4  # two processes, two groups
-        with Lab(1) as built:
+        with Lab(1) as built:  # unless that of a test beside this one was faster
             assert remains(facts) == []
             assert Path(built.held[0]["group"]).exists()
+
+
+def test_only_groups_whose_keeper_is_gone_are_removed() -> None:
+    netlab.require(cores=True)
+    root = keeper.group_root()
+    assert root is not None
+    private = root / f"netlab-test-{os.getpid()}"  # where no other lab looks
+    mine = f"{os.getpid()}-{keeper.started_at(os.getpid())}"
+    private.mkdir()
+    try:
+        with subprocess.Popen(["sleep", "3600"]) as stray, subprocess.Popen(["true"]) as gone:
+            gone.wait()
+            names = [f"{gone.pid}-{keeper.started_at(os.getpid())}-0", f"{os.getpid()}-1-0", f"{mine}-0"]
+            groups = [keeper.make_group(private, f"{keeper.PREFIX}-{name}", None) for name in names]
+            (groups[0] / "cgroup.procs").write_text(str(stray.pid))
+            assert set(keeper.stale_groups(private)) == set(groups[:2])
+            keeper.remove_stale(private)
+            assert stray.wait() == -signal.SIGKILL
+            assert [group.exists() for group in groups] == [False, False, True]
+    finally:
+        for group in [*private.glob(f"{keeper.PREFIX}-*"), private]:
+            group.rmdir()
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
