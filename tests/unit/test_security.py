@@ -121,7 +121,9 @@ def test_who_is_no_member_in_that_role_gets_nothing_and_is_logged(hub, mode, pos
     worker.close()
 
 
-@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\n\r\n" * 20, b"\xff" + bytes(8) + b"\x01", b"\xad\x8b\x17" * 133])
+@pytest.mark.parametrize(
+    "words", [b"", b"GET / HTTP/1.0\r\n\r\n" * 20, b"\xff" + bytes(8) + b"\x01", b"\xad\x8b\x17" * 133]
+)
 def test_who_does_not_speak_the_protocol_is_logged(hub, words, caplog, mode):
     with (
         caplog.at_level(logging.WARNING, "paceline"),

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -38,6 +38,9 @@ JOIN = "+"  # between the names of several optimizers' classes
 _SERVERS_OWN = ("fused", "foreach")  # the server chooses how a step is executed
 
 
+MOST_GROUPS = 4_096  # of parameters; from another host they take memory before they can be judged
+
+
 class OptimizerSpec(msgspec.Struct, frozen=True):
     """An optimizer as sent to the server: its class, and the options and parameters of each group.
 
@@ -46,8 +49,10 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     """
 
     name: str
-    groups: tuple[GroupOptions, ...]
-    members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
+    groups: Annotated[tuple[GroupOptions, ...], msgspec.Meta(max_length=MOST_GROUPS)]
+    members: Annotated[
+        tuple[tuple[int, ...], ...], msgspec.Meta(max_length=MOST_GROUPS)
+    ]  # positions in the model's list of parameters, per group
     counts: tuple[int, ...] = ()  # empty: one optimizer has all groups
 
     def with_tuples(self) -> "OptimizerSpec":

@@ -28,6 +28,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     calls: int = 1  # of `prepare` that this is of: scripts may prepare several models and optimizers
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters and buffers."""
+        entries = self.parameters + self.buffers
+        return sum(math.prod(shape) * dtype_of(dtype).itemsize for _, shape, dtype in entries)
+
+    @property
     def steps_itself(self) -> bool:
         """Whether the script's own optimizers make the steps, and the holder of the weights none."""
         return not self.optimizer.name
