@@ -202,6 +202,27 @@ class TransportContract:
         empty = self.take(server)
         assert (empty.ticket, empty.gradient, empty.kept) == (9, None, None)
 
+    def test_messages_longer_than_any_frame_arrive_whole(self):
+        worker, server = self.make()
+        state = bytes(range(256)) * 14_000  # some 3.5 MB in one field
+        got = []
+
+        def work():
+            worker.send(SavedState(1, state))
+            worker.send(More(2))
+            got.extend(worker.receive() for _ in range(2))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self.take(server) == SavedState(1, state)
+        assert self.take(server) == More(2)
+        server.deliver(Welcome(None, state))
+        server.deliver(Extra(None))
+        while thread.is_alive():
+            self.flush(server)
+            thread.join(0.001)
+        assert got == [Welcome(None, state), Extra(None)]
+
     def test_models_travel_both_ways(self):
         worker, server = self.make()
         values, buffers = values_of(SPEC.parameters, 2), values_of(SPEC.buffers, 3)

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -36,6 +36,9 @@ Scalar = bool | int | float | str | None
 GroupOptions = dict[str, Scalar | tuple[Scalar, ...]]
 JOIN = "+"  # between the names of several optimizers' classes
 _SERVERS_OWN = ("fused", "foreach")  # the server chooses how a step is executed
+
+
+MOST_GROUPS = 4_096  # of parameters; from another host they take memory before they can be judged
 
 
 class KernelGroup:
@@ -151,8 +154,10 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     """
 
     name: str
-    groups: tuple[GroupOptions, ...]
-    members: tuple[tuple[int, ...], ...]  # positions in the model's list of parameters, per group
+    groups: Annotated[tuple[GroupOptions, ...], msgspec.Meta(max_length=MOST_GROUPS)]
+    members: Annotated[
+        tuple[tuple[int, ...], ...], msgspec.Meta(max_length=MOST_GROUPS)
+    ]  # positions in the model's list of parameters, per group
     counts: tuple[int, ...] = ()  # empty: one optimizer has all groups
 
     def with_tuples(self) -> "OptimizerSpec":

@@ -1,5 +1,6 @@
 """What all workers of a run have in common: the spec of a model and its optimizer."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -25,6 +26,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     optimizer: OptimizerSpec
     keys: tuple[tuple[str, int], ...]  # `state_dict` keys, each with its index in parameters + buffers
     calls: int = 1  # of `prepare` that this is of: scripts may prepare several models and optimizers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters and buffers."""
+        entries = self.parameters + self.buffers
+        return sum(math.prod(shape) * dtype_of(dtype).itemsize for _, shape, dtype in entries)
 
     @property
     def steps_itself(self) -> bool:

@@ -18,6 +18,9 @@ class OpenTable(ToServer, frozen=True):
 
     spec: TableSpec
 
+    def announced_bytes(self) -> int:
+        return max(0, self.spec.rows) * max(0, self.spec.row_bytes)
+
 
 @registered(15)
 class TableInit(ToServer, frozen=True):

@@ -10,6 +10,7 @@ A message is one byte for its kind, then its fields in msgpack as declared. A ho
 A `Hello` starts with the number of this format, so that incompatible versions get a clear error.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +24,11 @@ from paceline.model.mass_optimizer import GroupOptions
 from paceline.model.regions import SLOTS, Region
 from paceline.model.spec import ModelSpec, dtype_of
 from paceline.model.store import Gradient, Parameters
-from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, RawBytes, ToServer, ToWorker
+from paceline.transport.limits import Limits
+from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, Kind, RawBytes, ToServer, ToWorker
 
-FORMAT = 2
+FORMAT = 3
+MOST_DIMENSIONS = 64  # of a tensor, as in torch and NumPy
 INLINE_BYTES = 1 << 14  # per message, of all arrays; larger ones can go through a ring, which is faster than the socket
 Bytes = bytearray | memoryview
 Shape = Sequence[int]
@@ -63,6 +66,7 @@ class Codec:
         self.region: Region | None = None
         self.lent: list[torch.Tensor] | None = None  # the server's own parameters, if the worker may read them
         self.shared: list[Parameters | Gradient] = []
+        self.limits: Limits | None = None  # of a worker of another host
         self._open_region = open_region
         self._loose: list[Any] = []  # the side list
         self._inline_bytes = 0  # that may still be written inline
@@ -163,12 +167,16 @@ class Codec:
         """Decode the server's message likewise; of an `in_place` kind, the arrays are those that `make` returns."""
         return self._decode(data, make, True)
 
+    def require_length(self, number: int, nbytes: int) -> None:
+        """Raise if a message of this kind may not be that long; its first byte is all that has arrived of it."""
+        kind = _kind_of(number)
+        if self.limits is not None:
+            self.limits.require_length(kind, nbytes)
+
     def _decode(self, data: Bytes, make: MakeArray | None, to_worker: bool) -> tuple[Any, list[Any]]:
         if not data:
             raise PeerError("an empty message arrived")
-        kind = KIND_OF_NUMBER.get(data[0])
-        if kind is None:
-            raise PeerError(f"a message of kind {data[0]} arrived, which this process does not know")
+        kind = _kind_of(data[0])
         if kind.to_worker is not to_worker:
             raise PeerError(f"a message of kind {data[0]} ({kind.name}) arrived at the wrong end of the link")
         body = memoryview(data)[1:]
@@ -179,8 +187,15 @@ class Codec:
             decode = self._decoders[data[0]] = msgspec.msgpack.Decoder(kind.type, dec_hook=self._read).decode
         loose = self._begin()
         self._make, self._keeps = make, not kind.in_place
+        limits = self.limits
+        if limits is not None:
+            limits.begin(kind, len(data))
         try:
             message = decode(body)
+            if kind.type is Hello and (message.in_region or limits is not None):
+                _require_sides(message.spec)
+            if limits is not None and kind.announces:
+                limits.announce(message.announced_bytes())
             if kind.type is Hello and message.in_region:
                 message = self._enter_region(message)
         except _MALFORMED as error:
@@ -215,6 +230,8 @@ class Codec:
             if type(data) is not bytes:
                 raise ValueError(f"an array is bytes, not {data!r}")
             return np.frombuffer(bytearray(data), dtype).reshape(shape)
+        if self.limits is not None:
+            self.limits.spend(math.prod(shape) * dtype.itemsize)
         array = np.empty(shape, dtype) if make is None else make(dtype, shape)
         if make is not None and self._keeps:
             array = array.copy()
@@ -224,7 +241,10 @@ class Codec:
     def _read_tensor(self, form: Any) -> torch.Tensor:
         name, shape = form
         _require_shape(shape)
-        tensor = torch.empty(shape, dtype=dtype_of(str(name)))
+        dtype = dtype_of(str(name))
+        if self.limits is not None:
+            self.limits.spend(math.prod(shape) * dtype.itemsize)
+        tensor = torch.empty(shape, dtype=dtype)
         self._loose.append(tensor)
         return tensor
 
@@ -239,6 +259,8 @@ class Codec:
         region = self.region or self._known_region()
         if type(where) is not int or not 0 <= where < SLOTS:
             raise ValueError(f"slot must be 0 to {SLOTS - 1}, not {where}")
+        if missing and not 0 <= min(missing) <= max(missing) < len(region.parameters):
+            raise ValueError(f"a parameter without gradient is not one of the model's {len(region.parameters)}")
         slot = region.slots[where]
         changes: list[torch.Tensor | None] = []
         if what:
@@ -266,9 +288,6 @@ class Codec:
         return Parameters(version, self.lent, region.buffers)
 
     def _enter_region(self, hello: Hello) -> Hello:
-        for name, shape, _ in hello.spec.parameters + hello.spec.buffers:
-            if any(side < 0 for side in shape):
-                raise ValueError(f"{name} has shape {list(shape)}")
         region = self.region = self._known_region() if self._open_region is None else self._open_region(hello.spec)
         self.shared.append(Parameters(0, region.parameters, region.buffers))
         return msgspec.structs.replace(hello, values=region.parameters, buffers=region.buffers)
@@ -288,9 +307,24 @@ def bytes_of(value: Any) -> memoryview:
 
 
 def _require_shape(shape: Any) -> None:
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"an array has at most {MOST_DIMENSIONS} dimensions, not {len(shape)}")
     for side in shape:
         if type(side) is not int or side < 0:
             raise ValueError(f"an array cannot have shape {shape}")
+
+
+def _kind_of(number: int) -> Kind:
+    kind = KIND_OF_NUMBER.get(number)
+    if kind is None:
+        raise PeerError(f"a message of kind {number} arrived, which this process does not know")
+    return kind
+
+
+def _require_sides(spec: ModelSpec) -> None:
+    for name, shape, _ in spec.parameters + spec.buffers:
+        if any(side < 0 for side in shape) or len(shape) > MOST_DIMENSIONS:
+            raise ValueError(f"{name} has shape {list(shape)}")
 
 
 def _checked_format(body: memoryview) -> memoryview:

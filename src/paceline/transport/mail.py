@@ -5,6 +5,7 @@ never waits for the reader: `post` returns False if the reader is gone or has no
 keeps the message.
 """
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -115,6 +116,11 @@ def decode(data: Any) -> PeerHeader | None:
         return _decoder.decode(data)
     except msgspec.MsgspecError:
         return None
+
+
+def same_key(one: str, other: str) -> bool:
+    """Compare keys in constant time, whatever text was sent as one."""
+    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode())
 
 
 def from_bytes(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

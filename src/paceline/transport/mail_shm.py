@@ -27,7 +27,7 @@ import torch
 from paceline.core.errors import OptionError, PeerError
 from paceline.model.memory_budget import ShortOfMemoryError
 from paceline.transport.lanes import aligned
-from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, decode, encode, same_key
 from paceline.transport.shm import anonymous_file, require_sealed
 
 PAGE = mmap.PAGESIZE
@@ -251,7 +251,7 @@ class ShmMail:
             logger.warning("a message of %d bytes was dropped: it is of user %s", len(data), user)
             return None
         header = decode(data)
-        if header is None or not secrets.compare_digest(header.key, self.key):
+        if header is None or not same_key(header.key, self.key):
             logger.warning("a message of %d bytes was dropped: it does not have this node's key", len(data))
             return None
         if header.slot < 0:

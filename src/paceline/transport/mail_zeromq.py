@@ -17,14 +17,27 @@ import torch
 import zmq
 
 from paceline.transport.gatekeeper import Gatekeeper
-from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode
+from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode, same_key
 from paceline.transport.security import Security
-from paceline.transport.zeromq import bind_privately, end_context, remove_name
+from paceline.transport.zeromq import CHUNK, FRAME, bind_privately, end_context, remove_name
 
 LEAVING_MS = 5_000  # that `close` waits for messages still on their way
+RECONNECT_MAX_MS = 5_000  # between attempts to reach a peer that is gone: it may come back until its departure is known
+# Of links between hosts: a reader may compute for minutes and read nothing, so only the kernel can tell that its host
+# is alive. Dead after 25 s of silence; the server tells of departures much earlier.
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 10, 5, 3
 STUCK_S = 2.0  # a message on its way for longer is not waited for: its reader does not read
 
 logger = logging.getLogger("paceline")
+
+
+def bound_mail(socket: "zmq.Socket[bytes]") -> None:
+    """Set the bounds of mail between hosts; call it before `bind` or `connect`."""
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_MISSED)
 
 
 class _Posted(msgspec.Struct):
@@ -52,6 +65,7 @@ class ZeromqMail:
         self._gatekeeper: Gatekeeper | None = None
         if security is not None:
             self._gatekeeper = security.listen_as(self._context, self._socket, "node", admits=["node"])
+            bound_mail(self._socket)
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
             self._gatekeeper.listens_at(self.address)
@@ -70,6 +84,8 @@ class ZeromqMail:
         link.setsockopt(zmq.SNDHWM, UNREAD)
         if self._security is not None:
             self._security.connect_as(link, "node", to="node")
+            bound_mail(link)
+            link.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         link.copy_threshold = 0  # ZeroMQ would report a message whose last frame it copied as sent at once
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
@@ -91,13 +107,22 @@ class ZeromqMail:
         box, link = self._peers[peer]
         copies = [as_bytes(value).clone() for value in values]
         header = msgspec.structs.replace(header, key=box.key, sizes=tuple(copy.nbytes for copy in copies))
-        frames: list[Any] = [encode(header), *(copy.numpy() for copy in copies if copy.numel())]
+        frames: list[Any] = [encode(header)]
+        for copy in copies:
+            frames += map(torch.Tensor.numpy, copy.split(list(self._cut(copy.nbytes))))
         try:
             tracker = link.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:  # the peer has not read earlier messages
             return False
         self._posted.append(_Posted(peer, header, copies, tracker, time.perf_counter()))
         return True
+
+    def _cut(self, size: int) -> list[int]:
+        """Return the lengths of the frames of a value: between hosts they are bounded, so that a listening socket can
+        refuse longer ones from strangers."""
+        if self._security is None:
+            return [size] if size else []
+        return [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
 
     def _look(self) -> None:
         """Record which messages have left."""
@@ -132,14 +157,21 @@ class ZeromqMail:
             except zmq.Again:
                 return found
             header = decode(first.buffer)
-            sizes = [] if header is None else [size for size in header.sizes if size]
-            if header is None or not secrets.compare_digest(header.key, self.key):
+            lengths = [len(frame.buffer) for frame in frames]
+            if header is None or not same_key(header.key, self.key):
                 logger.warning("a message of %d bytes was dropped: it does not have this node's key", len(first.buffer))
-            elif [len(frame.buffer) for frame in frames] != sizes:
-                logger.warning("a message of node %d was dropped: it is not as long as it says", header.sender)
+            elif min(header.sizes, default=0) < 0 or sum(header.sizes) != sum(lengths):
+                self._drop(header)
             else:
+                cuts = [self._cut(size) for size in header.sizes]
+                if lengths != [length for cut in cuts for length in cut]:
+                    self._drop(header)
+                    continue
                 waiting = iter(frames)
-                found.append(Delivered(header, [_tensor(next(waiting)) if s else _NOTHING for s in header.sizes]))
+                found.append(Delivered(header, [_joined([next(waiting) for _ in cut]) for cut in cuts]))
+
+    def _drop(self, header: PeerHeader) -> None:
+        logger.warning("a message of node %d was dropped: it is not as long as it says", header.sender)
 
     def release(self) -> None:
         """Do nothing: each collected message owns its frames."""
@@ -163,7 +195,11 @@ class ZeromqMail:
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
-def _tensor(frame: Any) -> torch.Tensor:
+def _joined(frames: Sequence[Any]) -> torch.Tensor:
+    """Return a value as bytes: those of its frame, or a copy of those of several."""
+    if not frames:
+        return _NOTHING
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the buffer is read-only, and only read from
-        return torch.frombuffer(frame.buffer, dtype=torch.uint8)
+        parts = [torch.frombuffer(frame.buffer, dtype=torch.uint8) for frame in frames]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

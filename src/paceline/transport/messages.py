@@ -7,7 +7,7 @@ another process.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,10 @@ Collective = Literal["mean", "gather", "barrier"]  # calls that all workers make
 class ToServer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A message from a worker to the server."""
 
+    def announced_bytes(self) -> int:
+        """Return the size of the model or table whose tensors this message and later ones may bring."""
+        return 0
+
 
 class ToWorker(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A message from the server to a worker."""
@@ -48,16 +52,28 @@ class Kind(msgspec.Struct, frozen=True):
     in_place: bool  # its arrays may be views of memory that the sender reuses after the next `receive`
     name: str
     prefix: bytes
+    longest: int  # bytes from another host, tensors aside
+    holds_state: bool  # its bytes may hold as much again as the model
+    announces: bool  # a model or table
 
 
 KINDS: dict[type[Any], Kind] = {}
 KIND_OF_NUMBER: dict[int, Kind] = {}
 TO_WORKER = 64  # numbers above it go to workers, so that a message at the wrong end is recognized
 LAST_KIND = 127
+CONTROL_BYTES = (
+    512 << 10
+)  # of most kinds; the longest that occur list samples or rows, of which long lists go as tensors
+MODEL_BYTES = 2 << 20  # of a Hello: 100 bytes for each of 20,000 parameters
+STATE_BYTES = 32 << 20  # of kinds with bytes of the script's own
+MOST_WORKERS = 4_096  # of a list with one entry for each worker
 _M = TypeVar("_M", bound=type[ToServer] | type[ToWorker])
 
 
-def registered(number: int, *, local: tuple[str, ...] = (), in_place: bool = False) -> Callable[[_M], _M]:
+def registered(
+    number: int, *, local: tuple[str, ...] = (), in_place: bool = False, longest: int = CONTROL_BYTES,
+    holds_state: bool = False,
+) -> Callable[[_M], _M]:  # fmt: skip
     """Register a message class under this number. Never reuse a number for another class."""
 
     def register(kind: _M) -> _M:
@@ -70,7 +86,16 @@ def registered(number: int, *, local: tuple[str, ...] = (), in_place: bool = Fal
                 f"{kind.__name__} has number {number}, which is {KIND_OF_NUMBER[number].type.__name__}'s"
             )
         KINDS[kind] = KIND_OF_NUMBER[number] = Kind(
-            kind, number, to_worker, local, in_place, kind.__name__, bytes([number])
+            kind,
+            number,
+            to_worker,
+            local,
+            in_place,
+            kind.__name__,
+            bytes([number]),
+            longest,
+            holds_state,
+            "announced_bytes" in vars(kind),
         )
         return kind
 
@@ -80,7 +105,7 @@ def registered(number: int, *, local: tuple[str, ...] = (), in_place: bool = Fal
 # -- to the server -----------------------------------------------------------------------------------------------------
 
 
-@registered(1, local=("evaluator",))
+@registered(1, local=("evaluator",), longest=MODEL_BYTES)
 class Hello(ToServer, frozen=True):
     """A worker has prepared this model. `evaluator` is a copy of the module and a function, for use in this process."""
 
@@ -90,6 +115,9 @@ class Hello(ToServer, frozen=True):
     evaluator: tuple[Any, Callable[[Any], Mapping[str, float]]] | None = None
     reads: bool = False  # the worker copies versions to a device, so it can read them from the server's own memory
     in_region: bool = False  # on a wire: values and buffers are in the worker's region
+
+    def announced_bytes(self) -> int:
+        return self.spec.nbytes
 
 
 class EpochMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -135,7 +163,7 @@ class More(ToServer, frozen=True):
     ticket: int
 
 
-@registered(5)
+@registered(5, longest=STATE_BYTES, holds_state=True)
 class Done(ToServer, frozen=True):
     """This worker takes no more work in this phase: the script left the loop, or its stream has ended."""
 
@@ -172,7 +200,7 @@ class OptionAsked(ToServer, frozen=True):
     name: str
 
 
-@registered(10)
+@registered(10, longest=STATE_BYTES, holds_state=True)
 class SavedState(ToServer, frozen=True):
     """A worker's state for a checkpoint, as of the `Work` or `Over` whose `save` has this number."""
 
@@ -227,7 +255,7 @@ class ModelLoaded(ToServer, frozen=True):
     buffers: list[torch.Tensor]
 
 
-@registered(40)
+@registered(40, longest=STATE_BYTES, holds_state=True)
 class CollectiveCall(ToServer, frozen=True):
     """A script has made its collective call of this number, with a value as `pack_value` encodes it."""
 
@@ -237,14 +265,14 @@ class CollectiveCall(ToServer, frozen=True):
     tensors: list[torch.Tensor]
 
 
-@registered(41)
+@registered(41, longest=STATE_BYTES, holds_state=True)
 class CollectiveKept(ToServer, frozen=True):
     """To a restarted server: the last `CollectiveAnswer` that this worker got, which others may still lack."""
 
     number: int
     call: Collective
-    values: list[bytes]
-    tensors: list[list[torch.Tensor]]
+    values: Annotated[list[bytes], msgspec.Meta(max_length=MOST_WORKERS)]
+    tensors: Annotated[list[list[torch.Tensor]], msgspec.Meta(max_length=MOST_WORKERS)]
 
 
 @registered(42)

@@ -7,7 +7,8 @@ it, which follows the push; the server writes a worker's parameters again when i
 went with is void.
 
 The bytes of a message's tensors follow it in chunks, each a ZeroMQ message, so that receiving overlaps with sending.
-Both sides cut by the same rule.
+Both sides cut by the same rule. A message that is longer than a chunk itself is announced by its length and cut too: no
+frame is longer than FRAME, and ZeroMQ hangs up on whoever sends a longer one, before it makes room for it.
 
 On a socket of the host a process of another user is turned away when it connects, by the credentials that the kernel
 reports. Over a network `Security` gives both ends the run's keys, and nobody else gets as far as a message; without it
@@ -39,6 +40,7 @@ from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.gatekeeper import Gatekeeper, RefusalLog
+from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 from paceline.transport.security import Security
 
@@ -46,6 +48,8 @@ CHUNK = 1 << 20  # bytes; larger chunks overlap less, smaller ones cost more cal
 GATHERED = 1 << 14  # bytes; smaller tensors share a chunk, which costs a copy but saves a message for each
 HANDSHAKE = b"\x00"  # from a worker, and the server's answer; not the number of any message
 PARTING = b"\xff"
+LONG = b"\xfe"  # and eight bytes: so long is the message whose chunks follow
+FRAME = CHUNK + GATHERED + 1024  # bytes of the longest frame, with what encryption adds
 TICK_S = 0.001  # resolution of ZeroMQ's poller
 TURN = 256  # messages per pump, so that one worker's push does not block the server
 STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
@@ -53,7 +57,16 @@ PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does 
 LEAVING_MS = 5_000  # to send last messages
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
+_LENGTH_BYTES = 8
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
+# Of links between hosts. A link is lost when nothing has come for HEARTBEAT_TIMEOUT_MS: long enough for a server that
+# writes a checkpoint and does not read, or a network that is gone for some seconds; a process that ends is noticed at
+# once. ZeroMQ's thread sends heartbeats, whatever the script does.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 30_000
+# Of one worker that the server has not read; then the worker's own memory fills. No honest worker gets there: ZeroMQ
+# drops what it has not taken from the kernel when it sends to a worker that has left meanwhile.
+UNREAD_FRAMES = 4_096
+MOST_STRANGERS = 1_024  # members with unknown tokens that are remembered
 _OF_HOST = "ipc://"
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSED
@@ -78,6 +91,14 @@ def _make(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[b
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     return socket
+
+
+def bound_link(socket: "zmq.Socket[bytes]") -> None:
+    """Set the bounds of a link between hosts; call it before `bind` or `connect`."""
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
 
 
 def end_context(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -114,11 +135,13 @@ class Intake:
         self._codec, self._decode = codec, decode
         self._message: Any = None
         self._targets: deque[list[memoryview]] = deque()
+        self._long: bytearray | None = None  # the first chunks of a long message
+        self._length = 0  # of it
 
     @property
     def unfinished(self) -> bool:
         """Whether the next part belongs to a message that has begun."""
-        return bool(self._targets)
+        return bool(self._targets) or self._long is not None
 
     def take(self, socket: "zmq.Socket[bytes]", flags: int) -> bytes | None:
         """Receive the next part, or raise `zmq.Again` if none comes. Return a HANDSHAKE or PARTING to the caller."""
@@ -126,8 +149,16 @@ class Intake:
             self._take_chunk(socket, flags)
         else:
             data = socket.recv(flags)
-            if data in (HANDSHAKE, PARTING):
+            if self._long is not None:
+                whole = self._joined(self._long, data)
+                if whole is None:
+                    return None
+                data = whole
+            elif data in (HANDSHAKE, PARTING):
                 return data
+            elif data.startswith(LONG):
+                self._begin_long(data)
+                return None
             self._message, loose = self._decode(memoryview(data))
             for tensors in (loose, _mirrored(self._codec)):
                 self._targets.extend(chunks_of([bytes_of(tensor) for tensor in tensors]))
@@ -135,6 +166,30 @@ class Intake:
             self.whole.append(self._message)
             self._message = None
         return None
+
+    def drop_unfinished(self) -> None:
+        """Forget a message that has begun."""
+        self._message = self._long = None
+        self._targets.clear()
+
+    def _begin_long(self, data: bytes) -> None:
+        self._length = int.from_bytes(data[1:], "little")
+        if len(data) != 1 + _LENGTH_BYTES or self._length <= CHUNK:
+            raise PeerError(f"a long message is announced by {len(data)} bytes, as {self._length} bytes long")
+        self._long = bytearray()
+
+    def _joined(self, begun: bytearray, data: bytes) -> Any:
+        """Add a chunk of a long message; return the message if that was the last."""
+        expected = min(CHUNK, self._length - len(begun))
+        if len(data) != expected:
+            raise PeerError(f"a chunk of {len(data)} bytes arrived where {expected} were announced")
+        if not begun:
+            self._codec.require_length(data[0], self._length)
+        begun += data
+        if len(begun) < self._length:
+            return None
+        self._long = None
+        return begun
 
     def _take_chunk(self, socket: "zmq.Socket[bytes]", flags: int) -> None:
         target = self._targets[0]
@@ -157,7 +212,12 @@ class Intake:
 def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
     """Send a message and the bytes of its tensors. The caller may reuse tensors outside a region afterwards."""
     data, loose = codec.encode(message)
-    send_part(socket, data, address)
+    if len(data) <= CHUNK:
+        send_part(socket, data, address)
+    else:
+        send_part(socket, LONG + len(data).to_bytes(_LENGTH_BYTES, "little"), address)
+        for begin in range(0, len(data), CHUNK):
+            send_part(socket, data[begin : begin + CHUNK], address)
     for tensors, copy in ((loose, True), (_mirrored(codec), False)):
         for chunk in chunks_of([bytes_of(tensor) for tensor in tensors]):
             send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy)
@@ -197,6 +257,7 @@ class ZeromqEndpoint:
         self._socket = _make(self._context, zmq.DEALER)
         if self._security is not None:
             self._security.connect_as(self._socket, "worker", to="server")
+            bound_link(self._socket)
         self._socket.setsockopt(zmq.ROUTING_ID, token.encode())
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.RCVTIMEO, WATCH_MS)
@@ -311,16 +372,18 @@ class ZeromqServerEnd:
 
     wants_write = False  # ZeroMQ's thread sends
 
-    def __init__(self, hub: "ZeromqHub", address: bytes) -> None:
+    def __init__(self, hub: "ZeromqHub", address: bytes, limits: Limits | None = None) -> None:
         self._hub = hub
         self._address = address
         self._codec = Codec(_mirror)
+        self._codec.limits = limits
         self._intake = Intake(self._codec, self._codec.at_server)
         self._early: list[ToWorker] = []
         self.linked = False  # the worker's handshake has come
         self.parted = False  # the worker's PARTING has come
         self._gone = False
         self._fault: PacelineError | None = None
+        self._faulty = False  # what comes after a fault is dropped
 
     @property
     def unfinished(self) -> bool:
@@ -378,10 +441,14 @@ class ZeromqServerEnd:
 
     def take(self, socket: "zmq.Socket[bytes]") -> bool:
         """Receive a part; return whether there is something to collect."""
+        if self._faulty:
+            socket.recv()
+            return False
         try:
             word = self._intake.take(socket, zmq.NOBLOCK)
         except PacelineError as error:
-            self._fault = error
+            self._fault, self._faulty = error, True
+            self._intake.drop_unfinished()
             return True
         if word == HANDSHAKE:
             self.greet()
@@ -405,6 +472,8 @@ class ZeromqHub:
         self._gatekeeper: Gatekeeper | None = None
         if security is not None:
             self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+            bound_link(self._socket)
+            self._socket.setsockopt(zmq.RCVHWM, UNREAD_FRAMES)
         self._log = RefusalLog() if self._gatekeeper is None else self._gatekeeper.log
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
@@ -421,7 +490,7 @@ class ZeromqHub:
     def expect(self, token: str) -> ZeromqServerEnd:
         """Return the link of the worker with this token."""
         address = token.encode()
-        end = self._ends[address] = ZeromqServerEnd(self, address)
+        end = self._ends[address] = ZeromqServerEnd(self, address, Limits() if self._gatekeeper is not None else None)
         if self._strangers.pop(address, None) is not None:
             end.greet()
         return end
@@ -494,7 +563,8 @@ class ZeromqHub:
         word = self._socket.recv()
         now = time.monotonic()
         if word == HANDSHAKE:
-            self._strangers[address] = now
+            if len(self._strangers) < MOST_STRANGERS:
+                self._strangers[address] = now
         elif address not in self._left:
             self._log.warn(f"a message from {address!r} was dropped: no worker has this token")
         for stranger, since in list(self._strangers.items()):

@@ -1,0 +1,253 @@
+"""What a member of another host can make the server allocate: everything is judged before there is memory for it."""
+
+import resource
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from contracts.contract import SPEC, TABLE, values_of
+from paceline.core.errors import PacelineError, PeerError
+from paceline.engines.local.addresses import LOOPBACK
+from paceline.model.memory_budget import available_bytes
+from paceline.model.regions import private_region
+from paceline.model.spec import Gradient
+from paceline.tables.messages import OpenTable, TableInit
+from paceline.transport.base import Lost
+from paceline.transport.codec import FORMAT, Codec
+from paceline.transport.join_token import new_token
+from paceline.transport.limits import MOST_TENSORS, PER_MODEL, SPARE_BYTES, Limits
+from paceline.transport.messages import (
+    CONTROL_BYTES,
+    KINDS,
+    STATE_BYTES,
+    CollectiveCall,
+    CollectiveKept,
+    Hello,
+    ModelLoaded,
+    More,
+    Note,
+    Push,
+    Remark,
+    SavedState,
+)
+from paceline.transport.security import Security
+from paceline.transport.zeromq import CHUNK, LONG, MOST_STRANGERS, ZeromqEndpoint, ZeromqHub
+
+MODEL_BYTES = SPEC.nbytes
+
+
+def server():
+    codec = Codec(private_region)
+    codec.limits = Limits()
+    return codec
+
+
+def framed(kind, *fields):
+    """What the fields of a message would be on a wire."""
+    head = bytes([KINDS[kind].number]) + (FORMAT.to_bytes(2, "little") if kind is Hello else b"")
+    return bytearray(head + msgspec.msgpack.encode(fields))
+
+
+def refused(codec, data, match):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PeerError, match=match):
+        codec.at_server(data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+
+
+def test_messages_have_a_longest_by_their_kind():
+    refused(
+        server(), framed(Remark, "x" * CONTROL_BYTES), f"a Remark of .* bytes is sent, the most are {CONTROL_BYTES}"
+    )
+    refused(server(), framed(SavedState, 1, bytes(STATE_BYTES)), f"SavedState .* the most are {STATE_BYTES}")
+    assert server().at_server(framed(SavedState, 1, bytes(STATE_BYTES - 100)))[0].number == 1
+
+
+def test_a_model_raises_what_its_worker_may_send():
+    codec = server()
+    loaded = [["torch.float32", [MODEL_BYTES // 4]]] * (PER_MODEL + 1)
+    spare = ["torch.float32", [SPARE_BYTES // 4]]
+    codec.at_server(framed(ModelLoaded, 0, [spare], []))
+    refused(codec, framed(ModelLoaded, 0, [spare, *loaded], []), "its tensors have more than 33554432 bytes")
+    worker = Codec()
+    codec.at_server(bytearray(worker.encode(Hello(SPEC, values_of(SPEC.parameters, 1), values_of(SPEC.buffers, 2)))[0]))
+    codec.at_server(framed(ModelLoaded, 0, [spare, *loaded[1:]], []))
+    refused(codec, framed(ModelLoaded, 0, [spare, *loaded], []), "its tensors have more than")
+    codec.at_server(framed(SavedState, 1, bytes(STATE_BYTES + MODEL_BYTES)))
+
+
+@pytest.mark.parametrize(
+    "form", [["torch.float32", [1 << 40]], ["torch.float64", [1 << 31, 1 << 31]], ["torch.uint8", [SPARE_BYTES + 1]]]
+)
+def test_tensors_without_a_model_are_few_and_small(form):
+    refused(server(), framed(CollectiveCall, 0, "mean", b"", [form]), "more than 33554432 bytes")
+    refused(server(), framed(Push, 1, 1, [[form], [], [], [], None, None]), "more than 33554432 bytes")
+
+
+def test_the_number_of_tensors_is_bounded_however_small_they_are():
+    few = [["torch.uint8", [0]]] * (MOST_TENSORS + 1)
+    refused(server(), framed(CollectiveCall, 0, "mean", b"", few), f"more than {MOST_TENSORS} tensors")
+
+
+def test_arrays_are_bounded_as_tensors_are():
+    refused(server(), framed(TableInit, 0, ["float64", [1 << 40]]), "more than 33554432 bytes")
+    codec = server()
+    rows = SPARE_BYTES // (8 * 3) + 1
+    codec.at_server(bytearray(Codec().encode(OpenTable(msgspec.structs.replace(TABLE, rows=rows)))[0]))
+    codec.at_server(framed(TableInit, 0, ["float64", [rows, 3]]))
+
+
+def test_a_model_or_table_that_does_not_fit_into_memory_is_refused():
+    most = available_bytes()
+    large = msgspec.structs.replace(SPEC, parameters=(("w", (most, 2), "torch.float32"),))
+    refused(server(), framed(Hello, large, [], [], None, False, True), "it announces .* bytes, of which the server has")
+    refused(server(), framed(Hello, large, [], []), "it announces")
+    refused(server(), framed(OpenTable, msgspec.structs.replace(TABLE, rows=most)), "it announces")
+    negative = msgspec.structs.replace(SPEC, parameters=(("w", (-3, 2), "torch.float32"),))
+    refused(server(), framed(Hello, negative, [], []), r"w has shape \[-3, 2\]")
+
+
+def test_a_model_brings_no_more_than_it_announces():
+    form = ["torch.float32", [MODEL_BYTES // 2]]
+    refused(server(), framed(Hello, SPEC, [form], []), f"it announces {MODEL_BYTES} bytes and brings {MODEL_BYTES * 2}")
+
+
+@pytest.mark.parametrize("dimensions", [65, 10_000])
+def test_dimensions_are_bounded(dimensions):
+    shape = [1] * dimensions
+    refused(server(), framed(CollectiveCall, 0, "mean", b"", [["torch.uint8", shape]]), "at most 64 dimensions")
+    deep = msgspec.structs.replace(SPEC, parameters=(("w", tuple(shape), "torch.float32"),))
+    refused(server(), framed(Hello, deep, [], [], None, False, True), "w has shape")
+
+
+def test_lists_that_grow_in_memory_are_bounded():
+    refused(server(), framed(CollectiveKept, 0, "mean", [b""] * 1_000_000, []), "length <= 4096")
+    many = msgspec.structs.replace(SPEC, optimizer=msgspec.structs.replace(SPEC.optimizer, groups=({},) * 100_000))
+    refused(server(), framed(Hello, many, [], []), "length <= 4096")
+
+
+def test_a_parameter_that_the_model_has_not_is_refused():
+    codec = server()
+    codec.at_server(framed(Hello, SPEC, [], [], None, False, True))
+    for missing in ([3], [-1], [0, 1 << 40]):
+        refused(codec, framed(Push, 1, 1, [0, b"", missing, [], None, None]), "is not one of the model's 3")
+    codec.at_server(framed(Push, 1, 1, [0, b"", [0, 2], [], None, None]))
+
+
+# -- at the socket -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub():
+    hub = ZeromqHub(LOOPBACK, SECURITY)
+    yield hub
+    hub.close()
+
+
+SECURITY = Security(new_token())
+
+
+def link(hub, token):
+    end = hub.expect(token)
+    worker = ZeromqEndpoint(hub.address, token, security=SECURITY)
+    until(lambda: hub.pump() or end.linked)
+    assert not worker.poll()
+    return worker, end
+
+
+def until(condition):
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+def fault_of(hub, end):
+    while True:
+        hub.pump()
+        try:
+            end.collect()
+        except PacelineError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize(
+    ("frames", "match"),
+    [
+        ([LONG], "a long message is announced by 1 bytes"),
+        ([LONG + bytes(8)], "as 0 bytes long"),
+        ([LONG + b"\xff" * 8, bytes([8]) * CHUNK], "a Remark of 18446744073709551615 bytes is sent"),
+        ([LONG + b"\xff" * 8, bytes([63]) * CHUNK], "kind 63 arrived, which this process does not know"),
+        ([LONG + b"\xff" * 8, b"short"], f"a chunk of 5 bytes arrived where {CHUNK} were announced"),
+    ],
+)
+def test_a_long_message_is_judged_by_its_first_chunk(hub, frames, match):
+    worker, end = link(hub, "bad")
+    for frame in frames:
+        worker._socket.send(frame)
+    assert match in fault_of(hub, end)
+    worker.close()
+
+
+def test_after_a_fault_nothing_of_that_worker_is_kept_and_others_go_on(hub):
+    (bad, at_bad), (good, at_good) = link(hub, "bad"), link(hub, "good")
+    bad.send(Note("before", 1.0))
+    bad._socket.send(b"\x03nonsense")
+    for number in range(500):
+        bad.send(More(number))
+        bad._socket.send(b"\x03nonsense")
+    good.send(More(1))
+    got = None
+    while got is None:
+        hub.pump()
+        got = at_good.collect()
+    assert got == More(1)
+    assert at_bad.collect() == Note("before", 1.0)
+    with pytest.raises(PeerError, match="malformed Push"):
+        at_bad.collect()
+    until(lambda: not hub._socket.poll(20) or hub.pump())
+    with pytest.raises(Lost):
+        at_bad.collect()
+    assert not at_bad._intake.whole
+    for worker in (bad, good):
+        worker.close()
+
+
+def test_a_frame_longer_than_any_of_ours_ends_its_link_before_there_is_memory_for_it(hub):
+    worker, end = link(hub, "bad")
+    worker._socket.send(bytes(CHUNK * 2))
+    with pytest.raises(Lost):
+        worker.receive()
+    assert not worker.refused
+    assert not hub.pump()
+    assert end.collect() is None
+    worker.close()
+
+
+def test_members_with_unknown_tokens_are_few_in_memory(hub, monkeypatch):
+    monkeypatch.setattr("paceline.transport.zeromq.MOST_STRANGERS", 3)
+    assert MOST_STRANGERS > 3
+    workers = [ZeromqEndpoint(hub.address, f"unknown {number}", security=SECURITY) for number in range(6)]
+    until(lambda: hub.pump() or len(hub._strangers) == 3)
+    until(lambda: not hub._socket.poll(50) or hub.pump())
+    assert len(hub._strangers) == 3
+    for worker in workers:
+        worker.close()
+
+
+def test_an_ordinary_push_passes_all_bounds(hub):
+    worker, end = link(hub, "good")
+    region = worker.adopt(SPEC)
+    worker.send(Hello(SPEC, region.parameters, region.buffers))
+    worker.send(Push(1, 1, Gradient(region.slots[0].flat, frozenset({1}), [{"lr": 0.1}], [], 0.5, 1.0, 0)))
+    worker.send(Push(2, 1, Gradient([torch.ones(100_000)], frozenset(), []), [np.arange(100_000)]))
+    got = []
+    while len(got) < 3:
+        hub.pump()
+        message = end.collect()
+        got += [] if message is None else [message]
+    assert torch.equal(got[2].gradient.flat[0], torch.ones(100_000))
+    worker.close()
