@@ -212,7 +212,7 @@ class Door:
         self.send(guest, m.StartChild(process.child, worker))
         return process
 
-    def dismiss(self, guest: Guest, reason: str, *, failed: bool = False) -> None:
+    def dismiss(self, guest: Guest, reason: str, failed: bool = False) -> None:
         """Send a machine away."""
         self.send(guest, m.Dismissed(reason, failed))
         self._forget(guest)
@@ -375,7 +375,7 @@ class Door:
     def close(self, reason: str, *, failed: bool) -> None:
         """Send everybody away and close."""
         for guest in list(self.guests.values()):
-            self.dismiss(guest, reason, failed=failed)
+            self.dismiss(guest, reason, failed)
         if self._local is not None:
             self._local.close()
         self._bell.close()

@@ -28,7 +28,7 @@ from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Sink
 from paceline.records.logs import Log, notice
 from paceline.server.exchange import Launched
-from paceline.server.plan import Plan
+from paceline.server.plan import Plan, how_it_ended
 from paceline.server.progress import Progress
 from paceline.strategies import is_peer
 from paceline.strategies.sources import split
@@ -129,7 +129,7 @@ class HostLauncher(Launcher):
 
     def _on_no_place(self, reason: str) -> None:
         if self._announced:
-            self._door.dismiss(self._announced.pop(0), reason, failed=True)
+            self._door.dismiss(self._announced.pop(0), reason, True)
 
     # -- what machines say -------------------------------------------------------------------------------------------
 
@@ -146,8 +146,18 @@ class HostLauncher(Launcher):
         guest = process.guest
         comes_back = self._plan.config.respawn and process.code != 0 and self._finished is None
         if guest.identity in self._door.guests and not comes_back:
-            how = "its script has ended" if process.code == 0 else "its process has failed"
-            self._door.dismiss(guest, how, failed=process.code != 0)
+            self._door.dismiss(guest, *self._why_dismissed(process))
+
+    def _why_dismissed(self, process: JoinedProcess) -> tuple[str, bool]:
+        """Return the reason for a machine whose process has ended, and whether that is a failure."""
+        finished, why = self._finished, self._why()
+        if why is not None and (finished is not None or self._failure is not None):
+            return f"the run has failed: {why.text}", True
+        if finished is not None and finished.cause == "interrupted":
+            return "the run was interrupted", False
+        if process.code == 0:
+            return "its script has ended", False
+        return f"its process {how_it_ended(process.code or 0)}", True
 
     def on_leaving(self, process: JoinedProcess) -> None:
         place = self._places.get(process)
