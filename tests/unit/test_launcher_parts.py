@@ -16,11 +16,12 @@ import pytest
 import paceline
 from paceline.core import errors
 from paceline.core.settings import Every, RunConfig, Target
-from paceline.engines.local import control, nursery, relay
+from paceline.engines.local import control, nursery
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.output import Console, Transcript, Voice
 from paceline.engines.local.result_handover import Outcome, as_failure
+from paceline.engines.local.server import Relay
 from paceline.engines.local.workload import packed, unpacked
 from paceline.records.journal import Decision, Header, Observation
 from paceline.records.journal_file import JournalWriteError
@@ -63,11 +64,11 @@ def test_a_log_gets_its_lines_at_once_and_a_listener_all_of_them():
     sent = []
     for everything, expected in ((False, [[warning]]), (True, [[decision, warning], [quiet]])):
         sent.clear()
-        sink = relay.Relay(sent.append, everything=everything)
+        sink = Relay(sent.append, everything=everything)
         for line in (decision, warning, quiet):
             sink.write(line)
         sink.flush()
-        assert [relay.unpacked(parcel) for parcel in sent] == expected
+        assert [parcel.lines() for parcel in sent] == expected
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Grants:
         region, slot = run.engine.region(worker), 0
         if region is not None:
             slot = self._slots[worker] = self._store.free_slot(region, self._slots.get(worker, 0))
-        save = run.checkpoints.number_for(worker) if run.checkpoints.writer is not None else None
+        save = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
         work = Work(
             order.ticket, order.allotment, parameters, order.rounds_done, slot, save=save, phase=run.phases.number,
             standing=standing(run),

@@ -218,7 +218,7 @@ class TableStore:
             reader.offset, reader.returns = reader.passed_on - (through - 1), False
         reader.order, reader.granted = order, through + reader.offset
         self.due.add(worker)
-        number = run.checkpoints.number_for(worker) if run.checkpoints.writer is not None else None
+        number = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
         if number is not None:
             run.engine.send(worker, t.Save(number))
 

@@ -27,7 +27,7 @@ import torch
 
 from paceline.core.errors import InternalError, PeerError, ScriptError, UserError
 from paceline.core.scenario.jitter import worker_key
-from paceline.engines.local import addresses, scratch, titles
+from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import (
     Debugging,
     Failure,
@@ -40,6 +40,7 @@ from paceline.engines.local.control import (
     for_child,
 )
 from paceline.engines.local.debugging import BreakpointHook
+from paceline.engines.local.prctl import show_as
 from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.workload import unpacked
 from paceline.model.spec import ModelSpec
@@ -79,7 +80,7 @@ def main() -> NoReturn:
 def begin(name: str, descriptor: int) -> NoReturn:
     """Be the process of this name, in a fresh interpreter or a nursery's child, and exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    titles.show(name)
+    show_as(name)
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:

@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.core.errors import PeerError
 from paceline.core.settings import Transport
+from paceline.records.journal import Line
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 
@@ -106,9 +107,12 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
 
 
 class JournalLines(msgspec.Struct, frozen=True, tag=True):
-    """Lines of the journal, as `relay` packs them."""
+    """Lines of the journal."""
 
-    data: bytes
+    data: bytes  # a list of `Line`, as msgpack
+
+    def lines(self) -> list[Line]:
+        return msgspec.msgpack.decode(self.data, type=list[Line])
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.core.errors import InternalError, UserError
-from paceline.engines.local import addresses, control, relay, scratch
+from paceline.engines.local import addresses, control, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.interruption import Interruption
@@ -154,7 +154,7 @@ class Launcher:
         message = control.for_launcher(frame.data)
         match message:
             case control.JournalLines():
-                for line in relay.unpacked(message):
+                for line in message.lines():
                     self._write(line)
             case control.Progressed():
                 self._shown = message.progress

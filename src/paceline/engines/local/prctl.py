@@ -1,4 +1,4 @@
-"""What Linux does for families of processes, by `prctl`: adopt orphans, and resume a process whose parent has died.
+"""What Linux does for a run's processes: adopt orphans, resume one whose parent has died, and show names in `ps`.
 
 This module is loaded first of all in every process and imports nothing of weight.
 """
@@ -8,7 +8,11 @@ import ctypes
 import signal
 import sys
 import threading
+from pathlib import Path
+from typing import NoReturn
 
+_SET_NAME = 15  # of <sys/prctl.h>
+_LONGEST = 15  # bytes of a thread's name
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER, _GET_SUBREAPER = 1, 36, 37  # of <sys/prctl.h>
 
 
@@ -22,6 +26,17 @@ def resume_when_parent_dies() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGCONT), 0, 0, 0)
+
+
+def begin_fresh() -> NoReturn:
+    """Be the process that the command line names, as an interpreter of its own, and exit.
+
+    It is tied to its parent before it loads torch.
+    """
+    resume_when_parent_dies()
+    from paceline.engines.local import child
+
+    child.main()
 
 
 class Subreaper:
@@ -62,3 +77,26 @@ class Subreaper:
 
 
 subreaper = Subreaper()
+
+
+def show_as(name: str) -> None:
+    """Show this process as `paceline: worker 0`, and its main thread as `paceline:w0`."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):  # a name is not worth a failure
+        _show_command(f"paceline: {name}".encode())
+        _show_thread(f"paceline:{name.replace('worker ', 'w')}".encode())
+
+
+def _show_command(title: bytes) -> None:
+    """Overwrite the command line, as `setproctitle` does."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    if len(title) + 2 <= end - begin:
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, title, len(title))
+        ctypes.memset(end - 1, 1, 1)  # tells the kernel that the title ends at the first zero
+
+
+def _show_thread(name: bytes) -> None:
+    ctypes.CDLL(None).prctl(_SET_NAME, name[:_LONGEST], 0, 0, 0)

@@ -25,7 +25,6 @@ from paceline.core.updates import Merged, PushRef
 from paceline.engines.local import control as m
 from paceline.engines.local import scratch
 from paceline.engines.local.kept_result import keep
-from paceline.engines.local.relay import Relay
 from paceline.engines.local.result_handover import as_failure, as_overdue, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
@@ -36,7 +35,8 @@ from paceline.model.regions import Region
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Parameters, Store
 from paceline.peers.server import PeerExchange
-from paceline.records.journal import Observation, Tee, Writer, read
+from paceline.records.journal import Line, Observation, Tee, Writer, read
+from paceline.records.logs import LEVELS
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
 from paceline.server.emulation import Timing
@@ -51,10 +51,45 @@ from paceline.transport.base import Lost
 from paceline.transport.messages import Cancelled, Hello, Work
 from paceline.transport.shm import Channel
 
+PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
+LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
+
 LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
 LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
 IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
+
+
+class Relay:
+    """Sends journal lines to the launcher, which has the user's log and listeners.
+
+    The log shows few lines and gets them at once. A listener gets all lines, in parcels, because one message per
+    decision would cost the server more than the decision itself. Its owner calls `flush` when idle and before the run's
+    end is announced.
+    """
+
+    def __init__(self, send: Callable[[m.JournalLines], None], *, everything: bool) -> None:
+        self._send = send
+        self._everything = everything
+        self._waiting: list[Line] = []
+        self._since = 0.0  # when the first of them was written
+
+    def write(self, line: Line) -> None:
+        shown = isinstance(line, Observation) and line.what in LEVELS
+        if not (shown or self._everything):
+            return
+        now = time.monotonic()
+        if not self._waiting:
+            self._since = now
+        self._waiting.append(line)
+        if shown or len(self._waiting) >= PARCEL or now - self._since > LATE_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the waiting lines."""
+        if self._waiting:
+            self._send(m.JournalLines(msgspec.msgpack.encode(self._waiting)))
+            self._waiting.clear()
 
 
 class Clock:

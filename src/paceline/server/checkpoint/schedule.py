@@ -37,9 +37,10 @@ class Checkpoints:
         self._run = run
         self.flush = flush  # the journal
         self.every = config.checkpoint_every
-        self.writer: files.Checkpointer | None = None  # with one, grants may ask for workers' states
+        self._writer: files.Checkpointer | None = None
         if self.every is not None and folder is not None:
-            self.writer = files.Checkpointer(folder / files.FOLDER, config.checkpoint_keep)
+            self._writer = files.Checkpointer(folder / files.FOLDER, config.checkpoint_keep)
+        self.possible = self._writer is not None  # grants have to ask for workers' states
         self._then: Callable[[], None] | None = None  # what follows the last checkpoint, once it is wanted
         self._last: int | None = None  # the number of that one, once workers are asked for their states
         self.due = False
@@ -52,7 +53,7 @@ class Checkpoints:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is waiting for workers' states."""
-        return self.writer is not None and self.writer.number is not None
+        return self._writer is not None and self._writer.number is not None
 
     def count_from(self, version: int) -> None:
         """Make the next checkpoint due the set number of versions after this one."""
@@ -71,8 +72,9 @@ class Checkpoints:
             return False
         if run.exchange.contents() is None or not run.phases.running:
             return False
-        if self.writer is None:
-            self.writer = files.Checkpointer(folder / files.FOLDER, run.plan.config.checkpoint_keep)
+        if self._writer is None:
+            self._writer = files.Checkpointer(folder / files.FOLDER, run.plan.config.checkpoint_keep)
+            self.possible = True
         self._then = then
         run.on_version.append(self._ask_last)
         return True
@@ -116,7 +118,7 @@ class Checkpoints:
     @property
     def by_versions(self) -> bool:
         """Whether checkpoints are due by the number of versions."""
-        return self.writer is not None and self.every is not None and self.every.unit == "v"
+        return self._writer is not None and self.every is not None and self.every.unit == "v"
 
     def on_version(self, version: int, at: float) -> None:
         """Ask for a checkpoint if this version makes one due."""
@@ -128,7 +130,7 @@ class Checkpoints:
 
     def ask(self) -> None:
         """Start a checkpoint: every grant asks for its worker's state, and `take` follows between two decisions."""
-        if self.writer is None or (self._last is not None and self._last <= self._number):
+        if self._writer is None or (self._last is not None and self._last <= self._number):
             return
         if self.busy and self._run.exchange.needs_states and self._last is None:
             return  # the one under way comes first; the next version asks again
@@ -142,13 +144,13 @@ class Checkpoints:
 
         After two of them complete the third as it is, or a script that seldom sends its state would never have one.
         """
-        if self.writer is None or not self.busy:
+        if self._writer is None or not self.busy:
             return
         if self._vain == MOST_VAIN:
             self.finish(anyway=True)
             return
         self._vain += 1
-        self.writer.abandon()
+        self._writer.abandon()
         if self._last == self._number:
             self._last += 1
         self._number += 1
@@ -160,7 +162,7 @@ class Checkpoints:
     def take(self) -> None:
         """Write the server's part of the checkpoint; the workers' states follow."""
         self.due = False
-        run, writer = self._run, self.writer
+        run, writer = self._run, self._writer
         contents = run.exchange.contents()
         if writer is None or contents is None:
             return
@@ -187,10 +189,10 @@ class Checkpoints:
 
     def number_for(self, worker: int) -> int | None:
         """Return the number under which a grant asks for this worker's state; None if it need not ask."""
-        if self.writer is None:
+        if self._writer is None:
             return None
         script = self._run.workers.records[worker].script
-        wanted = self.due or (self.busy and worker in self.writer.waiting)
+        wanted = self.due or (self.busy and worker in self._writer.waiting)
         if not wanted or script.asked_for_state == self._number:
             return None
         script.asked_for_state = self._number
@@ -198,7 +200,7 @@ class Checkpoints:
 
     def on_state(self, worker: int, state: SavedState) -> None:
         """Add a worker's state to the checkpoint under way."""
-        writer = self.writer
+        writer = self._writer
         if writer is None or state.number != self._number or writer.number is None:
             return
         self._run.exchange.state_came(worker)
@@ -208,7 +210,7 @@ class Checkpoints:
 
     def on_done(self, worker: int, state: bytes) -> None:
         """Add the state of a worker that gets no further grant to the checkpoint under way."""
-        writer = self.writer
+        writer = self._writer
         if writer is None or writer.number is None:
             return
         with self._written():
@@ -217,12 +219,12 @@ class Checkpoints:
 
     def on_removed(self, worker: int) -> None:
         """Stop waiting for the state of a worker that is gone."""
-        if self.writer is not None and self.writer.gone(worker):
+        if self._writer is not None and self._writer.gone(worker):
             self.finish()
 
     def on_phase_end(self) -> None:
         """Write a whole checkpoint before workers leave the phase, then start one that their states complete."""
-        if self.writer is not None:
+        if self._writer is not None:
             self.take()
             self.finish(anyway=True)
             self.ask()
@@ -233,15 +235,15 @@ class Checkpoints:
 
         Where that would matter, keep the one before instead, unless this one is wanted `anyway`.
         """
-        if self.writer is None or self.writer.number is None:
+        if self._writer is None or self._writer.number is None:
             return
-        version, lacking = self.writer.number, sorted(self.writer.waiting)
+        version, lacking = self._writer.number, sorted(self._writer.waiting)
         wanted = anyway or not self._written_any or self._last == self._number
         if lacking and self._run.exchange.needs_states and not wanted:
-            self.writer.abandon()
+            self._writer.abandon()
             return
         with self._written():
-            self._complete(version, self.writer, lacking)
+            self._complete(version, self._writer, lacking)
 
     def _complete(self, version: int, writer: files.Checkpointer, lacking: list[int]) -> None:
         late = self._run.exchange.late_contents()
@@ -260,8 +262,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Give up the checkpoint under way."""
-        if self.writer is not None:
-            self.writer.abandon()
+        if self._writer is not None:
+            self._writer.abandon()
 
 
 class Resumption:
