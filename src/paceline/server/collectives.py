@@ -33,7 +33,7 @@ class Collectives:
     def __init__(self, run: "ServerRun") -> None:
         self._run = run
         self._next = 0  # the number of the first call that has no answer yet
-        self._waiting: dict[int, CollectiveCall] = {}  # by worker
+        self.waiting: dict[int, CollectiveCall] = {}  # for an answer, by worker
         self._evaluator: CollectiveCall | None = None  # it contributes nothing and gets the workers' answer
         self._passed: dict[tuple[int, int], int] = {}  # calls answered, by worker and incarnation
         self._kept: dict[int, CollectiveAnswer] = {}
@@ -48,7 +48,7 @@ class Collectives:
         elif record is None:
             self._evaluator = message
         else:
-            self._waiting[worker] = message
+            self.waiting[worker] = message
 
     def on_kept(self, message: CollectiveKept) -> None:
         """Take over the last answer that the server before this one gave; some workers may not have got it."""
@@ -56,25 +56,21 @@ class Collectives:
             return
         self._next = message.number + 1
         self._keep(CollectiveAnswer(message.number, message.call, message.values, message.tensors))
-        late = {worker: call for worker, call in sorted(self._waiting.items()) if call.number < self._next}
+        late = {worker: call for worker, call in sorted(self.waiting.items()) if call.number < self._next}
         for worker in late:
-            del self._waiting[worker]
+            del self.waiting[worker]
         for worker, call in late.items():
             self._repeat(worker, call)
 
     def left(self, worker: int) -> None:
         """Stop waiting for a worker whose script is gone."""
-        self._waiting.pop(worker, None)
-        self.look()
-
-    @property
-    def waiting(self) -> Set[int]:
-        """The workers that wait for an answer."""
-        return self._waiting.keys()
+        self.waiting.pop(worker, None)
+        if self.waiting:
+            self.look()
 
     def left_the_phase(self) -> Set[int]:
         """Return the workers that wait in a call after they left the phase that a restarted server has to continue."""
-        return self._waiting.keys() if self._unfinished_phase() is not None else frozenset()
+        return self.waiting.keys() if self._unfinished_phase() is not None else frozenset()
 
     def _unfinished_phase(self) -> int | None:
         resumption = self._run.resumption
@@ -82,14 +78,12 @@ class Collectives:
 
     def look(self) -> None:
         """Answer the call that all workers wait in, and raise if one of them waits in vain."""
-        if not self._waiting:
-            return
         self._require_agreement()
-        if self._run.workers.alive <= self._waiting.keys():
+        if self._run.workers.alive <= self.waiting.keys():
             self._answer()
 
     def _answer(self) -> None:
-        calls, self._waiting = sorted(self._waiting.items()), {}
+        calls, self.waiting = sorted(self.waiting.items()), {}
         number, call = calls[0][1].number, calls[0][1].call
         values = {worker: PackedValue(each.value, each.tensors) for worker, each in calls}
         found = [mean_of_values(values)] if call == "mean" else list(values.values())
@@ -132,13 +126,13 @@ class Collectives:
         self._send(worker, answer)
 
     def _require_agreement(self) -> None:
-        first = min(self._waiting)
-        mine = self._waiting[first]
-        for worker, theirs in sorted(self._waiting.items()):
+        first = min(self.waiting)
+        mine = self.waiting[first]
+        for worker, theirs in sorted(self.waiting.items()):
             if (theirs.number, theirs.call) != (mine.number, mine.call):
                 raise UserError(f"worker {first} waits in {_spell(mine)}, worker {worker} in {_spell(theirs)}: {SAME}")
         for worker, record in sorted(self._run.workers.records.items()):
-            elsewhere = None if worker in self._waiting else self._where(record, mine.number)
+            elsewhere = None if worker in self.waiting else self._where(record, mine.number)
             if elsewhere is not None:
                 raise UserError(f"worker {first} waits in {_spell(mine)}, and {elsewhere}: {SAME}")
 

@@ -19,12 +19,54 @@ from paceline.core.ledger import Allotment, Indices, Ledger
 from paceline.core.updates import PushRef, Updates
 from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
-from paceline.server.timers import Timers
-from paceline.server.totals import Totals, accuse
 from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, turned_away
 from paceline.strategies.base import Strategy
 
 OnVersion = Callable[[int, float], None]  # takes the version's number and time
+
+
+class Timers:
+    """The timers that a strategy has set, by name: number and time; one that was replaced or cleared never fires."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, tuple[int, float]] = {}
+        self._made = 0
+
+    def set(self, name: str, at: float | None) -> int:
+        """Set, replace or clear (`at` is None) a timer; return the number of this setting."""
+        self._made += 1
+        if at is None:
+            self._current.pop(name, None)
+        else:
+            self._current[name] = self._made, at
+        return self._made
+
+    def take(self, name: str, number: int) -> bool:
+        """Remove an expired setting; return whether it was still in force."""
+        if self._current.get(name, (0, 0.0))[0] != number:
+            return False
+        del self._current[name]
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names of all timers that are set."""
+        return list(self._current)
+
+    def pending(self) -> dict[str, float]:
+        """Return when each timer expires."""
+        return {name: at for name, (_, at) in self._current.items()}
+
+
+class Totals:
+    """Counts over the whole run: grants, samples of finished phases, and nominal rounds, which schedulers follow."""
+
+    def __init__(self) -> None:
+        self.used_before = 0
+        self.lost_before = 0
+        self.tickets = 0  # grants
+        self.rounds_done = 0.0
+        self.killers: set[int] = set()  # samples of finished phases that killed their processes
+        self.round_samples = 1  # of the phase, whose length is counted in it: not changed by joining and leaving
 
 
 class Coordinator:
@@ -383,7 +425,7 @@ class Coordinator:
         sent = self.model_bytes if record.extends is None else 0
         data = {"samples": samples, "seconds": seconds, "cause": cause, "bytes_down": sent}
         self.observe(at, "cancelled", data, record.worker)
-        tried = suspects and accuse(self, record, at)
+        tried = suspects and self._accuse(record, at)
         if not suspects:
             self._give_back(record.worker, record.allotments)
         record.cancelled, record.ticket = record.ticket, 0
@@ -391,6 +433,23 @@ class Coordinator:
             self.held[record.extends].extending = False
         record.free_at = at
         return tried
+
+    def _accuse(self, record: WorkerRecord, at: float) -> bool:
+        """Return to the ledger what a dead process had; name the samples that are given up because they kill.
+
+        Return whether the process had samples that were suspected before.
+        """
+        if self.ledger is None:
+            return False
+        verdict = self.ledger.accuse(record.worker, record.allotments)
+        if verdict.lost:
+            self.settle(0, lost=len(verdict.lost))
+            which = f"sample{'s' * (len(verdict.lost) > 1)} {', '.join(map(str, verdict.lost))}"
+            text = f"{which} killed each process that computed nothing else: left out of this epoch"
+            data = {"samples": len(verdict.lost), "reason": text, "indices": list(verdict.lost)}
+            self.observe(at, "lost", data, record.worker)
+            self.observe(at, "warning", {"text": text})
+        return verdict.tried
 
     def _give_back(self, worker: int, allotments: tuple[Allotment, ...]) -> None:
         if self.ledger is not None:

@@ -16,6 +16,7 @@ from paceline.core.errors import (
     CheckpointError,
     InternalError,
     JournalError,
+    OptionError,
     PacelineError,
     PeerError,
     ScenarioError,
@@ -35,7 +36,6 @@ from paceline.server.phases import Phases, as_data, epochs_done, standing_after
 from paceline.server.plan import Cause, Plan, as_error, how_it_ended
 from paceline.server.progress import Progress, ProgressReports
 from paceline.server.scenario_faults import ScenarioFaults
-from paceline.server.script_words import ScriptWords
 from paceline.server.workers import ScriptState, WorkerRecord, Workers
 from paceline.strategies import build, canonical
 from paceline.strategies.base import Strategy
@@ -45,6 +45,25 @@ LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
+
+
+class ScriptWords:
+    """What scripts have asked for and said: each remark is made once, and an option that nobody asks for is a typo."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = set(options)
+        self.asked: set[str] = set()
+        self.checked = not options
+        self.remarks: set[str] = set()
+        self.said_what_is_over = False
+
+    def check(self) -> None:
+        """Refuse a `--set` name that no script has asked for: it is a typo."""
+        self.checked = True
+        unknown = sorted(self._options - self.asked)
+        if unknown:
+            known = ", ".join(sorted(self.asked)) or "none"
+            raise OptionError(f"--set {unknown[0]}: the script asks for no such option; it asks for: {known}")
 
 
 class ServerRun:
@@ -222,7 +241,8 @@ class ServerRun:
                 self.collectives.on_kept(message)
             case _:
                 self._exchange_of(message).on_message(record, message, at)
-        self.collectives.look()
+        if self.collectives.waiting:
+            self.collectives.look()
 
     def _exchange_of(self, message: Any) -> RunExchange:
         """Return the exchange that the message belongs to; the first message of another exchange switches to it."""
