@@ -11,11 +11,10 @@ from paceline.core.errors import OptionError
 from paceline.tables import table_store as shelves
 from paceline.tables.host import Host
 from paceline.tables.messages import OpenTable, TableInit
-from paceline.tables.row_cache import Cache
 from paceline.tables.rowwise import RowDedup, add_rows, parse_rule, put_rows
 from paceline.tables.table_spec import make_spec
 from paceline.tables.table_store import ServerTable
-from paceline.tables.worker_table import OpLog
+from paceline.tables.worker_table import Cache, OpLog
 
 
 def spec_of(rows=10, width=2, dtype="float64", **options):
