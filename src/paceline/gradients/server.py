@@ -1,63 +1,16 @@
-"""The server's side of gradient exchange: hold pushes in the store until the strategy decides, and send grants."""
+"""The server's side of gradient exchange: receive pushes and hold them in the store until the strategy decides."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.updates import PushRef
+from paceline.gradients.grants import Grants
 from paceline.model.store import Gradient, Store
 from paceline.server.model_exchange import ModelExchange
-from paceline.server.phases import standing
-from paceline.server.workers import GrantOrder, WorkerRecord
-from paceline.transport.messages import (
-    Extra,
-    ModelLoaded,
-    More,
-    OptimizerAsked,
-    OptimizerHeld,
-    OptimizerLoaded,
-    Push,
-    Work,
-)
-
-if TYPE_CHECKING:
-    from paceline.server.run import ServerRun
+from paceline.server.workers import WorkerRecord
+from paceline.transport.messages import Extra, ModelLoaded, More, OptimizerAsked, OptimizerHeld, OptimizerLoaded, Push
 
 JUST_SENT_S = 1e-6  # a push read so soon after its computation counts as just sent
-
-
-class Grants:
-    """Sends grants, each with the current version and a slot for its push, and cancels them."""
-
-    def __init__(self, run: "ServerRun", store: Store) -> None:
-        self._run = run
-        self._store = store
-        self._slots: dict[int, int] = {}  # each worker's last slot in its region
-
-    def grant(self, order: GrantOrder) -> None:
-        """Publish the current version to the worker and send it the work."""
-        run, worker = self._run, order.worker
-        script = run.workers.records[worker].script
-        waits = not script.computing
-        parameters = run.engine.publish(worker, self._store, waits=waits) if order.fresh else None
-        script.order, script.computing = order, True
-        script.bytes_down = run.coordinator.model_bytes if order.fresh else 0
-        script.timing = timing = None
-        if run.emulation is not None:
-            timing = run.emulation.grant(worker, order.allotment.samples, script.bytes_down, order.at)
-            script.timing = timing
-        region, slot = run.engine.region(worker), 0
-        if region is not None:
-            slot = self._slots[worker] = self._store.free_slot(region, self._slots.get(worker, 0))
-        save = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
-        work = Work(
-            order.ticket, order.allotment, parameters, order.rounds_done, slot, save=save, phase=run.phases.number,
-            standing=standing(run),
-        )  # fmt: skip
-        run.engine.dispatch(worker, work, timing)
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        self._run.workers.records[worker].script.order = None
-        self._run.engine.recall(worker, ticket)
 
 
 class GradientExchange(ModelExchange):

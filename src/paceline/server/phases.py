@@ -100,9 +100,10 @@ def standing(run: "ServerRun") -> Standing:
     c, record = run.coordinator, run.phases.records.get(run.phases.number)
     ledger = c.ledger
     fraction = 1.0 if ledger is None else min(1.0, (ledger.used + ledger.lost) / ledger.total)
+    used = c.totals.used_before + (0 if ledger is None else ledger.used)
     record = record or PhaseRecord(0.0)
     return Standing(
-        c.used, epochs_done(run), fraction, record.began, record.stepped, len(run.evaluations.history), record.followed,
+        used, epochs_done(run), fraction, record.began, record.stepped, len(run.evaluations.history), record.followed,
         record.between,
     )  # fmt: skip
 

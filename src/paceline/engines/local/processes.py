@@ -21,7 +21,7 @@ from paceline.engines.local.output import Console, Target, Transcript, Voice
 from paceline.transport.base import Lost
 from paceline.transport.shm import Channel
 
-_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.prctl import begin_fresh; begin_fresh()"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from paceline.engines.local.prctl import begin_fresh as main; main()"
 
 
 class RunProcess(Protocol):
