@@ -1,5 +1,6 @@
 """What holds for the whole suite: soak tests run only when asked for, and on CI a skipped test is a failure."""
 
+import gc
 import importlib
 import os
 import signal
@@ -100,6 +101,11 @@ def one_nursery() -> Iterator[None]:
     """All runs of this process start from one nursery: a test that starts five processes imports torch in none."""
     # It sets variables of the process when it is imported, and a nursery from before that serves no run after it.
     importlib.import_module("sklearn")
+    # Half a million objects of torch and of the tests: each loop of a script with a scheduler looks through all that
+    # are not frozen, and so does every collection of garbage.
+    importlib.import_module("torch._dynamo")  # with the first optimizer it would come anyway
+    gc.collect()
+    gc.freeze()
     os.environ[leaks.TAG] = leaks.SESSION
     with nursery.kept(ignoring=OF_A_TEST):
         yield
