@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,7 +21,7 @@ SOAK = os.environ.get("PACELINE_SOAK") == "1"
 SOAK_TIMEOUT_S = 1800  # they run for minutes
 
 # Variables that change from test to test and that no import reads.
-OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PACELINE_CI_NO_SKIPS")
 
 _skipped: list[str] = []
 
@@ -107,9 +107,22 @@ def one_nursery() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     os.environ[leaks.TAG] = leaks.SESSION
-    with nursery.kept(ignoring=OF_A_TEST):
+    with pytest.MonkeyPatch.context() as patched, nursery.kept(ignoring=OF_A_TEST):
+        patched.setattr(nursery, "_inherited", _without_scripts(nursery._inherited))
         yield
     del os.environ[leaks.TAG]
+
+
+def _without_scripts(inherited: Callable[..., tuple[object, ...]]) -> Callable[..., tuple[object, ...]]:
+    """Let a script's own folder on the import path not make the nursery useless: no test's has a module of torch's."""
+    known = set(sys.path)
+
+    def reduced(ignoring: Collection[str]) -> tuple[object, ...]:
+        command, path, *rest = inherited(ignoring)
+        assert isinstance(path, list)
+        return command, [folder for folder in path if folder in known or not Path(folder).is_dir()], *rest
+
+    return reduced
 
 
 @pytest.fixture
