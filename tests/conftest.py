@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import leaks
 import pytest
+import warm_python
 
 from paceline.engines.local import nursery
 
@@ -21,7 +22,10 @@ SOAK = os.environ.get("PACELINE_SOAK") == "1"
 SOAK_TIMEOUT_S = 1800  # they run for minutes
 
 # Variables that change from test to test and that no import reads.
-OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PACELINE_CI_NO_SKIPS")
+OF_A_TEST = (
+    "PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
+    "PACELINE_CI_NO_SKIPS", "COLUMNS", "PYTHONBREAKPOINT",
+)  # fmt: skip
 
 _skipped: list[str] = []
 
@@ -123,6 +127,13 @@ def _without_scripts(inherited: Callable[..., tuple[object, ...]]) -> Callable[.
         return command, [folder for folder in path if folder in known or not Path(folder).is_dir()], *rest
 
     return reduced
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[type[warm_python.Popen]]:
+    """`subprocess.Popen` for programs of Python that need not import torch themselves."""
+    with warm_python.kept():
+        yield warm_python.Popen
 
 
 @pytest.fixture
