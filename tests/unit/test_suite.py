@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 ROOMS = {"unit", "strategies", "laws", "contracts", "sim", "processes", "scripts", "cuda"}
 SOURCES = {path.relative_to(TESTS).as_posix(): path.read_text() for path in TESTS.rglob("*.py")}
-MOST_FRESH = 16  # tests that start a run in an interpreter of its own
+MOST_FRESH = 14  # tests that start a run in an interpreter of its own
 
 
 def test_every_test_lies_in_a_room() -> None:
