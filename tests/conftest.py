@@ -1,16 +1,18 @@
 """What holds for the whole suite: soak tests run only when asked for, and on CI a skipped test is a failure."""
 
+import gc
 import importlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import hypothesis
 import leaks
 import pytest
+import warm_python
 
 from paceline.engines.local import nursery
 
@@ -20,7 +22,10 @@ SOAK = os.environ.get("PACELINE_SOAK") == "1"
 SOAK_TIMEOUT_S = 1800  # they run for minutes
 
 # Variables that change from test to test and that no import reads.
-OF_A_TEST = ("PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+OF_A_TEST = (
+    "PYTEST_CURRENT_TEST", leaks.TAG, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
+    "PACELINE_CI_NO_SKIPS", "COLUMNS", "PYTHONBREAKPOINT",
+)  # fmt: skip
 
 _skipped: list[str] = []
 
@@ -100,10 +105,35 @@ def one_nursery() -> Iterator[None]:
     """All runs of this process start from one nursery: a test that starts five processes imports torch in none."""
     # It sets variables of the process when it is imported, and a nursery from before that serves no run after it.
     importlib.import_module("sklearn")
+    # Half a million objects of torch and of the tests: each loop of a script with a scheduler looks through all that
+    # are not frozen, and so does every collection of garbage.
+    importlib.import_module("torch._dynamo")  # with the first optimizer it would come anyway
+    gc.collect()
+    gc.freeze()
     os.environ[leaks.TAG] = leaks.SESSION
-    with nursery.kept(ignoring=OF_A_TEST):
+    with pytest.MonkeyPatch.context() as patched, nursery.kept(ignoring=OF_A_TEST):
+        patched.setattr(nursery, "_inherited", _without_scripts(nursery._inherited))
         yield
     del os.environ[leaks.TAG]
+
+
+def _without_scripts(inherited: Callable[..., tuple[object, ...]]) -> Callable[..., tuple[object, ...]]:
+    """Let a script's own folder on the import path not make the nursery useless: no test's has a module of torch's."""
+    known = set(sys.path)
+
+    def reduced(ignoring: Collection[str]) -> tuple[object, ...]:
+        command, path, *rest = inherited(ignoring)
+        assert isinstance(path, list)
+        return command, [folder for folder in path if folder in known or not Path(folder).is_dir()], *rest
+
+    return reduced
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[type[warm_python.Popen]]:
+    """`subprocess.Popen` for programs of Python that need not import torch themselves."""
+    with warm_python.kept():
+        yield warm_python.Popen
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ class Target(msgspec.Struct, frozen=True):
 
     source: Path
     folder: Path
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen  # how programs are started
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of a program of this tree."""
@@ -73,7 +74,7 @@ class Target(msgspec.Struct, frozen=True):
 
         `before` runs in the new process, for limits.
         """
-        return subprocess.Popen(
+        return self.popen(
             [sys.executable, *program, *arguments],
             cwd=self.folder,
             env=self.environment(**(environment or {})),
@@ -181,10 +182,12 @@ def _as_stranger(act: Callable[[Connection], None], there: Connection) -> None:
     act(there)
 
 
-def attempts(attack: Attack, source: Path, seeds: Sequence[int]) -> list[Trial]:
-    """Try it with each seed against a tree."""
+def attempts(
+    attack: Attack, source: Path, seeds: Sequence[int], popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+) -> list[Trial]:
+    """Try it with each seed against a tree. `popen` starts the programs of the tree."""
     found = []
     for seed in seeds:
         with scratch(attack.name) as folder:
-            found.append(attack.attempt(Target(source, folder), seed))
+            found.append(attack.attempt(Target(source, folder, popen), seed))
     return found

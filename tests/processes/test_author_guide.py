@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from paceline import strategies
 from paceline.cli import main
@@ -27,9 +27,8 @@ def matches(expected: str, got: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.fresh
 def test_the_guide_does_what_it_says(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], warm: type[warm_python.Popen]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(clusters, "MAX_LINES", 5_000)  # the wrong one makes runs that do not end
@@ -38,7 +37,7 @@ def test_the_guide_does_what_it_says(
     commands = 0
     for kind, text in BLOCKS:
         if kind == "python" and "launch(" in text:
-            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+            done = warm_python.run([sys.executable, "-c", text])
             assert done.returncode == 0, done.stderr
             assert done.stdout == "my_strategy:Damped:power=1 40\n"
         elif kind == "python":

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_python
 from full_disks import writer_with_room
 
 from paceline import __version__
@@ -119,12 +120,13 @@ def test_what_follows_the_script_is_the_scripts_own(folder: Path, capsys: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
-def test_prints_of_the_script_leave_the_json_alone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prints_of_the_script_leave_the_json_alone(
+    folder: Path, capfd: pytest.CaptureFixture[str], warm: type[warm_python.Popen]
+) -> None:
     """Standard output is moved aside where the system has it, which pytest's own is not."""
     train = script(folder, before="import os; print('from python'); sys.stdout.flush(); os.system('echo from a child')")
     command = [sys.executable, "-m", "paceline", "run", "-q", "--json", "--scenario", "even4", *QUICK, train]
-    clean = subprocess.run(command, capture_output=True, text=True, check=False)
+    clean = warm_python.run(command)
     assert clean.returncode == 0, clean.stderr
     assert json.loads(clean.stdout)["workers"] == 4
     assert {"from python", "from a child"} <= set(clean.stderr.splitlines())

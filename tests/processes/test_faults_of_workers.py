@@ -13,6 +13,7 @@ from launching import launch, lines_of
 import paceline
 from paceline.core.errors import ScriptError
 from paceline.core.events import Joined, Left
+from paceline.engines.local import launcher
 from paceline.laws.checker import check
 from paceline.records.journal import Decision
 
@@ -109,7 +110,9 @@ def test_a_script_that_does_not_end_after_its_loop_is_ended_and_the_model_is_the
     assert "had not ended" in (folder / "report.json").read_text()
 
 
-def test_a_process_that_outlives_its_script_is_ended(tmp_path):
+def test_a_process_that_outlives_its_script_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "PATIENCE_S", 1.0)  # more than the three seconds of the setting only costs time
+
     def linger(session):
         import atexit
 

@@ -1,14 +1,17 @@
 """What a person sees of a run's processes: names in `ps`, each warning once, and a debugger where one is possible."""
 
+import fcntl
 import os
 import pty
 import re
 import select
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm_python import Popen
 
 from paceline.cli import main
 from paceline.server.waits import PATIENCE_S
@@ -59,13 +62,18 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[
     return lines
 
 
-def typed(folder: Path, inside: str, lines: list[str], *options: str) -> tuple[int, str]:
+def control_terminal() -> None:
+    """Make standard input the terminal of this process, which leads its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def typed(warm: type[Popen], folder: Path, inside: str, lines: list[str], *options: str) -> tuple[int, str]:
     """Run it in a terminal, and answer each prompt of a debugger with the next line."""
     write(folder, inside)
     program = [sys.executable, "-m", "paceline", *REAL, *options, "train.py"]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execvp(program[0], program)
+    terminal, its = pty.openpty()
+    process = warm(program, stdin=its, stdout=its, stderr=its, preexec_fn=control_terminal)
+    os.close(its)
     shown, prompts = b"", 0
     try:
         while True:
@@ -82,7 +90,7 @@ def typed(folder: Path, inside: str, lines: list[str], *options: str) -> tuple[i
                 os.write(terminal, f"{lines.pop(0)}\n".encode())
     finally:
         os.close(terminal)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = process.wait()
     return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace")).replace("\r", "")
 
 
@@ -116,24 +124,30 @@ def test_a_warning_of_a_process_that_a_worker_starts_is_not_lost(run: Run) -> No
     assert f"[worker 0] {ENDED}" in lines
 
 
-@pytest.mark.fresh
 @pytest.mark.parametrize(
     ("lines", "code", "wanted"),
     [(["p number * 1000 + 77", "c"], 0, ["\n2077\n", f"[worker 0] {ENDED}"]), (["q"], 1, ["BdbQuit"])],
 )
 def test_a_debugger_works_on_the_terminal_of_the_only_worker(
-    folder: Path, lines: list[str], code: int, wanted: list[str]
+    folder: Path, warm: type[Popen], lines: list[str], code: int, wanted: list[str]
 ) -> None:
-    ended, shown = typed(folder, "breakpoint()", lines, "--workers", "1")
+    ended, shown = typed(warm, folder, "breakpoint()", lines, "--workers", "1")
     assert ended == code, shown
     assert re.search(r"train\.py\(1\d\)<module>\(\)", shown)
     assert [text for text in wanted if text not in shown] == []
 
 
-@pytest.mark.fresh
-def test_several_workers_in_a_terminal_say_in_one_line_why_there_is_no_debugger(folder: Path) -> None:
+def test_several_workers_in_a_terminal_say_in_one_line_why_there_is_no_debugger(
+    folder: Path, warm: type[Popen]
+) -> None:
     code, shown = typed(
-        folder, "optimizer.step(); ((model(x) - y) ** 2).mean().backward(); breakpoint()", [], "--workers", "2", "-q"
+        warm,
+        folder,
+        "optimizer.step(); ((model(x) - y) ** 2).mean().backward(); breakpoint()",
+        [],
+        "--workers",
+        "2",
+        "-q",
     )
     assert code == 0, shown
     assert shown.count("only the first step of a batch") == 1  # as it came, and not in the report once more

@@ -164,10 +164,10 @@ print("ended", run.ended, run.summary.samples_used)
 """
 
 
-def program(folder, **parts):
+def program(folder, popen=subprocess.Popen, **parts):
     path = folder / "program.py"
     path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, "stuck": False, **parts}))
-    return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(process, text, times=1):
@@ -187,9 +187,8 @@ def test_a_program_needs_no_guard_and_its_functions_no_module(tmp_path):
     assert "ended done 64" in output
 
 
-@pytest.mark.fresh
-def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path):
-    with program(tmp_path, epochs=10**6) as process:
+def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path, warm):
+    with program(tmp_path, warm, epochs=10**6) as process:
         wait_for(process, "under way", times=2)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate()
@@ -237,9 +236,8 @@ def test_whoever_stays_stopped_after_ctrl_c_is_killed(monkeypatch):
         launch(Training(epochs=10**6, at_batch=stop_and_interrupt("server")))
 
 
-@pytest.mark.fresh
-def test_whoever_asks_twice_does_not_wait(tmp_path):
-    with program(tmp_path, epochs=10**6, stuck=True) as process:
+def test_whoever_asks_twice_does_not_wait(tmp_path, warm):
+    with program(tmp_path, warm, epochs=10**6, stuck=True) as process:
         wait_for(process, "under way", times=2)  # and nobody will answer the first
         for _ in range(2):
             process.send_signal(signal.SIGINT)

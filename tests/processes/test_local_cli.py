@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_python import Popen
 
 from paceline.cli import main
 from paceline.core.errors import OptionError
@@ -109,11 +110,10 @@ def test_an_option_that_nobody_asks_for_is_bad_input(folder: Path, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.fresh
-def test_signals_end_with_the_report_so_far(folder: Path, number: signal.Signals) -> None:
+def test_signals_end_with_the_report_so_far(folder: Path, warm: type[Popen], number: signal.Signals) -> None:
     inside = "number == 3 and print('under way', file=sys.stderr, flush=True)"
     command = [sys.executable, "-m", "paceline", *REAL, "--json", script(folder, "10**6", inside)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while "under way" not in process.stderr.readline():
             assert process.poll() is None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm_python import Popen
 
 from paceline.cli import main
 from paceline.cli.run_command import settle
@@ -68,11 +69,11 @@ def pressed(press: Callable[[], None], presses: int) -> None:
         time.sleep(0.5)  # two signals of one moment are one
 
 
-def interrupted(folder: Path, *options: str) -> tuple[int, str]:
+def interrupted(warm: type[Popen], folder: Path, *options: str) -> tuple[int, str]:
     """Press Ctrl-C on a command while it trains; return the exit code and what was said."""
     (folder / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "paceline", *REAL, *options, "train.py", "slowly", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         pressed(lambda: process.send_signal(signal.SIGINT), 1)
         _, said = process.communicate()
     return process.returncode, said
@@ -97,14 +98,13 @@ def model_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
 @pytest.mark.parametrize(
     "options", [[], ["--checkpoint-every", "7v"], ["--strategy", "ssp:staleness=1"], ["--strategy", "gossip"]]
 )
 def test_an_interrupted_run_goes_on_without_any_option_as_if_nothing_had_happened(
-    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], warm: type[Popen], options: list[str]
 ) -> None:
-    code, said = interrupted(folder, "--set", "lr=0.02", *options)
+    code, said = interrupted(warm, folder, "--set", "lr=0.02", *options)
     assert code == 130, said
     (run,) = Path("runs").iterdir()
     assert f"paceline: to go on: paceline resume {run}" in said.splitlines()

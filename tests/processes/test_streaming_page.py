@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "streaming.md"
 ORIGINAL = ROOT / "tests" / "scripts" / "originals" / "streaming.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm", "nothing_left")]
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def changes():
 
 def run(folder, *command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = warm_python.run(command, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,5 +1,9 @@
 """The loops people write: alone each comes to its original's bits, and on workers to its original's score."""
 
+import functools
+import tempfile
+from pathlib import Path
+
 import loop_runs
 import pytest
 
@@ -22,6 +26,13 @@ def test_the_catalogue_has_every_script_and_every_script_its_original():
     assert all((FOLDER / name).read_text() == (ORIGINALS / name).read_text() for name in MODULES)
 
 
+@functools.cache
+def result_of_original(name):
+    """What the plain script ends with; it is judged alone, on virtual workers and on processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return loop_runs.run_original(BY_NAME[name], Path(folder) / "original.pt")
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_scripts_are_short_and_originals_know_nothing_of_paceline(name):
     loop = BY_NAME[name]
@@ -31,8 +42,7 @@ def test_scripts_are_short_and_originals_know_nothing_of_paceline(name):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_alone_a_port_comes_to_its_originals_bits(name, tmp_path):
-    loop = BY_NAME[name]
-    original = loop_runs.run_original(loop, tmp_path / "original.pt")
+    loop, original = BY_NAME[name], result_of_original(name)
     port = loop_runs.run_port(loop, tmp_path / "port.pt")
     assert loop_runs.difference(original, port) is None
     assert original["model"]
@@ -89,7 +99,7 @@ def test_a_better_score_is_good_enough(lower, score, good):
 
 def trained_on(loop, tmp_path, engine, workers):
     """Run it by the command line; say what was not as expected."""
-    of_original = loop_runs.run_original(loop, tmp_path / "original.pt")["score"]
+    of_original = result_of_original(loop.name)["score"]
     result = tmp_path / "result.pt"
     expected = loop.sim if engine == "sim" else loop.local
     code, said = loop_runs.run_on_workers(loop, result, engine, workers)

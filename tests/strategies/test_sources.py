@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm_python
 
 import paceline
 from paceline import strategies
@@ -197,12 +198,12 @@ def train():
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-@pytest.mark.fresh
+@pytest.mark.usefixtures("warm")
 def test_a_program_with_its_own_strategy(guarded: bool, mine: Path) -> None:
     """The server loads the program's file: what starts a run in it must not start one there."""
     guard = 'if __name__ == "__main__":' if guarded else "if True:"
     Path("program.py").write_text(PROGRAM.format(strategy=mine.read_text(), guard=guard))
-    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, check=False)
+    done = warm_python.run([sys.executable, "program.py"])
     if guarded:
         assert done.stdout == f"{mine.parent}/program.py:Damped\n", done.stderr
     else:
