@@ -2,10 +2,10 @@
 
 Three workers train a small model; worker 1 hangs in the middle. `PACELINE_WORKER_TIMEOUT` allows 2 s of silence (30 s
 is the default), which the commit before does not know. A run holds if it ends within 5 s of that time, with every
-sample used exactly once and the worker named in its report. A worker that is continued must train again. The last
-attack is none: healthy workers, one of whose batches takes 20 times as long as usual, must all be kept. 200 such
-workers are tried by `tests/unit/test_silence.py` on the rule itself, some more by `tests/sim/test_faults_of_workers.py`
-in virtual time, and a handful here on processes.
+sample used exactly once and the worker named in its report, before and when it is taken out. A worker that is continued
+must train again. The last attack is none: healthy workers, one of whose batches takes 20 times as long as usual, must
+all be kept. 200 such workers are tried by `tests/unit/test_silence.py` on the rule itself, some more by
+`tests/sim/test_faults_of_workers.py` in virtual time, and a handful here on processes.
 """
 
 import json
@@ -82,6 +82,12 @@ class Seen(msgspec.Struct, frozen=True):
     def named(self) -> bool:
         return any("worker 1" in text for text in self.report.get("warnings", ()))
 
+    @property
+    def announced(self) -> bool:
+        """Whether worker 1 was named as silent before it was taken out."""
+        said = [text for text in self.report.get("warnings", ()) if text.startswith("worker 1 has sent nothing for ")]
+        return len(said) > 1 and "the others go on without it in " in said[0]
+
 
 def hung(target: Target, how: str, at: int, strategy: str = "bsp", patience: str = f"{TIMEOUT_S:g}..8") -> Seen:
     """Train with a worker that hangs in this way at that batch."""
@@ -108,6 +114,7 @@ def judge_hung(seen: Seen, step_s: float = 0.03) -> Trial:
         (seen.used == SAMPLES, f"{seen.used} of {SAMPLES} samples were used"),
         (seen.timeouts == 1, f"{seen.timeouts} workers were taken out"),
         (seen.named, "the report does not name worker 1"),
+        (seen.announced, "worker 1 was not named before it was taken out"),
         (seen.steps < SAMPLES // 8, "worker 1 did not hang at all"),
         (float(seen.report.get("seconds", 1e9)) < step_s * SAMPLES / 8 + TIMEOUT_S + ALLOWANCE_S, "it took too long"),
     ]

@@ -49,7 +49,7 @@ IDLE = 1200  # connections of the stranger
 HUGE = 1e6  # a weight that the stranger would like to see
 LARGEST = 10.0  # that a weight of an undisturbed run is by far
 FORGED = [("model", (4, 1), 0), *(("mean", (part,), number) for part in (2, 3) for number in range(99))]
-SETTINGS = ("bsp", "shm"), ("bsp", "zeromq"), ("local_sgd:period=4", "shm"), ("local_sgd:period=4", "zeromq")
+SETTINGS = ("local_sgd:period=4", "shm"), ("bsp", "zeromq"), ("bsp", "shm"), ("local_sgd:period=4", "zeromq")
 
 SCRIPT = """
 import time, torch, paceline
@@ -352,7 +352,8 @@ def _disturbing(strategy: str, transport: str, wanted: str, target: Target, seed
     said = "the bits of an undisturbed run" if same else "other bits"
     return Trial(
         ended.code == 0 and same and loot.connected == loot.forged == 0 and loot.rounds > 0 and not loot.read,
-        f"{strategy} over {transport}: exit {ended.code}, {said}, {loot.connected} connections, {loot.forged} messages",
+        f"{strategy} over {transport}: exit {ended.code}, {said}, {loot.connected} connections, {loot.forged} forged, "
+        f"{len(set(loot.read))} things read or changed",
     )
 
 
@@ -393,7 +394,7 @@ def _reading(target: Target, seed: int) -> Trial:
 
 ATTACKS = [
     Attack("squatted gossip", "squats the temporary folder and forges messages of nodes", gossiping, 8, root=True),
-    Attack("strangers", "squats, forges, connects to and reads all that there is", disturbing, 20, 0, root=True),
+    Attack("strangers", "squats, forges, connects to and reads all that there is", disturbing, 20, 4, root=True),
     Attack("idle connections", "opens a thousand connections and leaves them idle", flooding, 4, 1, root=True),
     Attack("reading along", "reads the run's files, memory and processes", reading, 4, 1, root=True),
 ]

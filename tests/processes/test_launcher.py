@@ -19,6 +19,7 @@ from paceline.core import errors
 from paceline.engines.local import interruption, scratch
 from paceline.records import journal
 from paceline.records.journal import Header, Lines
+from paceline.records.metrics import fold
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
@@ -232,8 +233,40 @@ def test_one_ctrl_c_ends_the_run_with_its_report_though_somebody_is_stopped(whom
 
 def test_whoever_stays_stopped_after_ctrl_c_is_killed(monkeypatch):
     monkeypatch.setattr(interruption, "RESUMED_S", -1.0)  # nobody is resumed
-    with pytest.raises(errors.PeerError, match="server process was killed by SIGKILL while the run was being interr"):
-        launch(Training(epochs=10**6, at_batch=stop_and_interrupt("server")))
+    run = launch(Training(epochs=10**6, at_batch=stop_and_interrupt("server")))
+    assert (run.ended, run.exit_code, run.summary.workers, run.summary.samples_used) == ("interrupted", 130, 2, 0)
+    (said,) = run.summary.warnings
+    assert "server process was killed by SIGKILL while the run was being interrupted: nothing of it was recor" in said
+
+
+def test_an_interrupted_run_whose_server_dies_reports_from_its_journal_and_can_go_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(interruption, "RESUMED_S", -1.0)
+    run = launch(Training(epochs=100, at_batch=stop_and_interrupt("server")), tmp_path, checkpoint_every="1v")
+    assert (run.ended, run.exit_code) == ("interrupted", 130)
+    assert run.summary.versions > 0
+    assert str(run.journal) in run.summary.warnings[-1]
+    assert run.summary.versions == fold(journal.read(run.journal)).versions
+    assert (run.folder / "report.json").is_file()
+    resumed = launch(Training(epochs=100), tmp_path, resume=run.folder)
+    assert (resumed.ended, resumed.summary.samples_used) == ("done", 4000)
+
+
+def kill_server_and_interrupt(session, number):
+    """As worker 0: kill the server, and press Ctrl-C as soon as it has a successor."""
+    if session.worker == 0 and number == 3:
+        launcher = os.getppid()
+        first = named_children(launcher)["server"]
+        os.kill(first, signal.SIGKILL)
+        while named_children(launcher).get("server", first) == first:
+            time.sleep(0.001)
+        os.kill(launcher, signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_run_whose_server_has_just_been_started_again(tmp_path):
+    run = launch(Training(epochs=100, at_batch=kill_server_and_interrupt), tmp_path, checkpoint_every="1v")
+    assert (run.ended, run.exit_code) == ("interrupted", 130)
+    resumed = launch(Training(epochs=100), tmp_path, resume=run.folder)
+    assert (resumed.ended, resumed.summary.samples_used) == ("done", 4000)
 
 
 def test_whoever_asks_twice_does_not_wait(tmp_path, warm):

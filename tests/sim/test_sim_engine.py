@@ -299,6 +299,21 @@ def test_a_strategy_that_decides_by_the_loss_asks_for_it():
         launch(cluster(*EVEN), train(report_loss=False), strategy="adaptive_k:test=trend")
 
 
+def test_two_hundred_scripts_are_welcomed_one_after_the_other():
+    def script():
+        session = paceline.init()
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        for _ in session.steps(1):
+            model.weight.grad = torch.ones(1, 1)
+            optimizer.step()
+
+    run, lines = launch(cluster(*[1.0] * 200), script, workers=200)
+    assert (run.ended, run.summary.versions, run.summary.samples_used) == ("done", 1, 200)
+    assert [event.worker for event in decisions(lines, Joined)] == list(range(200))
+
+
 def test_no_thread_is_left(nothing_left):
     launch(cluster(*EVEN))
     with pytest.raises(ScenarioError):

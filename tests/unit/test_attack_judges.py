@@ -9,7 +9,10 @@ from attacks import hung, poison
 from attacks.harness import Ended
 
 GOOD = Ended(0, "", "", 5.0)
-NAMED = ["worker 1 has sent nothing for 2 s"]
+NAMED = [
+    "worker 1 has sent nothing for 1.25 s: the others go on without it in 0.75 s",
+    "worker 1 has sent nothing for 2 s: the others go on without it",
+]
 REPORT = {"samples_used": hung.SAMPLES, "seconds": 4.0, "faults": {"timeouts": 1}, "warnings": NAMED}
 
 
@@ -24,7 +27,8 @@ def test_a_run_that_went_on_without_the_hung_worker_holds():
     "fault",
     [
         {"samples_used": hung.SAMPLES - 8}, {"samples_used": hung.SAMPLES + 8}, {"faults": {"timeouts": 0}},
-        {"faults": {"timeouts": 2}}, {"warnings": []}, {"seconds": 30.0},
+        {"faults": {"timeouts": 2}}, {"warnings": []}, {"warnings": NAMED[1:]},
+        {"warnings": NAMED[::-1]}, {"seconds": 30.0},
     ],
     ids=str,
 )  # fmt: skip

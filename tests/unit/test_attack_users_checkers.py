@@ -60,3 +60,7 @@ def test_a_file_that_is_open_to_all_is_read(tmp_path):
     loot = other_users.Loot()
     other_users.read_along(tmp_path, loot)
     assert str(tmp_path / "runs" / "journal.jsonl") in loot.read
+
+
+def test_every_attack_of_another_user_is_shown_to_succeed_before_the_mend():
+    assert all(attack.before for attack in other_users.ATTACKS)

@@ -46,15 +46,22 @@ def warnings(hand):
     return [line.data["text"] for line in hand.observed("warning")]
 
 
-def test_a_silent_worker_is_named_and_its_samples_go_to_the_others():
-    hand = trained()
+def about(hand, worker):
+    return [text for text in warnings(hand) if f"worker {worker} " in text]
+
+
+def test_a_silent_worker_is_named_then_taken_out_and_its_samples_go_to_the_others():
+    hand = trained(own_processes=True)
     had = hand.run.workers.records[1].allotments[0].indices.tolist()
-    passes(hand, 4.9, 0, 2)
+    passes(hand, 3.0, 0, 2)
+    assert about(hand, 1) == []
+    passes(hand, 1.9, 0, 2)
+    silent = "worker 1 has sent nothing for {} s (its longest step took 0.1 s): the others go on without it{}"
+    assert about(hand, 1) == [silent.format(3.12, " in 1.88 s")]
     assert left(hand) == []
     passes(hand, 0.3, 0, 2)
     assert left(hand) == [1]
-    (named,) = [text for text in warnings(hand) if "worker 1" in text]
-    assert named == "worker 1 has sent nothing for 5 s (its longest step took 0.1 s): the others go on without it"
+    assert about(hand, 1) == [silent.format(3.12, " in 1.88 s"), silent.format(5, "")]
     again = [work.allotment.indices.tolist() for worker in (0, 2) for work in works(hand, worker)]
     assert sum(had[0] in indices for indices in again) == 1
     assert hand.run.coordinator.version > 2  # bsp goes on
@@ -78,6 +85,19 @@ def test_one_that_is_back_is_told_so_and_its_late_push_is_dropped():
     passes(hand, 1, 0, 1, 2)
     assert hand.run.workers.records[1].present
     assert any(text.startswith("worker 1 is back after ") for text in warnings(hand))
+
+
+def test_one_that_is_heard_after_it_was_named_stays_and_is_named_again_only_after_a_longer_silence():
+    hand = trained(rounds=9, own_processes=True)
+    passes(hand, 4.0, 0, 2)
+    assert len(about(hand, 1)) == 1
+    hand.pushes(1)  # after 4 s: twice as long is allowed from here on
+    passes(hand, 4.8, 0, 2)
+    hand.pushes(1)
+    assert len(about(hand, 1)) == 1
+    passes(hand, 6.5, 0, 2)
+    assert len(about(hand, 1)) == 2
+    assert left(hand) == []
 
 
 def test_all_samples_are_used_once_when_a_worker_comes_back():
@@ -126,12 +146,14 @@ def test_workers_that_wait_for_the_slowest_are_not_silent():
     assert left(hand) == []
 
 
-def test_nobody_is_taken_out_while_all_are_silent():
-    hand = trained()
+def test_nobody_is_taken_out_while_all_are_silent_and_that_is_said():
+    hand = trained(own_processes=True)
     hand.engine.advance(1e5)
     assert left(hand) == []
+    (said,) = warnings(hand)
+    assert said == "no worker (0, 1, 2) has sent anything for 3.12 s: while all are silent none is taken out"
     hand.pushes(0)  # one is back: now the others are overdue
-    hand.engine.advance(1.06 * hand.engine.time)  # a virtual clock is looked at every 5 % of the time so far
+    hand.engine.advance(hand.engine.time + 1.1)
     assert left(hand) == [1, 2]
 
 
@@ -163,6 +185,9 @@ def test_a_worker_that_does_not_come_to_the_next_loop_has_until_the_ceiling():
     hand.is_ready(0, phase=1)
     hand.engine.advance(19.9)
     assert not hand.run.phases.running
+    (named,) = about(hand, 1)
+    assert "has sent nothing for 12.5 s" in named
+    assert named.endswith("and the others wait for it: they go on without it in 7.5 s")
     hand.engine.advance(20.5)
     assert hand.run.phases.running
     assert sorted(hand.run.workers.in_phase) == [0]

@@ -11,18 +11,18 @@ from paceline.tables import server
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.messages import Ready, SavedState
 
-COUNTS = TableSpec("counts", 2, 1, "float32", None, "add", eager=False)
+COUNTS = TableSpec("counts", 3, 1, "float32", None, "add", eager=False)
 CLOCKS = Ready(0, 1 << 40, 1, 1, "clocks", 1)
 
 
-def on_tables(folder, strategy="ssp:staleness=3", every="2v", standing=(), **more):
-    """Two workers that have begun their work; `standing` is what those say that outlived a server."""
-    hand = HandDrivenRun(strategy, folder=folder, checkpoint_every=Every.parse(every), **more)
-    for worker in (0, 1):
+def on_tables(folder, strategy="ssp:staleness=3", every="2v", standing=(), workers=2, **more):
+    """Workers that have begun their work; `standing` is what those say that outlived a server."""
+    hand = HandDrivenRun(strategy, workers, folder=folder, checkpoint_every=Every.parse(every), **more)
+    for worker in range(workers):
         hand.says(worker, t.OpenTable(COUNTS))
     if hand.last(0, t.Opened).wanted:
         hand.says(0, t.TableInit(0, np.zeros((1, 1), dtype=np.float32)))
-    for worker in (0, 1):
+    for worker in range(workers):
         if standing:
             hand.says(worker, standing[worker])
         hand.says(worker, CLOCKS)
@@ -35,7 +35,7 @@ def tick(through, worker, era=0, again=False):
 
 
 def counts(hand):
-    return hand.run.result().tables["counts"][:, 0].tolist()
+    return hand.run.result().tables["counts"][:2, 0].tolist()
 
 
 def saves(hand, worker):
@@ -199,3 +199,50 @@ def test_many_increments_ask_for_a_checkpoint_early(most, tmp_path, monkeypatch)
     hand.says(0, tick(2, 0))
     hand.says(0, tick(3, 0))
     assert (hand.count(0, t.Save) > before) is (most == 0)
+
+
+@pytest.mark.parametrize("restarted_at", [None, 9.0])
+def test_a_worker_that_waited_for_the_slowest_is_counted_by_the_strategy_at_its_own_clock(restarted_at, tmp_path):
+    folder = tmp_path / "a"
+    first = on_tables(folder, every="4v")
+    for worker in (0, 1):  # the checkpoint at the beginning
+        first.says(worker, tick(1, worker))
+        saves(first, worker)
+    for clock in (2, 3):  # the fourth version is worker 1's third clock
+        first.says(1, tick(clock, 1))
+    saves(first, 1)
+    for clock in (2, 3, 4):
+        first.says(0, tick(clock, 0))
+    saves(first, 0)
+    standing = [t.ClockStanding(0, 4), t.ClockStanding(0, 3)] if restarted_at else []
+    hand = on_tables(folder, resume=folder, restarted_at=restarted_at, standing=standing)
+    assert entered(hand) == [4, 3]  # the slower had sent three clocks that the tables lacked
+    assert hand.run.coordinator.strategy.state.clocks.of == {0: 4, 1: 3}
+    hand.says(1, tick(4, 1))
+    hand.says(0, t.AtBarrier(1, 4))
+    hand.says(1, t.AtBarrier(1, 4))
+    assert [hand.last(worker, t.Passed).clock for worker in (0, 1)] == [4, 4]
+
+
+def test_a_barrier_opens_at_the_workers_own_clock_whatever_the_strategy_counts(tmp_path):
+    first = on_tables(tmp_path / "a", every="6v", workers=3)
+    for worker in (0, 1, 2):  # the checkpoint at the beginning
+        first.says(worker, tick(1, worker))
+        saves(first, worker)
+    for worker, clock in ((1, 2), (0, 2), (0, 3)):  # the sixth version is the last of these
+        first.says(worker, tick(clock, worker))
+    saves(first, 0)
+    for worker, clock in ((1, 3), (2, 2)):
+        first.says(worker, tick(clock, worker))
+        saves(first, worker)
+    hand = on_tables(tmp_path / "b", resume=tmp_path / "a", workers=3)
+    hand.says(1, tick(4, 1))  # worker 0, at clock 3, waits for worker 2
+    counted = hand.run.coordinator.strategy.state.clocks
+    assert counted.of == {1: 4, 2: 2}
+    hand.ends(2)
+    assert counted.of == {0: 4, 1: 4}  # worker 0 joined at the slowest's of those that the strategy knew
+    hand.says(1, t.AtBarrier(1, 4))
+    hand.says(0, tick(4, 0))
+    hand.says(0, t.AtBarrier(1, 4))
+    assert [hand.last(worker, t.Passed).clock for worker in (0, 1)] == [4, 4]
+    assert counts(hand) == [4.0, 4.0]

@@ -3,18 +3,18 @@
 A worker owes something while it has a grant, while it was asked for its model, and outside of loops while the others
 wait for it, or have ended. `silence.py` says how long it may take; outside of loops that is the ceiling. What is not
 the worker's fault is no silence: waiting for a grant, for others' models or for rows of a table, loading before its
-first loop, a debugger, and time in which this process itself was stopped. Nobody is taken out as long as everybody is
-silent: then it is not the worker that hangs.
+first loop, a debugger, and time in which this process itself was stopped. A worker is named some time before it is
+taken out. Nobody is taken out as long as everybody is silent, which is said: then it is not the worker that hangs.
 
 A worker that was taken out is told so as soon as it reads messages again. It then calls for work as it does after a
 restart of the server: its late push is dropped, since its grant was taken back, and its samples are others' by then.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.server.silence import StepTimes, allowed_s
+from paceline.server.silence import StepTimes, allowed_s, named_s
 from paceline.server.workers import WorkerRecord
 from paceline.transport.messages import Cancelled, ToServer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
 LOOK_S = 5.0  # at most, between two looks on a real clock, so that a stop of this process is noticed
+LOOKS = 0.2  # of the floor, at most, so that a worker is named before it is taken out
 STOPPED_S = 2.0  # by which a look may be late; a later one means that this process stood still
 ALL_AWAY = 6  # times the ceiling, for scripts that are all busy outside of their loops: they may evaluate or save
 SELDOM = 0.05  # of the virtual time so far, between two looks of the simulator
@@ -39,6 +40,7 @@ class Liveness:
         self._heard: dict[int, float] = {}  # when each worker last sent something, or had an excuse
         self._excused: dict[int, float] = {}  # when each worker last had an excuse
         self._asked: set[int] = set()  # nodes asked whether they are there, and not heard since
+        self._named: set[int] = set()  # workers that were named as silent, and not heard since
         self._lost_at: dict[int, float] = {}  # since when workers that were taken out have been silent
         self._debugged: set[int] = set()
         self._next: float | None = None  # when the next look is due
@@ -60,8 +62,9 @@ class Liveness:
                 steps = self._steps[worker] = StepTimes()
             steps.add(at - began, samples)
         self._heard[worker] = at
-        if self._asked:
+        if self._asked or self._named:
             self._asked.discard(worker)
+            self._named.discard(worker)
         if record.script.silent:
             self._comes_back(record, at)
 
@@ -113,7 +116,7 @@ class Liveness:
             due.append(outside)
         # A virtual clock may leap by ages, so looks come less often the longer the run takes.
         real = run.engine.capabilities.own_processes
-        latest = at + (min(patience.floor, LOOK_S) if real else max(patience.floor, SELDOM * at))
+        latest = at + (min(LOOKS * patience.floor, LOOK_S) if real else max(patience.floor, SELDOM * at))
         if not latest < math.inf:
             self._next = None
             return
@@ -122,7 +125,8 @@ class Liveness:
 
     def _moments(self, record: WorkerRecord, since: float, allowed: float) -> list[float]:
         asks = self._run.exchange.answers_pings and record.worker not in self._asked
-        return [since + allowed, *([since + ASKED * allowed] if asks else [])]
+        moments = [since + allowed, *([since + ASKED * allowed] if asks else [])]
+        return moments if record.worker in self._named else [*moments, since + named_s(allowed)]
 
     def _look(self, planned: float) -> None:
         run, at = self._run, self._run.engine.now()
@@ -131,19 +135,43 @@ class Liveness:
         late = at - planned
         if late > STOPPED_S and run.engine.capabilities.own_processes:
             self._excuse_all(late)
-        overdue = []
-        owing = list(self._owing(at))
-        for record, since, allowed in owing:
+        overdue, quiet = [], []
+        for record, since, allowed in list(self._owing(at)):
+            if at >= since + named_s(allowed):
+                quiet.append((record, since, since + allowed))
             if at >= since + allowed:
                 overdue.append((since, record))
             elif at >= since + ASKED * allowed and run.exchange.answers_pings and record.worker not in self._asked:
                 self._asked.add(record.worker)
                 run.exchange.ping(record.worker)
+        self._name(quiet, at)
         silent = {record.worker for _, record in overdue}
         for since, record in sorted(overdue, key=lambda each: each[0]):
             if self._somebody_else(silent):
                 self._lose(record, since, at)
         self._plan(at)
+
+    def _name(self, quiet: Sequence[tuple[WorkerRecord, float, float]], at: float) -> None:
+        """Name workers that have been silent for long: since when each, and when it will be taken out."""
+        new = [each for each in quiet if each[0].worker not in self._named]
+        if not new:
+            return
+        self._named |= {record.worker for record, _, _ in new}
+        if not self._somebody_else({record.worker for record, _, _ in quiet}):
+            since = max(since for _, since, _ in quiet)
+            who = ", ".join(str(record.worker) for record, _, _ in quiet)
+            text = f"no worker ({who}) has sent anything for {at - since:.3g} s: while all are silent none is taken out"
+            self._run.remark(text, self._run.moment(at))
+            return
+        for record, since, due in new:
+            if at < due:
+                text = f"{self._silence(record.worker, since, at)}: the others go on without it in {due - at:.3g} s"
+                self._run.remark(text, self._run.moment(at))
+
+    def _silence(self, worker: int, since: float, at: float) -> str:
+        steps = self._steps.get(worker)
+        known = "" if steps is None else f" (its longest step took {steps.longest:.3g} s)"
+        return f"worker {worker} has sent nothing for {at - since:.3g} s{known}"
 
     def _excuse_all(self, seconds: float) -> None:
         """Do not count time in which this process stood still."""
@@ -196,9 +224,10 @@ class Liveness:
         if not away or workers.starting or not away <= self._steps.keys() or away & self._debugged:
             return None  # a worker without a step is loading
         allowed = patience.ceiling * (1 if there | ended else ALL_AWAY)
-        due = max(self._heard.get(worker, 0.0) for worker in away | there | ended) + allowed
+        since = max(self._heard.get(worker, 0.0) for worker in away | there | ended)
+        due = since + allowed
         if due > at:
-            return due
+            return self._name_away(away if there else set(), since + named_s(allowed), due, at)
         for worker in sorted(away):
             record = workers.records[worker]
             if there:
@@ -209,6 +238,18 @@ class Liveness:
         if not workers.alive and run.active:
             run.end("done")  # what it was there for is done
         return None
+
+    def _name_away(self, away: set[int], named_at: float, due: float, at: float) -> float:
+        """Name those that others wait for outside of a loop, if it is time; return when to look again."""
+        new = sorted(away - self._named)
+        if new and at < named_at:
+            return named_at
+        self._named.update(new)
+        for worker in new:
+            since = self._heard.get(worker, 0.0)
+            text = f"{self._silence(worker, since, at)}, and the others wait for it: they go on without it in "
+            self._run.remark(f"{text}{due - at:.3g} s", self._run.moment(at))
+        return due
 
     def _give_up(self, record: WorkerRecord, seconds: float) -> None:
         """Do not wait for a script that does not end after its loops."""
@@ -222,10 +263,7 @@ class Liveness:
     def _lose(self, record: WorkerRecord, since: float, at: float) -> None:
         """Go on without a silent worker."""
         run, worker, ticket = self._run, record.worker, record.ticket
-        steps = self._steps.get(worker)
-        known = "" if steps is None else f" (its longest step took {steps.longest:.3g} s)"
-        text = f"worker {worker} has sent nothing for {at - since:.3g} s{known}: the others go on without it"
-        run.remark(text, run.moment(at))
+        run.remark(f"{self._silence(worker, since, at)}: the others go on without it", run.moment(at))
         self._lost_at[worker] = since
         if not run.exchange.can_rejoin:
             run.engine.control(worker, "kill")

@@ -30,6 +30,8 @@ class ModelExchange(RunExchange):
         self._spec_saved: ModelSpec | None = None  # of the checkpoint that the run continues from
         self._states: dict[int, bytes] = {}  # of workers, from that checkpoint
         self._evaluator: Hello | None = None  # received from the evaluator's process, and not yet answered
+        self._answering = False  # `look_at_waiting` is under way
+        self._look_again = False  # somebody came meanwhile
 
     @property
     def in_use(self) -> bool:
@@ -52,7 +54,23 @@ class ModelExchange(RunExchange):
 
     def look_at_waiting(self, at: float) -> None:
         """Answer workers that have prepared a model; the first time wait for all, since worker 0's is taken. The same
-        goes for each further one that scripts prepare."""
+        goes for each further one that scripts prepare.
+
+        In virtual time a script goes on while it is answered, and so calls this again. That is put off until all have
+        their answers: answers inside of answers would be as deep as there are workers.
+        """
+        self._look_again = True
+        if self._answering:
+            return
+        self._answering = True
+        try:
+            while self._look_again:
+                self._look_again = False
+                self._answer_waiting(at)
+        finally:
+            self._answering = False
+
+    def _answer_waiting(self, at: float) -> None:
         workers = self.run.workers
         waiting = {record.worker: record.script.hello.spec.calls for record in workers.running() if record.script.hello}
         known = 0 if self.store_or_none is None else self.store.spec.calls

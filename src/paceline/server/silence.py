@@ -10,6 +10,9 @@ swapped out costs, so a step 20 times as long as usual is no reason. Whatever th
 the worker has ever made is allowed, since it has shown that it comes back from such steps. A grant larger than any
 before gets time in proportion.
 
+It is named before, when `NAMED` of that time has passed: later than its longest step so far, so that steps as usual are
+not worth a line.
+
 A worker without enough steps of its own is judged by the ceiling, and by the steps of the others as if they were its
 own where those are longer; as long as nobody has made a step, nothing is known and nobody is overdue.
 """
@@ -24,6 +27,9 @@ SPREADS = 25.0  # above the median; with the spread at least the median, 26 time
 ENOUGH = 1  # steps of its own by which a worker is judged; the first loads, compiles and fills caches, so it is long
 WINDOW = 31  # steps: enough for a steady median, short enough to follow a change of speed
 RETURNS = 2.0  # times the longest step from which a worker has come back
+NAMED = 0.625  # of the time allowed, after which a worker is named; more than 1 / RETURNS, see above
+NAMED_S = 3.0  # at least, but at most `NAMED_BY` of the time allowed: shorter silences are not worth a line
+NAMED_BY = 0.75
 
 
 class StepTimes:
@@ -62,3 +68,8 @@ def allowed_s(own: StepTimes, others: Iterable[StepTimes], samples: int, patienc
     if not known:
         return None
     return share * max(patience.ceiling, likely_s(known), RETURNS * own.longest)
+
+
+def named_s(allowed: float) -> float:
+    """Return after how many seconds of silence a worker is named, if it is taken out after `allowed`."""
+    return min(max(NAMED * allowed, NAMED_S), NAMED_BY * allowed)

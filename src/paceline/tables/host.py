@@ -179,7 +179,8 @@ class Host:
                 self._send_eagerly()
             if not self._due and not self._let_rest(at) and not self._open_barrier(at):
                 break
-            due = sorted(self._due)
+            # Those that come back join the strategy before others pass on clocks, or it would count them too far ahead.
+            due = sorted(self._due, key=lambda worker: (not self._is_aside(worker), worker))
             self._due.clear()
             for worker in due:
                 reader = self._readers.get(worker)
@@ -189,6 +190,10 @@ class Host:
                     self._pass_on(worker, reader, at)
                     self._tell_what_is_in(worker, reader)
         self._deal_anew()
+
+    def _is_aside(self, worker: int) -> bool:
+        reader = self._readers.get(worker)
+        return reader is not None and reader.aside
 
     def _answer(self, worker: int, reader: Reader, at: float) -> None:
         """Answer the parked reads that the strategy and their tables' bounds allow."""

@@ -151,6 +151,7 @@ class TableStore:
         self._run = run
         self.tables: list[ServerTable] = []
         self.clocks = Clocks()  # applied clocks of the workers present
+        self.counts = False  # whether there was a worker present
         self.readers: dict[int, Reader] = {}
         self.ticks: dict[int, t.Tick] = {}  # clocks passed to the strategy and not yet applied, by ticket
         self.due: set[int] = set()  # workers that `Host.settle` has to look at
@@ -206,12 +207,14 @@ class TableStore:
             reader = self.readers[worker] = Reader(order.incarnation)
             self._place(worker, reader)
         if worker not in self.clocks.of:  # it joins, or returns from a barrier
-            # Workers that stepped aside may be ahead of the strategy's count, and no clock may go back.
-            start = max(self.clocks.min, through - 1)
+            # The strategy may count otherwise: workers that step aside, or go on at clocks of their own, join it at
+            # its slowest's clock. Only before anybody has a clock here is its count all that is known.
+            start = self.clocks.min if self.counts else through - 1
             if worker in self.starts:
                 start = self.starts.pop(worker)
                 self.leading.add(worker)
             self.clocks.enter(worker, start)
+            self.counts = True
             reader.first, reader.offset = start + 1, start - (through - 1)
             reader.received, reader.applied, reader.told = start + len(reader.early), start, start
         elif reader.returns:

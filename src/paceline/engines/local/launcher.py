@@ -26,7 +26,7 @@ from paceline.engines.local.interruption import Interruption
 from paceline.engines.local.loop import Loop, interrupts
 from paceline.engines.local.output import Console
 from paceline.engines.local.processes import Process, RunProcess
-from paceline.engines.local.result_handover import Outcome, as_overdue
+from paceline.engines.local.result_handover import Outcome, as_overdue, interrupted_without_server
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log, notice
@@ -274,7 +274,9 @@ class Launcher:
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
         elif self._interruption.count:
-            self._failure = control.Failure("peer", f"{how} while the run was being interrupted")
+            logger.warning("%s while the run was being interrupted", how)
+            self._finished = interrupted_without_server(self._plan, how)
+            self._children.unlink()
         elif newest is None and not begins_again:
             self._failure = control.Failure(
                 "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"

@@ -14,11 +14,21 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from paceline.core.errors import InternalError, PacelineError, PeerError, ScriptError, StorageError, UserError
-from paceline.engines.local.control import Blame, Failure
+from paceline.core.errors import (
+    InternalError,
+    JournalError,
+    PacelineError,
+    PeerError,
+    ScriptError,
+    StorageError,
+    UserError,
+)
+from paceline.engines.local.control import Blame, Failure, Finished
+from paceline.records.journal import Observation, read
+from paceline.records.metrics import Metrics, to_json
 from paceline.records.report import Report
 from paceline.server.exchange import Result
-from paceline.server.plan import Cause
+from paceline.server.plan import Cause, Plan
 
 _ERRORS: dict[Blame, type[PacelineError]] = {
     "storage": StorageError, "user": UserError, "script": ScriptError, "peer": PeerError, "internal": InternalError,
@@ -70,6 +80,24 @@ def as_overdue(workers: Sequence[int]) -> Failure | None:
         f"the script of {which} did not end after the run and was ended; model and report are complete "
         "(--worker-timeout says how long a script may go on)",
     )
+
+
+def interrupted_without_server(plan: Plan, how: str) -> Finished:
+    """Return the end of an interrupted run whose server died before it could report: what its journal tells."""
+    metrics, covers = Metrics(), "nothing of it was recorded"
+    if plan.journal is not None:
+        covers = f"the report covers what {plan.journal} holds, and the model is that of the newest checkpoint, if any"
+        try:
+            for line in read(plan.journal):
+                metrics.write(line)
+        except JournalError as error:
+            covers = f"the report covers the beginning of the run: {error}"
+    if metrics.header is None:
+        metrics.write(plan.header)
+    text = f"{how} while the run was being interrupted: {covers}"
+    metrics.write(Observation(metrics.seconds, "warning", {"text": text}))
+    journal, folder = (None if path is None else os.fspath(path) for path in (plan.journal, plan.folder))
+    return Finished("interrupted", to_json(metrics.report(journal, folder)).encode())
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
