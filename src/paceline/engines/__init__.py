@@ -14,7 +14,7 @@ from paceline.core.settings import Capabilities, RunConfig
 
 _ENGINES: dict[str, tuple[Capabilities, str]] = {
     "local": (Capabilities(own_processes=True, restarts_server=True), "paceline.engines.local.launcher"),
-    "sim": (Capabilities(virtual_time=True), "paceline.engines.sim.virtual_engine"),
+    "sim": (Capabilities(virtual_time=True, restarts_server=True), "paceline.engines.sim.virtual_engine"),
 }
 
 

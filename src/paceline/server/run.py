@@ -96,9 +96,13 @@ class ServerRun:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def begin(
-        self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None
-    ) -> None:
-        """Write the header; continue from a checkpoint if one is given, at time `at` or else the checkpoint's."""
+        self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None,
+        rolled_back: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Write the header; continue from a checkpoint if one is given, at time `at` or else the checkpoint's.
+
+        `at` means that only the server was restarted. `rolled_back` is what an earlier one did after the checkpoint.
+        """
         header = self.plan.header if resumption is None else resumption.header(self.plan.header)
         self.sink.write(header)
         self.resumption = resumption
@@ -109,6 +113,10 @@ class ServerRun:
                 self.engine.start_clock(at)  # time passed while there was no server
                 resumption.workers_live = True
             resumption.carry_out(self, moment)
+            if rolled_back is not None and any(rolled_back.values()):
+                self.coordinator.observe(moment, "rolled_back", dict(rolled_back))
+            if at is not None:
+                self.words.checked = True  # workers that live on do not ask for their options again
         self.checkpoints.count_from(self.coordinator.version)
 
     @property

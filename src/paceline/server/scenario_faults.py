@@ -1,4 +1,4 @@
-"""What a scenario does to the workers of a run: pauses, crashes, leaves, rejoins and joins.
+"""What a scenario does to the workers of a run: pauses, crashes, leaves, rejoins, joins, and a crash of its server.
 
 Slow-downs and cut links are part of the emulated times. So are pauses, but a worker's process is also stopped, so that
 nothing in it moves meanwhile.
@@ -66,7 +66,7 @@ class ScenarioFaults:
             case "rejoin":
                 self._start(event)
             case "server_crash":
-                run.engine.crash_server()
+                run.engine.crash_server(event.for_s)
             case _:
                 pass  # part of the emulated times
 
