@@ -141,6 +141,15 @@ def test_a_worker_that_was_gone_before_comes_back_as_the_scenario_says(tmp_path)
     assert first_joins(lines)[1] == pytest.approx(0.8)
 
 
+def test_a_server_that_nobody_outlives_waits_for_those_that_come_back(tmp_path):
+    gone = event("crash", 0.3, workers=[0, 1, 2, 3]) + event("rejoin", 1.5, workers=[1, 2])
+    run = launch(tmp_path, crashing(0.4, for_=0.1, events=gone))
+    assert run.summary.samples_used == EPOCHS * len(ROWS)
+    assert set(first_joins(lines_of(run))) == {1, 2}
+    with pytest.raises(ScenarioError, match="every worker has left at 0.5 s and data remains"):
+        launch(tmp_path, crashing(0.4, for_=0.1, events=event("crash", 0.45, workers=[0, 1, 2, 3])))
+
+
 def test_a_run_whose_time_is_up_in_the_servers_absence_ends_when_it_is_back(tmp_path):
     run = launch(tmp_path, crashing(0.4, for_=0.3), max_seconds=0.5)
     assert run.ended == "limit"

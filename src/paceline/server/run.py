@@ -441,7 +441,7 @@ class ServerRun:
             self.engine.wake()
 
     def _somebody_comes_back(self) -> bool:
-        return self.faults is not None and self.faults.brings_somebody_back(self.engine.now())
+        return self.faults is not None and self.faults.brings_somebody_back()
 
     # -- what the coordinator decides --------------------------------------------------------------------------------
 
@@ -529,6 +529,8 @@ class ServerRun:
         # Where scripts have ended between phases, a worker that joins later would find nothing to do.
         came_to_end = over or (not phases.running and not unfinished and any(script.ended for script in scripts))
         if not came_to_end and self._somebody_comes_back():
+            if self.faults is not None and phases.current is None and self.resumption is not None:
+                self.faults.schedule(self.resumption.seen_until)  # no phase begins before somebody is back
             return
         # Scripts on tables decide themselves when they are done.
         no_data = self.exchange.counts_rounds or not (phases.running or unfinished)

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from paceline import engines
-from paceline.core.errors import ScenarioError, ScriptError, StorageError, UserError
+from paceline.core.errors import InternalError, ScenarioError, ScriptError, StorageError, UserError
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.sim.interrupts import deferred
 from paceline.engines.sim.kernel import Call, Kernel
@@ -120,6 +120,9 @@ class SimEngine(TensorsByReference):
             run.on_quiet(self.now())
             if run.phases.running:
                 raise run.all_left(self.now())
+            if run.resumption is not None and run.resumption.unfinished_phase is not None:
+                missing = sorted(run.workers.alive - run.workers.waiting.keys())
+                raise InternalError(f"the restored server waits for workers {missing} for ever at {self.now():.6g} s")
             run.end("done")
 
     def close(self) -> None:
