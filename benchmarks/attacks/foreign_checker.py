@@ -15,6 +15,7 @@ from typing import Any
 from attacks.foreign_nodes import Nodes
 
 Line = dict[str, Any]
+Standing = tuple[int, int, int, int]  # versions, pushes, samples used and lost
 CLOSE = 1e-9
 SINGLE = {"asp", "ssp", "dssp"}  # every push is a version of its own, at once
 WHOLE = {"bsp", "fastest_k", "adaptive_k", "adaptive_k_load", "balanced"}  # every version has mass 1
@@ -31,13 +32,13 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in whole]
 
 
-def faults(lines: Sequence[Line], *, ended: bool = True) -> list[str]:
-    """What is wrong with a journal; `ended`: it must have its end line."""
+def faults(lines: Sequence[Line], *, ended: bool = True, whole: bool = False) -> list[str]:
+    """What is wrong with a journal; `ended`: it must have its end line; `whole`: and all its data must be used up."""
     checker = Checker()
     for number, line in enumerate(lines, 1):
         checker.at_line = number
         checker.take(line)
-    checker.close(ended=ended)
+    checker.close(ended=ended, whole=whole)
     return checker.found
 
 
@@ -82,6 +83,9 @@ class Checker:
         self._cancelled: Counter[int] = Counter()  # by an action, whose observation is to follow
         self._last_apply: tuple[list[int], float] | None = None
         self._phases: list[Line] = []
+        self._history: list[Standing] = []  # where the run has stood, less what was rolled back
+        self._saved: set[int] = set()  # versions of which there is a checkpoint
+        self._to_tell: Line | None = None  # what a restored server has to say it has rolled back
         self._nodes = Nodes(self._blame)
 
     def _blame(self, law: str, what: str) -> None:
@@ -105,20 +109,44 @@ class Checker:
             self._on_observation(line)
         else:
             self._blame("lines are of four types", kind)
+        standing = self._standing()
+        if not self._history or self._history[-1] != standing:
+            self._history.append(standing)
+
+    def _standing(self) -> "Standing":
+        return self._version, self._pushes, self._used, self._lost
 
     def _on_header(self, line: Line) -> None:
         first, self._header = self._header is None, line
         self._name, self._options = options_of(line["strategy"])
         restored = line["restored"]
         if restored is not None:
+            virtual = line["engine"] == "sim"
+            if not first:
+                self._roll_back(restored, virtual=virtual)
             self._version, self._pushes = restored["version"], restored["pushes"]
             self._used, self._lost = restored["samples_used"], restored["samples_lost"]
             self._work, self._idle, self._clocks, self._grants, self._held = {}, {}, {}, {}, {}
             self._cancelled.clear()
-            self._restoring, self._time = True, -math.inf
-            self._nodes = Nodes(self._blame, known=False)
+            self._restoring, self._time = True, -math.inf if first else self._time
+            self._nodes = Nodes(self._blame, known=virtual)  # a real node may be sent messages of before
         elif not first:
             self._grants = {}
+
+    def _roll_back(self, restored: Line, *, virtual: bool) -> None:
+        """Judge where a restored server goes on: where the run once stood, and what came after that is void."""
+        names = ("version", "pushes", "samples_used", "samples_lost")
+        to: Standing = tuple(restored[name] for name in names)  # type: ignore[assignment]
+        if to not in self._history:
+            self._blame("a restored server goes on where the run once stood", f"{restored} is no such place")
+        else:
+            last = len(self._history) - 1 - self._history[::-1].index(to)
+            del self._history[last + 1 :]
+        if virtual and restored["version"] not in self._saved:
+            self._blame("a restored server goes on from a checkpoint", f"there is none of {restored['version']}")
+        held = sum(held.samples for held in self._held.values())
+        lost = {"versions": self._version - to[0], "samples": self._used - to[2] + held, "pushes": self._pushes - to[1]}
+        self._to_tell = lost if any(lost.values()) else None
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -127,6 +155,7 @@ class Checker:
         if self._restoring and kind == "left":
             return  # of the workers in the checkpoint; what is decided has no effect
         self._restoring = False
+        self._must_have_told()
         if event["at"] < self._time:
             self._blame("time goes forward", f"{kind} at {event['at']}, after {self._time}")
         self._time = event["at"]
@@ -141,6 +170,11 @@ class Checker:
             self._on_applied(event)
         for action in actions:
             self._on_action(action, event)
+
+    def _must_have_told(self) -> None:
+        if self._to_tell is not None:
+            self._blame("what is rolled back is told", f"{self._to_tell} were, and nothing says so")
+            self._to_tell = None
 
     def _on_left(self, worker: int, cause: str) -> None:
         if worker not in self._work and worker not in self._idle:
@@ -312,7 +346,12 @@ class Checker:
         elif what == "discarded":
             if self._held.pop(data["push"], None) is None:
                 self._blame("only a held push is discarded", f"push {data['push']}")
+        elif what == "rolled_back":
+            if data != self._to_tell:
+                self._blame("what is rolled back is told", f"{data} instead of {self._to_tell}")
+            self._to_tell = None
         elif what == "checkpoint":
+            self._saved.add(data["version"])
             if data["version"] > self._version:
                 self._blame("a checkpoint is of a version that exists", f"{data['version']} of {self._version}")
         elif what == "reads":
@@ -332,6 +371,9 @@ class Checker:
 
     def _on_end(self, line: Line) -> None:
         self._end, data = line, line["data"]
+        self._must_have_told()
+        if self._grants and data["cause"] != "error":
+            self._blame("every grant is answered or taken back", f"workers {sorted(self._grants)} still have one")
         if data["versions"] != self._version:
             self._blame("versions are consecutive", f"{self._version} were made, the end says {data['versions']}")
         for name, counted in (("samples_used", self._used), ("samples_lost", self._lost)):
@@ -347,8 +389,10 @@ class Checker:
                 text = f"{self._used} used and {self._lost} lost of {wanted}"
                 self._blame("every sample of every epoch is settled once", text)
 
-    def close(self, *, ended: bool) -> None:
+    def close(self, *, ended: bool, whole: bool) -> None:
         """Judge what can only be judged at the end."""
+        if whole and self._end is not None and self._end["data"]["cause"] != "done":
+            self._blame("a run comes to its end", f"it ended by {self._end['data']['cause']}")
         if ended and self._end is None:
             self._blame("a run that is over has its end line", "there is none")
         self._nodes.close()

@@ -315,8 +315,10 @@ def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header
         options.pop(name)
     for name in ("evaluate_every", "worker_timeout"):
         options[name] = "off" if getattr(config, name) is None else str(getattr(config, name))
-    if real:
+    if real or config.checkpoint_every is not None:
         options["checkpoint_every"] = None if config.checkpoint_every is None else str(config.checkpoint_every)
+    else:
+        del options["checkpoint_every"], options["checkpoint_keep"]
     return Header(
         engine=config.engine,
         strategy=config.strategy,

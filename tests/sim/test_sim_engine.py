@@ -230,11 +230,6 @@ def test_all_workers_gone_is_an_error_that_names_the_time():
         launch(cluster(1.0, events=event("crash", 0.07, worker=0)))
 
 
-def test_a_server_cannot_crash_here():
-    with pytest.raises(ScenarioError, match="server_crash"):
-        launch(cluster(1.0, events=event("server_crash", 0.07)))
-
-
 def test_evaluation_costs_no_virtual_time_and_comes_at_even_distances():
     with_evaluation, lines = launch(cluster(*UNEVEN), evaluate_every="2v")
     without, _ = launch(cluster(*UNEVEN), evaluate_every="1000v")

@@ -1,9 +1,6 @@
 """Which strategy meets which fault, and where: a fixed design, so that a commit always runs the same tests.
 
 - In the simulator, where a run takes a tenth of a second, every strategy meets every event that a scenario knows.
-- A server that dies is no event of the simulator, which has no server process. Every central strategy goes on from a
-  checkpoint without processes (tests/unit/test_checkpoint.py), and every machine of the runs without a server on real
-  processes.
 - On real processes each fault strikes once under each exchange of updates, and every strategy is struck once.
 
 `make soak` runs all pairs on real processes.
@@ -25,6 +22,7 @@ SIMULATED = {
     "partition": event("partition", 0.1, workers=[0, 2], for_=0.4),
     "duplicate": event("duplicate", 0.0, share=0.5),
     "reorder": event("reorder", 0.05, share=0.5, worker=0, for_=0.6),
+    "server_crash": event("server_crash", 0.6, for_=0.2),
 }
 SIMULATED_PAIRS = [(n, k) for n in (*strategies.names(), *strategies.peer_names()) for k in SIMULATED]
 

@@ -94,7 +94,7 @@ class HandDrivenEngine:
     def control(self, worker: int, what: Control) -> None:
         self.controlled.append((worker, what))
 
-    def crash_server(self) -> None:
+    def crash_server(self, for_s: float | None) -> None:
         raise AssertionError("nobody asked for that")
 
     def send(self, worker: int, message: Any) -> None:

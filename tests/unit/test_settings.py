@@ -326,8 +326,6 @@ def test_evaluation_can_be_off_but_not_where_a_target_needs_it() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("checkpoint_every", "10v"),
-        ("checkpoint_keep", 2),
         ("resume", "runs/old"),
         ("respawn", True),
         ("start", "fresh"),

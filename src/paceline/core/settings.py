@@ -137,9 +137,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         why="its own steps decide between the two; off, or 0, waits for ever")] = Patience(30.0, 600.0)
     checkpoint_every: Annotated[Every | None, About(
         "Save all that is needed to go on, in versions or seconds: 100v, 60s.", "N{v|s}", default="never",
-        of_processes=True, then=_without_epochs)] = None
+        then=_without_epochs)] = None
     checkpoint_keep: Annotated[Count, About(
-        "How many checkpoints are kept, the newest.", "K", of_processes=True,
+        "How many checkpoints are kept, the newest.", "K",
         why="two could both be of a run that had already gone wrong")] = 3
     resume: Annotated[Path | None, About(
         "Go on from a run's newest checkpoint, or from this checkpoint.", "FOLDER", of_processes=True,

@@ -18,7 +18,7 @@ _ENGINES: dict[str, tuple[Capabilities, str]] = {
         Capabilities(own_processes=True, restarts_server=True, open_to_joiners=True),
         "paceline.engines.hosts.serving",
     ),
-    "sim": (Capabilities(virtual_time=True), "paceline.engines.sim.virtual_engine"),
+    "sim": (Capabilities(virtual_time=True, restarts_server=True), "paceline.engines.sim.virtual_engine"),
 }
 
 

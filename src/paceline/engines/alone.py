@@ -87,7 +87,7 @@ class Alone(TensorsByReference):
     def control(self, worker: int, what: Control) -> None:
         """Do nothing: without a scenario nobody pauses or kills the worker."""
 
-    def crash_server(self) -> None:
+    def crash_server(self, for_s: float | None) -> None:
         """Do nothing: without a scenario there is no such event."""
 
     def send(self, worker: int, message: ToWorker) -> None:

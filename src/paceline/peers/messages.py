@@ -20,6 +20,7 @@ class Model(msgspec.Struct, frozen=True):
 
     tensors: Any  # a function that returns them, since a module may replace its buffers
     counters: Any  # likewise, for the buffers that are not averaged
+    machine: Any  # of the node, which the exchange asks about its options and tells of what happens between steps
 
 
 class Outgoing(msgspec.Struct, frozen=True):

@@ -17,6 +17,12 @@ class NodeLinks:
         """Return the latency between two nodes: the mean of their one-way latencies in the scenario."""
         return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
 
+    def arrival(self, one: int, other: int, now: float, out: float) -> float:
+        """Return when a message of this moment that has left at `out` arrives; a node that is cut off holds it back."""
+        latency_s, left_at = self.latency_s(one, other), self._times.reachable_at(one, out)
+        arrives_at = now + (out - now + latency_s) if left_at == out else left_at + latency_s
+        return self._times.reachable_at(other, arrives_at)
+
     def seconds(self, node: int, nbytes: int) -> float:
         """Return the seconds that so many bytes take on a node's link, without latency."""
         bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)

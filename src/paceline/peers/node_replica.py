@@ -1,7 +1,7 @@
 """A worker's model in a run without a server: the node owns it, and a push reports a step that the node made."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from paceline.model.store import Gradient, Parameters
 from paceline.peers.messages import Averages, Border, Lent, Model, NotFinite, Pulled, Step
 from paceline.peers.node import Node
 from paceline.strategies.peers.base import Peer
-from paceline.transport.base import Closed
-from paceline.transport.messages import Over
+from paceline.transport.base import Closed, Lost
+from paceline.transport.messages import Cancelled, Over
 from paceline.worker.replica import Replica
 
 
@@ -27,7 +27,7 @@ class NodeReplica(Replica):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         spec: ModelSpec,
-        machine: Peer,
+        make_machine: Callable[[], Peer],
         number: int,
         endpoint: Any,  # carries nodes' messages, too
     ) -> None:
@@ -35,12 +35,13 @@ class NodeReplica(Replica):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise OptionError("LBFGS asks for the loss several times in a step, which batches() cannot give it")
         self._endpoint = endpoint
+        self._make_machine = make_machine
         self._border: Border | None = None
         self._step = type(optimizer).step
         self._samples_stepped = 0
         self._refused = False  # the last step's gradient was not finite
         self._gradients: list[torch.Tensor | None] | None = None  # of the pieces so far
-        self.node = self._make_node(machine, number)
+        self.node = self._make_node(make_machine(), number)
 
     def _make_node(self, machine: Peer, number: int) -> Node:
         return Node(machine, number, self.tensors, self._endpoint.send, self._ask, mend=self._mend)
@@ -54,8 +55,9 @@ class NodeReplica(Replica):
         return [b for b in self.buffers if not b.is_floating_point()]
 
     def introduce(self) -> None:
-        """Send references to the model."""
-        self._endpoint.send(Model(self.tensors, self.counters))
+        """Send references to the model, and a fresh machine: a restarted server knows nothing of the old one."""
+        self.node = self._make_node(self._make_machine(), self.node.number)
+        self._endpoint.send(Model(self.tensors, self.counters, self.node.machine))
 
     def load(self, version: Parameters) -> None:
         super().load(version)
@@ -142,10 +144,14 @@ class NodeReplica(Replica):
     def _ask(self, message: object) -> object:
         self._endpoint.send(message)
         while True:
-            answer = self._endpoint.receive()
+            try:
+                answer = self._endpoint.receive()
+            except Lost as lost:
+                self.interrupted = lost
+                return None
             if isinstance(answer, Pulled | Averages | Lent):
                 return answer
-            if isinstance(answer, Over):
+            if isinstance(answer, Over | Cancelled):
                 self.interrupted = answer
                 return None
             if answer is None:

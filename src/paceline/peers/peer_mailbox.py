@@ -98,7 +98,6 @@ class PeerMailbox(NodeReplica):
         make_machine: Callable[[], Peer], place: tuple[int, int], endpoint: Any, mail: Mail,
     ) -> None:  # fmt: skip
         """`place` is the node's number and incarnation."""
-        self._make_machine = make_machine
         self._incarnation = place[1]
         self._mail = mail
         self._outbox = Outbox(mail)
@@ -117,7 +116,7 @@ class PeerMailbox(NodeReplica):
         self._wait_s = 0.0
         self._messages = 0
         self._has_started = False
-        super().__init__(model, optimizer, spec, make_machine(), place[0], endpoint)
+        super().__init__(model, optimizer, spec, make_machine, place[0], endpoint)
         tensors = self.tensors()
         mail.reserve([t.numel() * t.element_size() for t in [*tensors, *self.counters()]])
 

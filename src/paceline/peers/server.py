@@ -146,6 +146,13 @@ class PeerExchangeBase(ModelExchange, ABC):
         computing = [node for node in present if records[node].present and records[node].ticket]
         return all(self._passed.get(node, 0) >= number for node in computing)
 
+    def extra(self) -> dict[str, Any]:
+        return {"peer": self.spec, "node_samples": dict(self.used)}
+
+    def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
+        super().restore(contents, version, states, extra)
+        self.used = {int(node): count for node, count in extra.get("node_samples", {}).items()}
+
     def result(self) -> Result:
         if self.store_or_none is None:
             return Result()
@@ -438,12 +445,8 @@ class PeerExchange(PeerExchangeBase):
 
     # -- checkpoints, results ----------------------------------------------------------------------------------------
 
-    def extra(self) -> dict[str, Any]:
-        return {"peer": self.spec, "node_samples": dict(self.used)}
-
     def restore(self, contents: Contents, version: int, states: dict[int, bytes], extra: dict[str, Any]) -> None:
         super().restore(contents, version, states, extra)
-        self.used = {int(node): count for node, count in extra.get("node_samples", {}).items()}
         self.gathering.averaged = True
 
     def result(self) -> Result:

@@ -3,7 +3,8 @@
 A node's outgoing link is serial: latency, and bytes over the smaller of the scenario's bandwidth and the node's own.
 Sending overlaps computing, but a step does not begin while two messages are still on their way out; a machine whose
 options say `overlap=false` waits for all of them. A node handles what has arrived when it has computed a step. Grants
-take no time: in a run without a server they are not part of the training's traffic.
+take no time: in a run without a server they are not part of the training's traffic. A partition holds back all that a
+node sends or is sent; a message that is duplicated has one number, and its second copy is refused.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -97,11 +98,11 @@ class VirtualPeerExchange(PeerExchangeBase):
         self._waits_since: dict[int, float] = {}  # since when each node waits for an average
 
     def replica_maker(self, node: int, endpoint: Endpoint) -> MakeReplica:
-        """Return what makes a node's replica, around a fresh machine."""
-        machine = self._machines[node] = build_peer(self.spec, self.run.plan.config.seed, node)
+        """Return what makes a node's replica; it tells of its machine when it introduces itself."""
+        strategy, seed = self.spec, self.run.plan.config.seed
 
         def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, spec: ModelSpec) -> NodeReplica:
-            return NodeReplica(model, optimizer, spec, machine, node, endpoint)
+            return NodeReplica(model, optimizer, spec, lambda: build_peer(strategy, seed, node), node, endpoint)
 
         return make
 
@@ -278,7 +279,7 @@ class VirtualPeerExchange(PeerExchangeBase):
             phase = self.run.phases.number
             step = Step(
                 order.ticket, order.allotment, None, order.rounds_done, phase=phase, border=self._border(flight),
-                standing=flight.standing,
+                save=self.run.checkpoints.number_for(order.worker), standing=flight.standing,
             )  # fmt: skip
             self.run.engine.send(order.worker, step)
 
@@ -287,8 +288,17 @@ class VirtualPeerExchange(PeerExchangeBase):
         flight = self._flights[record.worker]
         self.count(record.worker, message)
         compute_s = flight.timing.end - flight.timing.begin
-        transfer_s = at - flight.granted_at - compute_s
-        self.run.engine.call_at(at, self._arrived, (record, message, compute_s, transfer_s))
+        arrives_at = self._times.reachable_at(record.worker, at)
+        for moment in self._deliveries(record.worker, flight.timing.attempt, at, arrives_at):
+            transfer_s = moment - flight.granted_at - compute_s
+            self.run.engine.call_at(moment, self._arrived, (record, message, compute_s, transfer_s))
+
+    def _deliveries(self, worker: int, number: int, sent_at: float, arrives_at: float) -> list[float]:
+        """Return when a message arrives: once, unless a message fault strikes it."""
+        emulation = self.run.emulation
+        return [arrives_at] if emulation is None else emulation.ways.faults.deliveries(
+            worker, number, sent_at, arrives_at
+        )  # fmt: skip
 
     def _arrived(self, going: tuple[WorkerRecord, Push, float, float]) -> None:
         record, message, compute_s, transfer_s = going
@@ -319,11 +329,12 @@ class VirtualPeerExchange(PeerExchangeBase):
         worker = record.worker
         match message:
             case Model():
-                self._models[worker] = message
+                self._models[worker], self._machines[worker] = message, message.machine
             case Outgoing():
                 self._post(worker, message)
             case Wanted():
-                self._later(self._links.latency_s(worker, message.peer), self._asked, (worker, message.peer))
+                arrives_at = self._links.arrival(worker, message.peer, at, at)
+                self.run.engine.call_at(arrives_at, self._asked, (worker, message.peer))
             case CentreExchange():
                 self._exchange(worker, message)
             case Averaging():
@@ -353,12 +364,24 @@ class VirtualPeerExchange(PeerExchangeBase):
         sending = (worker, self._present.get(worker), self._sent_count, message, out - at)
         self._leaving[self._sent_count] = self._under_way[self._sent_count] = sending
         self._later(out - at, self._sent, sending)
-        self._later(out - at + self._links.latency_s(worker, message.peer), self._delivered, sending)
+        arrives_at = self._links.arrival(worker, message.peer, at, out)
+        for copy, moment in enumerate(self._deliveries(worker, self._sent_count, at, arrives_at)):
+            self.run.engine.call_at(moment, self._delivered_again if copy else self._delivered, sending)
 
     def _sent(self, sending: Sending) -> None:
         worker, incarnation, number, message, seconds = sending
         if self._leaving.pop(number, None) is not None and self._present.get(worker) == incarnation:
             self._inboxes[worker].append(Arrived(e.Sent(0.0, message.peer, message.nbytes, seconds)))
+
+    def _delivered_again(self, sending: Sending) -> None:
+        """Refuse the second copy of a message, unless it comes first."""
+        worker, _, number, message, _ = sending
+        if number in self._under_way:
+            self._delivered(sending)
+        elif self.run.phases.running and self.run.active:
+            reason = f"message {number} of node {worker} has arrived before"
+            data = {"reason": reason, "samples": 0, "push": None}
+            self.run.coordinator.observe(self.run.engine.now(), "refused", data, message.peer)
 
     def _delivered(self, sending: Sending) -> None:
         worker, incarnation, number, message, _ = sending
@@ -385,10 +408,16 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _exchange(self, worker: int, message: CentreExchange) -> None:
         nbytes = sum(value.nbytes for value in message.values)
         seconds = self._links.seconds(worker, nbytes) + self._times.latency_s(worker, 0, True)
-        if seconds <= 0.0:
+        held_back = self._held_back(worker)
+        if seconds + held_back <= 0.0:
             self.run.engine.send(worker, self._pull(worker, message))
         else:
-            self._later(seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
+            self._later(held_back + seconds, self._at_centre, (worker, self._ticket(worker), message, seconds))
+
+    def _held_back(self, worker: int) -> float:
+        """Return the seconds for which the node is still cut off."""
+        now = self.run.engine.now()
+        return self._times.reachable_at(worker, now) - now
 
     def _ticket(self, worker: int) -> int | None:
         """Return the ticket of the node's current grant; answers for another ticket are void."""
@@ -397,7 +426,8 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _at_centre(self, going: tuple[int, int | None, CentreExchange, float]) -> None:
         worker, ticket, message, seconds = going
         if ticket and self._ticket(worker) == ticket:
-            self._later(seconds, self._answer, (worker, ticket, self._pull(worker, message)))
+            answer = (worker, ticket, self._pull(worker, message))
+            self._later(self._held_back(worker) + seconds, self._answer, answer)
 
     def _pull(self, worker: int, message: CentreExchange) -> Pulled:
         assert self._centre is not None
@@ -423,6 +453,7 @@ class VirtualPeerExchange(PeerExchangeBase):
                  for values in zip(*(group[worker] for worker in members), strict=True)]  # fmt: skip
         nbytes = sum(mean.nbytes for mean in means)
         share = 2 * (len(members) - 1) / len(members)  # of a ring all-reduce: what each sends, in models
+        held_back = max(self._held_back(worker) for worker in members)
         for worker in members:
             # The wait counts neither as computing nor as transfer.
             waited = at - self._waits_since.pop(worker)
@@ -432,7 +463,7 @@ class VirtualPeerExchange(PeerExchangeBase):
                 self._links.latency_s(worker, worker) if share else 0.0
             )
             self.run.coordinator.observe(at, "exchange", {"bytes": round(share * nbytes)}, worker)
-            self._later(seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))
+            self._later(held_back + seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))
 
     # -- all models together -----------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ class Engine(Protocol):
     def control(self, worker: int, what: Control) -> None:
         """Pause, resume, kill or disconnect the worker's process."""
 
-    def crash_server(self) -> None:
-        """Kill the server, as a scenario's `server_crash` asks."""
+    def crash_server(self, for_s: float | None) -> None:
+        """Kill the server, as a scenario's `server_crash` asks; in virtual time it is back after `for_s` seconds."""
 
     def send(self, worker: int, message: Any) -> None:
         """Send a message to a worker that is there, or to the evaluator."""

@@ -114,9 +114,13 @@ class ServerRun:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def begin(
-        self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None
-    ) -> None:
-        """Write the header; continue from a checkpoint if one is given, at time `at` or else the checkpoint's."""
+        self, resumption: Resumption | None = None, at: float | None = None, seen_until: float | None = None,
+        rolled_back: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Write the header; continue from a checkpoint if one is given, at time `at` or else the checkpoint's.
+
+        `at` means that only the server was restarted. `rolled_back` is what an earlier one did after the checkpoint.
+        """
         header = self.plan.header if resumption is None else resumption.header(self.plan.header)
         self.sink.write(header)
         self.resumption = resumption
@@ -127,6 +131,10 @@ class ServerRun:
                 self.engine.start_clock(at)  # time passed while there was no server
                 resumption.workers_live = True
             resumption.carry_out(self, moment)
+            if rolled_back is not None and any(rolled_back.values()):
+                self.coordinator.observe(moment, "rolled_back", dict(rolled_back))
+            if at is not None:
+                self.words.checked = True  # workers that live on do not ask for their options again
         self.checkpoints.count_from(self.coordinator.version)
 
     @property
@@ -482,7 +490,7 @@ class ServerRun:
     def _somebody_comes_back(self) -> bool:
         if self.engine.capabilities.open_to_joiners:
             return True
-        return self.faults is not None and self.faults.brings_somebody_back(self.engine.now())
+        return self.faults is not None and self.faults.brings_somebody_back()
 
     # -- what the coordinator decides --------------------------------------------------------------------------------
 
@@ -570,6 +578,8 @@ class ServerRun:
         # Where scripts have ended between phases, a worker that joins later would find nothing to do.
         came_to_end = over or (not phases.running and not unfinished and any(script.ended for script in scripts))
         if not came_to_end and self._somebody_comes_back():
+            if self.faults is not None and phases.current is None and self.resumption is not None:
+                self.faults.schedule(self.resumption.seen_until)  # no phase begins before somebody is back
             return
         # Scripts on tables decide themselves when they are done.
         no_data = self.exchange.counts_rounds or not (phases.running or unfinished)

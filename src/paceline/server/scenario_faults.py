@@ -1,4 +1,4 @@
-"""What a scenario does to the workers of a run: pauses, crashes, leaves, rejoins and joins.
+"""What a scenario does to the workers of a run: pauses, crashes, leaves, rejoins, joins, and a crash of its server.
 
 Slow-downs and cut links are part of the emulated times. So are pauses, but a worker's process is also stopped, so that
 nothing in it moves meanwhile.
@@ -21,13 +21,20 @@ class ScenarioFaults:
     def __init__(self, run: "ServerRun", emulation: Emulation) -> None:
         self._run = run
         self._emulation = emulation
+        self._ahead: list[ScenarioEvent] | None = (
+            None  # events that are still to happen; None before they are scheduled
+        )
 
     def schedule(self, seen_until: float | None) -> None:
         """Schedule the events ahead; those that fell into a server's absence are due at once.
 
         Of the events before `seen_until`, a restored run needs only newcomers' speeds and pauses that still last.
+        Do nothing the second time.
         """
+        if self._ahead is not None:
+            return
         call_at = self._run.engine.call_at
+        self._ahead = self._unseen(seen_until)
         for event in self._emulation.scenario.events:
             if seen_until is None or event.at > seen_until:
                 call_at(event.at, self._strike, event)
@@ -36,12 +43,21 @@ class ScenarioFaults:
             elif event.kind == "pause" and event.until > seen_until:
                 call_at(event.until, self._resume, event)
 
-    def brings_somebody_back(self, at: float) -> bool:
-        """Return whether a worker joins or rejoins at that second or later."""
-        return any(event.kind in ("rejoin", "join") and event.at >= at for event in self._emulation.scenario.events)
+    def _unseen(self, seen_until: float | None) -> list[ScenarioEvent]:
+        return [event for event in self._emulation.scenario.events if seen_until is None or event.at > seen_until]
+
+    def brings_somebody_back(self) -> bool:
+        """Return whether a worker is still to join or rejoin, be it an event that a server's absence has delayed."""
+        ahead = self._ahead
+        if ahead is None:
+            restored = self._run.resumption
+            ahead = self._unseen(None if restored is None else restored.seen_until)
+        return any(event.kind in ("rejoin", "join") for event in ahead)
 
     def _strike(self, event: ScenarioEvent) -> None:
         run = self._run
+        if self._ahead is not None:
+            self._ahead.remove(event)
         if not run.active:
             return
         at = run.moment()
@@ -66,7 +82,7 @@ class ScenarioFaults:
             case "rejoin":
                 self._start(event)
             case "server_crash":
-                run.engine.crash_server()
+                run.engine.crash_server(event.for_s)
             case _:
                 pass  # part of the emulated times
 

@@ -246,7 +246,8 @@ class Host:
                 return False
             self._ahead.discard(worker)
         for read in reader.parked:
-            if not reader.waits_for(read):
+            # A read that follows clocks which the strategy does not know yet: nobody reaches it before they are in.
+            if not reader.waits_for(read) or read.clock > reader.passed_on:
                 continue
             staleness = self._tables[read.table].spec.staleness
             if staleness is not None and not may_read(self._clocks.min, read.clock, staleness):

@@ -283,7 +283,8 @@ class LocalEngine:
         elif worker != EVALUATOR:
             self.send_to_launcher(m.Signal(worker, SIGNALS[what]))
 
-    def crash_server(self) -> None:
+    def crash_server(self, for_s: float | None) -> None:
+        del for_s  # a successor is started at once, and takes the time that it takes
         self.run.checkpoints.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -458,11 +459,7 @@ class Server:
         # Between two phases the journal's time stands still, so an event there counts by its own second.
         seen_until = max(self._metrics.seconds, self._struck_until) if setup.append else resumption.run.at
         died_at = time.monotonic() - setup.began if setup.append and setup.began is not None else None
-        run.begin(resumption, died_at, seen_until)
-        if any(lost.values()):
-            run.coordinator.observe(run.moment(), "rolled_back", lost)
-        if setup.append:
-            run.words.checked = True  # workers that live on do not ask for their options again
+        run.begin(resumption, died_at, seen_until, lost)
 
     def _hand_over(self, failure: m.Failure | None) -> None:
         """Save the result in the run's folder, and send report and model to the launcher."""

@@ -11,14 +11,27 @@ from paceline.core.scenario.faults import ScenarioEvent
 from paceline.core.scenario.file import Scenario, as_data
 from paceline.core.updates import PushRef
 from paceline.engines.sim.kernel import Kernel
+from paceline.engines.sim.light_restarts import LightRestarts
 from paceline.records.journal import Header, Sink
-from paceline.server.coordinator import Coordinator
+from paceline.server.coordinator import Coordinator, OnVersion
 from paceline.server.emulation import Emulation, Timing
 from paceline.server.workers import GrantOrder
 from paceline.strategies import canonical
 from paceline.strategies.base import Strategy
 
 __all__ = ["simulate"]
+
+RESTART_S = (
+    0.1  # until a crashed server is back, if the event has no `for`: so long a small real one takes on two cores
+)
+
+
+def finds_server_at(scenario: Scenario, worker: int, at: float) -> float:
+    """Return when a worker can notice a server that is there since `at`: one that is paused or cut off, later."""
+    for event in scenario.events:
+        if event.kind in ("pause", "partition") and worker in event.workers and event.at <= at < event.until:
+            at = event.until
+    return at
 
 
 class Flight(msgspec.Struct, gc=False):
@@ -42,17 +55,45 @@ class LightCluster:
         self._bytes = model_bytes
         self._flights: dict[int, Flight] = {}
         self._gone: set[int] = set()
+        self.can_restart = False  # there are snapshots for a server that crashes
+        self.down_s: float | None = None  # for so long the server that has just crashed is gone
 
     def begin(self) -> None:
         """Start the workers of the scenario and schedule its events."""
         for event in self.scenario.events:
-            if event.kind == "server_crash":
-                raise ScenarioError("the sim engine has no server process to crash: remove the server_crash event")
+            if event.kind == "server_crash" and not self.can_restart:
+                raise ScenarioError(
+                    "the scenario's server_crash needs a checkpoint to go on from: give checkpoint_every"
+                )
             self.kernel.at(event.at, self._strike, event)
         for worker in range(self.scenario.count):
             self.coordinator.workers.admit(worker, 0)
         for worker in range(self.scenario.count):
             self.coordinator.join(worker, self._work, 0.0)
+
+    def begin_again(self, incarnations: dict[int, int], died_at: float) -> None:
+        """Introduce the workers to a coordinator that goes on, and schedule what happened since the other one died."""
+        self.down_s = None
+        self._flights.clear()
+        for event in self.scenario.events:
+            if event.at > died_at:
+                self.kernel.at(event.at, self._strike, event)
+        there = sorted(incarnations.keys() - self._gone)
+        for worker, incarnation in sorted(incarnations.items()):
+            self.coordinator.workers.admit(worker, incarnation)
+        for worker in there:
+            at = finds_server_at(self.scenario, worker, self.kernel.now)
+            self.kernel.at(at, self._join_again, (worker, incarnations[worker]))
+
+    def _join_again(self, going: tuple[int, int]) -> None:
+        worker, incarnation = going
+        record = self.coordinator.records[worker]
+        if worker not in self._gone and record.incarnation == incarnation and not record.present:
+            self.coordinator.join(worker, self._work, self.kernel.now)
+
+    def _die(self, down_s: float) -> None:
+        self.down_s = down_s
+        self.kernel.stop()
 
     def _start(self, worker: int) -> None:
         before = self.coordinator.records.get(worker)
@@ -65,6 +106,8 @@ class LightCluster:
         at = self.kernel.now
         for target in event.workers or (None,):
             self.coordinator.observe(at, "scenario", event.as_data(), target)
+        if event.kind == "server_crash":  # after all other events of this second
+            self.kernel.at(at, self._die, RESTART_S if event.for_s is None else event.for_s)
         for worker in event.workers:
             if event.kind in ("crash", "leave") and worker not in self._gone:
                 self._gone.add(worker)
@@ -178,28 +221,48 @@ def make_cluster(kernel: Kernel, scenario: Scenario, work: int, model_bytes: int
 def simulate(
     strategy: Strategy, scenario: Scenario, *, work: int = 1, max_versions: int | None = None,
     max_seconds: float | None = None, samples: int | None = None, model_bytes: int = 0, sink: Sink | None = None,
-    seed: int = 0,
+    seed: int = 0, checkpoint_every: int | None = None,
 ) -> Coordinator:  # fmt: skip
     """Run a strategy on light workers until one of the limits, and write the journal's lines to `sink`.
 
     `seed` is the one that the strategy was built with; a replay builds it again. A run whose workers all leave before
-    a limit ends as `stopped`.
+    a limit ends as `stopped`. A scenario whose server crashes needs `checkpoint_every`, in versions.
     """
     if max_versions is None and max_seconds is None and samples is None:
         raise OptionError("a cost-only run needs a limit: max_versions, max_seconds or samples")
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise OptionError(f"checkpoint_every must be >= 1 versions, not {checkpoint_every}")
     strategy.check(scenario.count)
-    kernel = Kernel()
-    cluster = make_cluster(kernel, scenario, work, model_bytes)
-    coordinator = cluster.coordinator = Coordinator(strategy, cluster, sink, max_versions=max_versions, carrier=cluster)
-    coordinator.model_bytes = model_bytes
-    coordinator.open(Tally(samples if samples is not None else 1 << 62), work * scenario.count)
+    cluster = make_cluster(Kernel(), scenario, work, model_bytes)
+    on_version: list[OnVersion] = []
+
+    def make(strategy: Strategy) -> Coordinator:
+        made = Coordinator(
+            strategy, cluster, sink, max_versions=max_versions, carrier=cluster, on_version=on_version
+        )  # fmt: skip
+        made.model_bytes = model_bytes
+        return made
+
+    coordinator = cluster.coordinator = make(strategy)
+    total = samples if samples is not None else 1 << 62
+    coordinator.open(Tally(total), work * scenario.count)
+    header = _header(strategy, scenario, seed)
     if sink is not None:
-        sink.write(_header(strategy, scenario, seed))
+        sink.write(header)
+    restarts: LightRestarts | None = None
+    if checkpoint_every is not None:
+        restarts, cluster.can_restart = LightRestarts(cluster, make, header, total, checkpoint_every), True
+        restarts.take()
+        on_version.append(restarts.on_version)
     cluster.begin()
-    stopped = kernel.run(max_seconds)
-    over = coordinator.phase_over
-    coordinator.stop(kernel.now, "the run's data is used up" if over else "the run's limit was reached")
-    coordinator.observe_end(kernel.now, "done" if over else "limit" if stopped else "stopped")
+    stopped = cluster.kernel.run(max_seconds)
+    while restarts is not None and cluster.down_s is not None:
+        coordinator = restarts.go_on()
+        until = None if max_seconds is None else max(max_seconds, cluster.kernel.now)
+        stopped = cluster.kernel.run(until)
+    over, now = coordinator.phase_over, cluster.kernel.now
+    coordinator.stop(now, "the run's data is used up" if over else "the run's limit was reached")
+    coordinator.observe_end(now, "done" if over else "limit" if stopped else "stopped")
     return coordinator
 
 

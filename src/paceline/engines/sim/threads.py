@@ -15,7 +15,7 @@ import torch
 
 from paceline.transport.base import Closed
 from paceline.transport.memory import MemoryLink
-from paceline.transport.messages import ToServer
+from paceline.transport.messages import Ended, ToServer
 from paceline.worker import context
 from paceline.worker.context import WorkerContext
 
@@ -60,7 +60,8 @@ class Turns:
 class ScriptThread:
     """One virtual worker's thread."""
 
-    def __init__(self, train: Callable[[], None], turns: Turns, seed: int) -> None:
+    def __init__(self, train: Callable[[], None], turns: Turns, seed: int, incarnation: int) -> None:
+        self.incarnation = incarnation
         self._train = train
         self._turns = turns
         self._streams = Streams(seed)
@@ -69,6 +70,7 @@ class ScriptThread:
         self.link = MemoryLink(on_wait=self._engines_turn.release)
         self.error: BaseException | None = None
         self.ended = False
+        self.said_end = False  # in a message of its own, since it outlives its script
         self.interrupted = False  # it was computing at the second interrupt
         self._thread: threading.Thread | None = None
 
@@ -82,6 +84,14 @@ class ScriptThread:
     def resume(self, message: Any) -> None:
         """Deliver a message and let the script run until it waits again."""
         self._with_baton(lambda: self.link.deliver(message))
+
+    def lose_server(self) -> None:
+        """Let the script notice that the server is gone, and wait for another one."""
+        self._with_baton(self.link.lose)
+
+    def find_server(self) -> None:
+        """Let the script find another server and introduce itself."""
+        self._with_baton(self.link.restore)
 
     def collect(self) -> ToServer | None:
         """Return the script's next message; None if there is none."""
@@ -103,10 +113,19 @@ class ScriptThread:
             self.interrupted = True
             raise
 
+    def _outlive_script(self, given: WorkerContext) -> None:
+        """Do what a worker's process does once its script has ended, such as waiting for a server to come back."""
+        if given.after_script:
+            self.said_end = True
+            self.link.send(Ended())
+            for call in given.after_script:
+                call()
+
     def _run(self, given: WorkerContext) -> None:
         context.bind(given)
         try:
             self._train()
+            self._outlive_script(given)
         except Closed:
             pass
         except SystemExit as error:

@@ -2,6 +2,10 @@
 
 A worker keeps the parameters of its grant until its virtual computing time is over and only then computes, so cancelled
 work costs nothing. Evaluation runs between two events and takes no virtual time.
+
+A server that crashes takes with it all that is scheduled: pushes and models on their way, timers, what workers compute.
+A second `ServerRun` goes on from the newest checkpoint, read from disk as on real processes, and workers introduce
+themselves to it as they do there.
 """
 
 from collections.abc import Callable
@@ -11,10 +15,11 @@ import msgspec
 import torch
 
 from paceline import engines
-from paceline.core.errors import ScenarioError, ScriptError, StorageError, UserError
+from paceline.core.errors import InternalError, ScenarioError, ScriptError, StorageError, UserError
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.sim.interrupts import deferred
 from paceline.engines.sim.kernel import Call, Kernel
+from paceline.engines.sim.light import RESTART_S, finds_server_at
 from paceline.engines.sim.threads import ScriptThread, Streams, Turns
 from paceline.gradients.server import GradientExchange
 from paceline.peers.virtual import VirtualPeerExchange
@@ -23,13 +28,16 @@ from paceline.records.logs import Log
 from paceline.records.metrics import Metrics
 from paceline.records.replay import started
 from paceline.records.report import Report, save_report
+from paceline.server.checkpoint import files as checkpoint
+from paceline.server.checkpoint.schedule import Resumption
 from paceline.server.emulation import Timing
 from paceline.server.engine import Control, TensorsByReference
 from paceline.server.exchange import Launched, RunExchange
 from paceline.server.plan import Plan
 from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
-from paceline.strategies import is_peer
+from paceline.strategies import build_central, is_peer
+from paceline.strategies.base import Strategy
 from paceline.tables.messages import Tick
 from paceline.tables.server import TableExchange
 from paceline.transport.messages import Ended, Push, ToServer
@@ -49,9 +57,8 @@ class SimEngine(TensorsByReference):
     def __init__(self, plan: Plan, train: Callable[[], None]) -> None:
         if plan.scenario is None:
             raise ScenarioError("the simulator needs a scenario")
-        if any(event.kind == "server_crash" for event in plan.scenario.events):
-            raise ScenarioError("the sim engine has no server process to crash: remove the server_crash event")
         self._plan = plan
+        self._scenario = plan.scenario
         self._train = train
         self._kernel = Kernel()
         self._threads: dict[int, ScriptThread] = {}
@@ -61,6 +68,8 @@ class SimEngine(TensorsByReference):
         self._dispatched: dict[int, tuple[int, Timing]] = {}  # each worker's grant: ticket and times
         self._evaluations = Streams(worker_key(plan.config.seed, -1) >> 1)
         self._woken = False
+        self._gone: dict[int, int] = {}  # the last incarnation of each worker whose script has ended or was killed
+        self._restart_s: float | None = None  # set once the server has crashed, until it is back
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -79,12 +88,15 @@ class SimEngine(TensorsByReference):
         self._kernel.stop()
 
     def drive(self, run: ServerRun) -> None:
-        """Drive the run until it is finished."""
+        """Drive the run until it is finished, or its server crashes."""
         self.run = run
-        with deferred(self._kernel.stop) as interrupts:
-            for worker in range(self._plan.workers):
-                run.start(worker)
-            while not run.finished:
+        with deferred(lambda: self._kernel.stop()) as interrupts:
+            if run.resumption is None:
+                for worker in range(self._plan.workers):
+                    run.start(worker)
+            else:
+                self._relink()
+            while not run.finished and self._restart_s is None:
                 if interrupts.pending and run.active:
                     self.abandon()  # first: its warnings must precede the journal's last line
                     run.interrupt(self.now())
@@ -98,8 +110,9 @@ class SimEngine(TensorsByReference):
     def _go_on(self) -> None:
         """Let virtual time pass until the run needs attention, is at its limit, or nothing is left to happen."""
         run, limit = self.run, self._plan.config.max_seconds
-        if self._kernel.run(limit):
-            if self.now() == limit and run.active:
+        until = limit if limit is None else max(limit, self.now())  # the server may have come back after the limit
+        if self._kernel.run(until):
+            if until is not None and self.now() == until and run.active and self._restart_s is None:
                 run.end("limit")
             return
         run.attend(self.now())
@@ -107,6 +120,9 @@ class SimEngine(TensorsByReference):
             run.on_quiet(self.now())
             if run.phases.running:
                 raise run.all_left(self.now())
+            if run.resumption is not None and run.resumption.unfinished_phase is not None:
+                missing = sorted(run.workers.alive - run.workers.waiting.keys())
+                raise InternalError(f"the restored server waits for workers {missing} for ever at {self.now():.6g} s")
             run.end("done")
 
     def close(self) -> None:
@@ -120,7 +136,7 @@ class SimEngine(TensorsByReference):
         config, run = self._plan.config, self.run
         run.on_start(worker, incarnation)
         seed = worker_key(config.seed + incarnation * NEXT_PROCESS, worker) >> 1
-        thread = self._threads[worker] = ScriptThread(self._train, self._turns, seed)
+        thread = self._threads[worker] = ScriptThread(self._train, self._turns, seed, incarnation)
         nodes = run.exchange if isinstance(run.exchange, VirtualPeerExchange) else None
         given = WorkerContext(
             worker=worker,
@@ -150,8 +166,48 @@ class SimEngine(TensorsByReference):
             self.run.on_exit(worker, incarnation, -9, self.now())
         self._abandon(worker)
 
-    def crash_server(self) -> None:
-        """Do nothing: the constructor refuses such scenarios."""
+    def crash_server(self, for_s: float | None) -> None:
+        """Let the server die after all other events of this second, to be back `for_s` later."""
+        self._kernel.at(self.now(), self._die, RESTART_S if for_s is None else for_s)
+
+    def _die(self, restart_s: float) -> None:
+        self._restart_s = restart_s
+        self._kernel.stop()
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the run has no server at the moment."""
+        return self._restart_s is not None
+
+    def outlive_server(self) -> float:
+        """Cut every worker off the crashed server, let time pass until there is another, and return when it crashed."""
+        died_at, restart_s = self.now(), self._restart_s or 0.0
+        for worker, thread in sorted(self._threads.items()):
+            thread.lose_server()
+            if thread.ended:
+                self._forget(worker, thread)
+        self._dispatched.clear()
+        self._kernel = Kernel()
+        self._kernel.now = died_at + restart_s
+        self._restart_s = None
+        return died_at
+
+    def _relink(self) -> None:
+        """Introduce the workers to a restarted server: the living find it by themselves, of the others it is told."""
+        for worker, thread in sorted(self._threads.items()):
+            self.run.on_start(worker, thread.incarnation)
+        for worker, incarnation in sorted(self._gone.items()):
+            if worker not in self._threads:
+                self.run.on_unknown_exit(worker, incarnation, 0, self.now())
+        for worker, thread in sorted(self._threads.items()):
+            at = finds_server_at(self._scenario, worker, self.now())
+            self._kernel.at(at, self._find_server, (worker, thread))
+
+    def _find_server(self, going: tuple[int, ScriptThread]) -> None:
+        worker, thread = going
+        if self._threads.get(worker) is thread:
+            thread.find_server()
+            self._listen(worker)
 
     def abandon(self) -> None:
         """End every script at the point where it waits."""
@@ -164,6 +220,7 @@ class SimEngine(TensorsByReference):
 
     def _abandon(self, worker: int) -> None:
         thread = self._threads.pop(worker)
+        self._gone[worker] = thread.incarnation
         self._dispatched.pop(worker, None)
         thread.abandon()
         if not thread.ended:
@@ -209,13 +266,19 @@ class SimEngine(TensorsByReference):
         return message
 
     def _script_ended(self, worker: int, thread: ScriptThread) -> None:
+        self._forget(worker, thread)
+        incarnation = self.run.workers.records[worker].incarnation
+        if not thread.said_end:
+            self.run.on_message(worker, incarnation, Ended(), self.now())
+        self.run.on_exit(worker, incarnation, 0, self.now())
+
+    def _forget(self, worker: int, thread: ScriptThread) -> None:
+        """Remove the thread of a script that has ended; raise if it failed."""
         del self._threads[worker]
+        self._gone[worker] = thread.incarnation
         self._dispatched.pop(worker, None)
         if thread.error is not None:
             raise self._blame(worker, thread.error)
-        incarnation = self.run.workers.records[worker].incarnation
-        self.run.on_message(worker, incarnation, Ended(), self.now())
-        self.run.on_exit(worker, incarnation, 0, self.now())
 
     def _blame(self, worker: int, error: BaseException) -> BaseException:
         if isinstance(error, UserError):
@@ -265,20 +328,63 @@ class SimEngine(TensorsByReference):
         """Return None: there is no server process to measure."""
 
 
+class Servers:
+    """Makes a run's server, and its successors: each goes on from the newest checkpoint of the one before."""
+
+    def __init__(
+        self, engine: SimEngine, plan: Plan, sink: Sink, metrics: Metrics, progress: Callable[[Progress], None] | None
+    ) -> None:
+        """`metrics` folds all that goes to `sink`."""
+        self._engine = engine
+        self._plan = plan
+        self._sink = sink
+        self._metrics = metrics
+        self._progress = progress
+        self._peer = is_peer(plan.config.strategy)
+
+    def first(self) -> ServerRun:
+        """Return the run at its beginning."""
+        run = self._made(started(self._plan.header))
+        run.begin()
+        return run
+
+    def next(self) -> ServerRun:
+        """Return the run as its newest checkpoint has it; its workers are still to introduce themselves."""
+        engine, plan = self._engine, self._plan
+        died_at = engine.outlive_server()
+        path = None if plan.folder is None else checkpoint.newest_whole(plan.folder)
+        if path is None:
+            raise ScenarioError(
+                f"the server crashes at {died_at:.6g} s, before its first checkpoint is complete: let it crash later"
+            )
+        resumption = Resumption(path)
+        # The checkpoint's strategy, because the run may have switched to bsp.
+        spelt = plan.config.strategy if self._peer else resumption.run.strategy
+        run = self._made(build_central(spelt, plan.config.seed))
+        run.begin(resumption, engine.now(), died_at, self._metrics.beyond(resumption.run.restored))
+        return run
+
+    def _made(self, strategy: Strategy) -> ServerRun:
+        exchanges: list[type[RunExchange]] = [VirtualPeerExchange if self._peer else GradientExchange, TableExchange]
+        return ServerRun(self._engine, self._plan, strategy, self._sink, exchanges, progress=self._progress)
+
+
 def run(
-    train: Callable[[], None], plan: Plan, sink: Sink, progress: Callable[[Progress], None] | None = None
+    train: Callable[[], None], plan: Plan, metrics: Metrics, sink: Sink,
+    progress: Callable[[Progress], None] | None = None,
 ) -> ServerRun:  # fmt: skip
-    """Train on the scenario's virtual cluster until the run ends."""
+    """Train on the scenario's virtual cluster until the run ends; `metrics` folds all that goes to `sink`."""
     engine = SimEngine(plan, train)
-    peer = is_peer(plan.config.strategy)
-    exchanges: list[type[RunExchange]] = [VirtualPeerExchange if peer else GradientExchange, TableExchange]
-    going = ServerRun(engine, plan, started(plan.header), sink, exchanges, progress=progress)
-    going.begin()
+    servers = Servers(engine, plan, sink, metrics, progress)
+    going = servers.first()
     threads = torch.get_num_threads()
     torch.set_num_threads(plan.config.threads or 1)
     try:
         with context.running():
             engine.drive(going)
+            while engine.crashed:
+                going = servers.next()
+                engine.drive(going)
     except KeyboardInterrupt:  # the second interrupt: do not wait for scripts
         engine.abandon()
         going.break_off()
@@ -300,7 +406,7 @@ def launch(
     metrics = Metrics()
     try:
         try:
-            done = run(train, plan, Tee(metrics, writer, Log(), sink), progress)
+            done = run(train, plan, metrics, Tee(metrics, writer, Log(), sink), progress)
         finally:
             if writer is not None:
                 writer.close()

@@ -158,6 +158,7 @@ class Checkpoints:
 
     def _become_due(self) -> None:
         self.due = True
+        self._run.engine.wake()
 
     def take(self) -> None:
         """Write the server's part of the checkpoint; the workers' states follow."""
@@ -251,7 +252,9 @@ class Checkpoints:
             writer.add(late)
         folder = writer.complete()
         self._written_any, self._vain = True, 0
-        data = {"version": version, "folder": folder.name, "seconds": time.monotonic() - self._began}
+        # Virtual time stands still meanwhile, and the journal of such a run says nothing of the machine.
+        seconds = 0.0 if self._run.engine.capabilities.virtual_time else time.monotonic() - self._began
+        data = {"version": version, "folder": folder.name, "seconds": seconds}
         if lacking:
             data["without_state_of"] = lacking
         self._run.coordinator.observe(self._run.moment(), "checkpoint", data)
