@@ -1,4 +1,4 @@
-"""Machines that join: addresses, tokens, what is compared, and the door, without a worker."""
+"""Machines that join: addresses, tokens, what is compared, and the listener, without a worker."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from paceline.core.settings import RunConfig, host_and_port, require_possible
 from paceline.engines import capabilities
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts import tokens
-from paceline.engines.hosts.door import Door, Requirements
+from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.local import control
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.security import Security
@@ -151,17 +151,17 @@ def test_other_versions_are_said():
     assert "2.13.0" in remark
 
 
-# -- the door ----------------------------------------------------------------------------------------------------------
+# -- the listener ------------------------------------------------------------------------------------------------------
 
 
-class House:
-    """What a launcher does when the door tells it something: note it."""
+class Notes:
+    """What a launcher does when the listener tells it something: note it."""
 
     def __init__(self):
-        self.guests, self.words, self.ends, self.machines = [], [], [], []
+        self.hosts, self.words, self.ends, self.machines = [], [], [], []
 
-    def on_guest(self, guest):
-        self.guests.append(guest)
+    def on_host(self, host):
+        self.hosts.append(host)
 
     def on_word(self, process, data):
         self.words.append((process, data))
@@ -173,16 +173,16 @@ class House:
         self.ends.append(process)
 
 
-class Knocking:
-    """A machine at the door."""
+class Joining:
+    """A machine that joins."""
 
-    def __init__(self, house, security):
-        self.socket = house.context.socket(zmq.DEALER)
-        house.machines.append(self)
+    def __init__(self, noted, security):
+        self.socket = noted.context.socket(zmq.DEALER)
+        noted.machines.append(self)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
         security.connect_as(self.socket, "worker", to="server")
-        self.socket.connect(f"tcp://{house.address}")
+        self.socket.connect(f"tcp://{noted.address}")
 
     def say(self, message):
         self.socket.send(m.encode(message))
@@ -200,108 +200,108 @@ def security():
 
 
 @pytest.fixture
-def house(security):
-    made = House()
+def noted(security):
+    made = Notes()
     probe = zmq.Context()
     with probe.socket(zmq.PULL) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
     probe.term()
     made.address = f"127.0.0.1:{port}"
-    made.door = Door(made.address, security, REQUIRED, made)
+    made.listener = JoinListener(made.address, security, REQUIRED, made)
     made.context = zmq.Context()
     yield made
     for machine in made.machines:
         machine.socket.close(linger=0)
     made.context.term()
-    made.door.close("the test is over", failed=False)
+    made.listener.close("the test is over", failed=False)
 
 
-def pumped(house, happened):
-    """Let the door work until something has happened."""
+def pumped(noted, happened):
+    """Let the listener work until something has happened."""
     until = time.monotonic() + 20
     while not happened():
         assert time.monotonic() < until
-        house.door.pump()
-        house.door.tick()
+        noted.listener.pump()
+        noted.listener.tick()
         time.sleep(0.005)
 
 
-def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(house, security):
-    machine = Knocking(house, security)
+def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(noted, security):
+    machine = Joining(noted, security)
     machine.say(ASKED)
-    pumped(house, lambda: house.guests)
+    pumped(noted, lambda: noted.hosts)
     assert machine.hear(m.Admitted).attach == ""
-    process = house.door.start(house.guests[0], 3)
+    process = noted.listener.start(noted.hosts[0], 3)
     process.send(b"role")
     assert machine.hear(m.StartChild) == m.StartChild(1, 3)
     assert machine.hear(m.ToChild) == m.ToChild(1, b"role")
     machine.say(m.FromChild(1, b"word"))
     machine.say(m.ChildExited(1, -9))
-    pumped(house, lambda: house.ends)
-    assert house.words == [(process, b"word")]
-    assert house.ends == [process]
+    pumped(noted, lambda: noted.ends)
+    assert noted.words == [(process, b"word")]
+    assert noted.ends == [process]
     assert process.code == -9
-    assert house.door.idle() is house.guests[0]
+    assert noted.listener.idle() is noted.hosts[0]
 
 
-def test_words_about_an_earlier_process_are_dropped(house, security):
-    machine = Knocking(house, security)
+def test_words_about_an_earlier_process_are_dropped(noted, security):
+    machine = Joining(noted, security)
     machine.say(ASKED)
-    pumped(house, lambda: house.guests)
-    first = house.door.start(house.guests[0], 0)
+    pumped(noted, lambda: noted.hosts)
+    first = noted.listener.start(noted.hosts[0], 0)
     first.reap()
-    second = house.door.start(house.guests[0], 0)
+    second = noted.listener.start(noted.hosts[0], 0)
     machine.say(m.FromChild(first.child, b"late"))
     machine.say(m.ChildExited(first.child, 0))
     machine.say(m.ChildExited(second.child, 0))
-    pumped(house, lambda: house.ends)
-    assert house.ends == [second]
-    assert house.words == []
+    pumped(noted, lambda: noted.ends)
+    assert noted.ends == [second]
+    assert noted.words == []
 
 
-def test_a_machine_that_closes_its_connection_is_lost_and_so_is_its_process(house, security):
-    machine = Knocking(house, security)
+def test_a_machine_that_closes_its_connection_is_lost_and_so_is_its_process(noted, security):
+    machine = Joining(noted, security)
     machine.say(ASKED)
-    pumped(house, lambda: house.guests)
-    process = house.door.start(house.guests[0], 0)
+    pumped(noted, lambda: noted.hosts)
+    process = noted.listener.start(noted.hosts[0], 0)
     machine.socket.close(linger=0)
-    pumped(house, lambda: house.ends)
+    pumped(noted, lambda: noted.ends)
     assert process.code == -9
-    assert house.door.guests == {}
+    assert noted.listener.hosts == {}
 
 
-def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(house, security, monkeypatch):
-    machine = Knocking(house, security)
+def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(noted, security, monkeypatch):
+    machine = Joining(noted, security)
     machine.say(ASKED)
-    pumped(house, lambda: house.guests)
-    process = house.door.start(house.guests[0], 0)
+    pumped(noted, lambda: noted.hosts)
+    process = noted.listener.start(noted.hosts[0], 0)
     monkeypatch.setattr(m, "LOST_S", -1.0)
-    pumped(house, lambda: house.ends)
-    assert house.ends == [process]
+    pumped(noted, lambda: noted.ends)
+    assert noted.ends == [process]
     machine.say(m.Beat())
-    pumped(house, lambda: machine.socket.poll(0))
+    pumped(noted, lambda: machine.socket.poll(0))
     assert machine.hear(m.Unknown) == m.Unknown()
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000])
-def test_nonsense_is_refused_and_harms_nobody(house, security, data):
-    machine = Knocking(house, security)
+def test_nonsense_is_refused_and_harms_nobody(noted, security, data):
+    machine = Joining(noted, security)
     machine.socket.send(data)
-    pumped(house, lambda: machine.socket.poll(0))
+    pumped(noted, lambda: machine.socket.poll(0))
     assert "cannot be read" in machine.hear(m.Refused).reason
     machine.say(ASKED)
-    pumped(house, lambda: house.guests)
+    pumped(noted, lambda: noted.hosts)
 
 
-def test_strangers_are_not_heard(house):
-    stranger = Knocking(house, Security(new_token()))
+def test_strangers_are_not_heard(noted):
+    stranger = Joining(noted, Security(new_token()))
     stranger.say(ASKED)
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
-        house.door.pump()
+        noted.listener.pump()
         time.sleep(0.01)
-    assert house.guests == []
-    assert house.door.guests == {}
+    assert noted.hosts == []
+    assert noted.listener.hosts == {}
 
 
 def test_a_message_that_is_too_long_is_not_decoded():
@@ -309,6 +309,6 @@ def test_a_message_that_is_too_long_is_not_decoded():
         m.for_launcher(b"\x00" * (m.LONGEST + 1))
 
 
-def test_an_address_in_use_is_a_clear_error(house, security):
+def test_an_address_in_use_is_a_clear_error(noted, security):
     with pytest.raises(OptionError, match="--listen: cannot listen at 127.0.0.1"):
-        Door(house.address, security, REQUIRED, House())
+        JoinListener(noted.address, security, REQUIRED, Notes())

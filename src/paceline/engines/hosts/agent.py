@@ -24,7 +24,7 @@ import zmq
 from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Start
 from paceline.engines.hosts import messages as m
-from paceline.engines.hosts.door import kernel_and_namespace
+from paceline.engines.hosts.join_listener import kernel_and_namespace
 from paceline.engines.hosts.serving import digest_of_file, name_of, versions_here
 from paceline.engines.local import control, scratch
 from paceline.engines.local import nursery as nurseries

@@ -1,7 +1,7 @@
 """`paceline serve`: a run's server and evaluator on this machine, and workers that join from wherever they are.
 
-It is the launcher of one machine with a door. The server still decides who is a worker; the launcher finds a machine
-for each: at first for as many as the run waits for, later for newcomers and for workers that are to come back.
+It is the launcher of one machine, and listens for others. The server still decides who is a worker; the launcher finds
+a machine for each: at first for as many as the run waits for, later for newcomers and for workers that are to come back.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import torch
 from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
 from paceline.engines.hosts import tokens
-from paceline.engines.hosts.door import Door, Guest, JoinedProcess, Requirements
+from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import Launcher, finished_run
@@ -55,21 +55,21 @@ class HostLauncher(Launcher):
         required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
         encrypts = not plan.config.trusted_network
         self._secret = control.Secret(token.reveal(), encrypts)
-        self._door = Door(self._address, Security(token, encrypted=encrypts), required, self)
+        self._listener = JoinListener(self._address, Security(token, encrypted=encrypts), required, self)
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
-        self._announced: list[Guest] = []  # machines that the server was asked to find a number for
+        self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for
         self._relinked_at = -RELINK_S  # when all processes were last given links to a restarted server
 
     def run(self) -> Outcome:
         failed = True
         try:
-            self._loop.watch_descriptor(self._door.fileno(), self._door.pump)
+            self._loop.watch_descriptor(self._listener.fileno(), self._listener.pump)
             outcome = super().run()
             failed = outcome.failure is not None
             return outcome
         finally:
-            self._door.close("the run has failed" if failed else "the run is over", failed=failed)
+            self._listener.close("the run has failed" if failed else "the run is over", failed=failed)
 
     def _on_exit(self, place: ProcessPlace) -> None:
         super()._on_exit(place)
@@ -80,8 +80,8 @@ class HostLauncher(Launcher):
     # -- places and machines -----------------------------------------------------------------------------------------
 
     def _listening(self) -> dict[str, Any]:
-        if self._children.folder is not None and not self._door.is_open_locally:
-            self._loop.watch_descriptor(self._door.open_locally(self._children.folder), self._door.accept)
+        if self._children.folder is not None and not self._listener.is_open_locally:
+            self._loop.watch_descriptor(self._listener.open_locally(self._children.folder), self._listener.accept)
         host, _, port = self._address.rpartition(":")
         return {"listen": f"tcp://{host}:{int(port) + 1}", "secret": self._secret}
 
@@ -94,34 +94,34 @@ class HostLauncher(Launcher):
     def _start(self, place: ProcessPlace) -> None:
         """Give the place to a machine; before training the run waits for one, later it does without."""
         if self._announced:
-            guest: Guest | None = self._announced.pop(0)
+            host: JoinedHost | None = self._announced.pop(0)
         else:
-            guest = self._door.idle(place.worker)
-        if guest is not None and guest.process is None and guest.identity in self._door.guests:
-            process = self._door.start(guest, place.worker)
+            host = self._listener.idle(place.worker)
+        if host is not None and host.process is None and host.identity in self._listener.hosts:
+            process = self._listener.start(host, place.worker)
             self._places[process] = place
             self._children.occupy(place, process)
-            shared = "shares memory with the server" if guest.channel is not None else "over the network"
-            notice(f"{guest.host} runs worker {place.worker} ({shared})")
+            shared = "shares memory with the server" if host.channel is not None else "over the network"
+            notice(f"{host.hostname} runs worker {place.worker} ({shared})")
         elif self._began is None:
             self._vacant.append(place)
         else:
             self._send_to_server(control.NeverStarted(place.worker, place.incarnation))
 
-    def on_guest(self, guest: Guest) -> None:
+    def on_host(self, host: JoinedHost) -> None:
         if self._finished is not None:
-            self._door.dismiss(guest, "the run is over")
+            self._listener.dismiss(host, "the run is over")
         elif self._vacant:
-            by_rank = [place for place in self._vacant if place.worker == guest.rank]
+            by_rank = [place for place in self._vacant if place.worker == host.rank]
             place = by_rank[0] if by_rank else min(self._vacant, key=lambda each: each.worker)
             self._vacant.remove(place)
-            self._start_with(guest, place)
+            self._start_with(host, place)
         else:
-            self._announced.append(guest)
+            self._announced.append(host)
             self._send_to_server(control.Newcomer())
 
-    def _start_with(self, guest: Guest, place: ProcessPlace) -> None:
-        self._announced.insert(0, guest)
+    def _start_with(self, host: JoinedHost, place: ProcessPlace) -> None:
+        self._announced.insert(0, host)
         self._start(place)
         missing = len(self._vacant)
         if missing:
@@ -129,7 +129,7 @@ class HostLauncher(Launcher):
 
     def _on_no_place(self, reason: str) -> None:
         if self._announced:
-            self._door.dismiss(self._announced.pop(0), reason, True)
+            self._listener.dismiss(self._announced.pop(0), reason, True)
 
     # -- what machines say -------------------------------------------------------------------------------------------
 
@@ -143,10 +143,10 @@ class HostLauncher(Launcher):
         if place is None or self._children.alive.get(place) is not process:
             return
         self._on_exit(place)
-        guest = process.guest
+        host = process.host
         comes_back = self._plan.config.respawn and process.code != 0 and self._finished is None
-        if guest.identity in self._door.guests and not comes_back:
-            self._door.dismiss(guest, *self._why_dismissed(process))
+        if host.identity in self._listener.hosts and not comes_back:
+            self._listener.dismiss(host, *self._why_dismissed(process))
 
     def _why_dismissed(self, process: JoinedProcess) -> tuple[str, bool]:
         """Return the reason for a machine whose process has ended, and whether that is a failure."""
@@ -179,12 +179,12 @@ class HostLauncher(Launcher):
     # -- time --------------------------------------------------------------------------------------------------------
 
     def _seconds_left(self) -> float | None:
-        before, beat = super()._seconds_left(), self._door.seconds_left()
+        before, beat = super()._seconds_left(), self._listener.seconds_left()
         return beat if before is None else min(before, beat)
 
     def _kill_the_late(self) -> None:
         super()._kill_the_late()
-        self._door.tick()
+        self._listener.tick()
 
 
 def versions_here() -> dict[str, str]:

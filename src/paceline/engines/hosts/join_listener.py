@@ -1,10 +1,11 @@
-"""The launcher's door: machines that join knock here, are checked, and run workers' processes for the launcher.
+"""Where machines join: the launcher's listening socket, and the hosts that have come over it.
 
-A machine is one `Guest` from its first message to its last. The launcher gives it a worker's place; then the guest has
-a `JoinedProcess`, which the launcher treats as its own children: it sends it control messages and signals, and hears of
-its exit. A guest that is silent for `LOST_S`, or whose connection is closed, is lost, and so is its process.
+A machine is one `JoinedHost` from its first message to its last. It is compared with what the run requires; then the
+launcher gives it a worker's place, and it has a `JoinedProcess`, which the launcher treats as its own children:
+it sends it control messages and signals, and is told of its exit. A host that is silent for `LOST_S`, or whose connection is
+closed, is lost, and so is its process.
 
-Machine and launcher share memory if they run on the same kernel in the same network namespace, and a descriptor that
+Host and launcher share memory if they run on the same kernel in the same network namespace, and a descriptor that
 the launcher passes over a socket of its private folder arrives. Then all links of the worker are those of one machine.
 """
 
@@ -77,12 +78,12 @@ class Requirements(msgspec.Struct, frozen=True):
         ]
 
 
-class Guest:
+class JoinedHost:
     """A machine that has joined."""
 
     def __init__(self, identity: bytes, asked: m.JoinAsked, now: float) -> None:
         self.identity = identity
-        self.host = asked.host
+        self.hostname = asked.host
         self.rank = asked.rank
         self.heard = now
         self.key = secrets.token_hex(16)
@@ -100,49 +101,49 @@ class JoinedProcess:
     pid = 0
     voices: Sequence[Voice] = ()
 
-    def __init__(self, door: "Door", guest: Guest, worker: int) -> None:
+    def __init__(self, listener: "JoinListener", host: JoinedHost, worker: int) -> None:
         self.name = f"worker {worker}"
-        self.guest = guest
+        self.host = host
         self.worker = worker
-        self.shares_memory = guest.channel is not None
+        self.shares_memory = host.channel is not None
         self.code: int | None = None
         self.killed_at: float | None = None
-        guest.children += 1
-        self.child = guest.children
-        self._door = door
+        host.children += 1
+        self.child = host.children
+        self._listener = listener
 
     @property
     def alive(self) -> bool:
         return self.code is None
 
     def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        self._door.send(self.guest, m.ToChild(self.child, bytes(data)), descriptors)
+        self._listener.send(self.host, m.ToChild(self.child, bytes(data)), descriptors)
 
     def warn(self, text: str, *, show: bool) -> None:
         """Show a warning of this process, if asked to; its own machine logs it."""
         if show:
-            logger.warning("%s on %s: %s", self.name, self.guest.host, text)
+            logger.warning("%s on %s: %s", self.name, self.host.hostname, text)
 
     def signal(self, number: int) -> None:
         if self.alive:
             if number == signal.SIGKILL and self.killed_at is None:
                 self.killed_at = time.monotonic()
-            self._door.send(self.guest, m.SignalChild(self.child, int(number)))
+            self._listener.send(self.host, m.SignalChild(self.child, int(number)))
 
     def reap(self) -> int:
         """Kill it if it still runs, without waiting for that, and return its exit code."""
         if self.code is None:
             self.signal(signal.SIGKILL)
             self.code = _KILLED
-        if self.guest.process is self:
-            self.guest.process = None
+        if self.host.process is self:
+            self.host.process = None
         return self.code
 
 
-class Household(Protocol):
-    """What the door tells the launcher."""
+class JoinEvents(Protocol):
+    """What the listener tells the launcher."""
 
-    def on_guest(self, guest: Guest) -> None:
+    def on_host(self, host: JoinedHost) -> None:
         """A machine is ready to run a worker."""
 
     def on_word(self, process: JoinedProcess, data: bytes) -> None:
@@ -155,11 +156,11 @@ class Household(Protocol):
         """The user of a machine wants it out of the run."""
 
 
-class Door:
-    """The listening socket, and everybody who has come through it."""
+class JoinListener:
+    """The listening socket, and all hosts that have joined over it."""
 
-    def __init__(self, address: str, security: Security, required: Requirements, household: Household) -> None:
-        self._household = household
+    def __init__(self, address: str, security: Security, required: Requirements, events: JoinEvents) -> None:
+        self._events = events
         self._required = required
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -176,7 +177,7 @@ class Door:
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._local: socket.socket | None = None
         self._attach = ""
-        self.guests: dict[bytes, Guest] = {}
+        self.hosts: dict[bytes, JoinedHost] = {}
         self._next_beat = time.monotonic()
         self._refused: set[str] = set()
 
@@ -198,32 +199,32 @@ class Door:
         self._local.setblocking(False)
         return self._local.fileno()
 
-    # -- guests ------------------------------------------------------------------------------------------------------
+    # -- hosts ------------------------------------------------------------------------------------------------------
 
-    def idle(self, worker: int | None = None) -> Guest | None:
+    def idle(self, worker: int | None = None) -> JoinedHost | None:
         """Return a machine that could run a worker, preferably the one that ran this worker before."""
-        free = [guest for guest in self.guests.values() if guest.ready and guest.process is None]
-        return next((guest for guest in free if guest.last_worker == worker), free[0] if free else None)
+        free = [host for host in self.hosts.values() if host.ready and host.process is None]
+        return next((host for host in free if host.last_worker == worker), free[0] if free else None)
 
-    def start(self, guest: Guest, worker: int) -> JoinedProcess:
+    def start(self, host: JoinedHost, worker: int) -> JoinedProcess:
         """Let a machine start a process for this worker."""
-        process = guest.process = JoinedProcess(self, guest, worker)
-        guest.last_worker = worker
-        self.send(guest, m.StartChild(process.child, worker))
+        process = host.process = JoinedProcess(self, host, worker)
+        host.last_worker = worker
+        self.send(host, m.StartChild(process.child, worker))
         return process
 
-    def dismiss(self, guest: Guest, reason: str, failed: bool = False) -> None:
+    def dismiss(self, host: JoinedHost, reason: str, failed: bool = False) -> None:
         """Send a machine away."""
-        self.send(guest, m.Dismissed(reason, failed))
-        self._forget(guest)
+        self.send(host, m.Dismissed(reason, failed))
+        self._forget(host)
 
-    def send(self, guest: Guest, message: m.ToAgent, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, host: JoinedHost, message: m.ToAgent, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message; a machine that is gone will be noticed by its silence or at the next beat."""
-        if guest.channel is not None and not isinstance(message, m.Beat):
+        if host.channel is not None and not isinstance(message, m.Beat):
             with contextlib.suppress(Lost):
-                guest.channel.send(m.encode(message), descriptors)
+                host.channel.send(m.encode(message), descriptors)
             return
-        self._post(guest.identity, message)
+        self._post(host.identity, message)
 
     def _post(self, identity: bytes, message: m.ToAgent) -> bool:
         try:
@@ -237,12 +238,12 @@ class Door:
                 self._bell.ring()  # sending may have consumed the socket's signal that something arrived
         return True
 
-    def _forget(self, guest: Guest) -> None:
-        self.guests.pop(guest.identity, None)
-        if guest.channel is not None:
-            guest.channel.finish(ATTACH_S)
-            guest.channel.close()
-            guest.channel = None
+    def _forget(self, host: JoinedHost) -> None:
+        self.hosts.pop(host.identity, None)
+        if host.channel is not None:
+            host.channel.finish(ATTACH_S)
+            host.channel.close()
+            host.channel = None
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -263,31 +264,31 @@ class Door:
                 self._post(identity, m.Refused(str(error)))
 
     def _handle(self, identity: bytes, message: m.ToLauncher) -> None:
-        guest = self.guests.get(identity)
+        host = self.hosts.get(identity)
         if isinstance(message, m.JoinAsked):
-            self._admit(identity, message, guest)
+            self._admit(identity, message, host)
             return
-        if guest is None:
+        if host is None:
             self._post(identity, m.Unknown())
             return
-        guest.heard = time.monotonic()
-        process = guest.process
+        host.heard = time.monotonic()
+        process = host.process
         match message:
             case m.Attached():
-                self._attached(guest, message.proof)
+                self._attached(host, message.proof)
             case m.FromChild() if process is not None and message.child == process.child:
-                self._household.on_word(process, message.data)
+                self._events.on_word(process, message.data)
             case m.ChildExited() if process is not None and message.child == process.child:
-                process.code, guest.process = message.code, None
-                self._household.on_end(process)
+                process.code, host.process = message.code, None
+                self._events.on_end(process)
             case m.Leaving() if process is not None:
-                self._household.on_leaving(process)
+                self._events.on_leaving(process)
             case m.Leaving():
-                self.dismiss(guest, "as its user asks")
+                self.dismiss(host, "as its user asks")
             case _:
                 pass  # a beat, or about a process that is gone
 
-    def _admit(self, identity: bytes, asked: m.JoinAsked, before: Guest | None) -> None:
+    def _admit(self, identity: bytes, asked: m.JoinAsked, before: JoinedHost | None) -> None:
         if before is not None:  # it lost its patience and begins again
             self._lose(before, "has started anew")
         refusal = self._required.refusal(asked)
@@ -297,16 +298,16 @@ class Door:
                 logger.warning("%s may not join: %s", asked.host, refusal)
             self._post(identity, m.Refused(refusal))
             return
-        guest = self.guests[identity] = Guest(identity, asked, time.monotonic())
+        host = self.hosts[identity] = JoinedHost(identity, asked, time.monotonic())
         remarks = self._required.remarks(asked)
         for remark in remarks:
             logger.warning("%s", remark)
         near = bool(asked.kernel) and asked.kernel == kernel_and_namespace()
         attach, required = self._attach if near else "", self._required
-        self._post(identity, m.Admitted(attach, guest.key, remarks, required.strategy, required.strategy_digest))
+        self._post(identity, m.Admitted(attach, host.key, remarks, required.strategy, required.strategy_digest))
         if not (near and self._attach):
-            guest.ready = True
-            self._household.on_guest(guest)
+            host.ready = True
+            self._events.on_host(host)
 
     def accept(self) -> None:
         """Let a process of this host attach, and pass it a descriptor to prove that this is possible."""
@@ -322,25 +323,25 @@ class Door:
         except (Lost, PeerError):
             frame = None
         key = "" if frame is None else bytes(frame.data).decode(errors="replace")
-        guest = next((each for each in self.guests.values() if secrets.compare_digest(each.key, key)), None)
-        if guest is None or guest.channel is not None:
+        host = next((each for each in self.hosts.values() if secrets.compare_digest(each.key, key)), None)
+        if host is None or host.channel is not None:
             channel.close()
             return
         reader, writer = os.pipe()
         with contextlib.suppress(Lost), os.fdopen(writer, "wb") as pipe:
-            pipe.write(guest.proof.encode())
+            pipe.write(host.proof.encode())
             channel.send(b"proof", (reader,))
         os.close(reader)
-        guest.channel = channel
+        host.channel = channel
 
-    def _attached(self, guest: Guest, proof: str) -> None:
-        if guest.ready:
+    def _attached(self, host: JoinedHost, proof: str) -> None:
+        if host.ready:
             return
-        if not secrets.compare_digest(proof, guest.proof) and guest.channel is not None:
-            guest.channel.close()
-            guest.channel = None
-        guest.ready = True
-        self._household.on_guest(guest)
+        if not secrets.compare_digest(proof, host.proof) and host.channel is not None:
+            host.channel.close()
+            host.channel = None
+        host.ready = True
+        self._events.on_host(host)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -354,28 +355,28 @@ class Door:
         if now < self._next_beat:
             return
         self._next_beat = now + m.BEAT_S
-        for guest in list(self.guests.values()):
-            process = guest.process
-            if not self._post(guest.identity, m.Beat()):
-                self._lose(guest, "has closed its connection")
-            elif now - guest.heard > m.LOST_S:
-                self._lose(guest, f"has sent nothing for {m.LOST_S:g} s")
+        for host in list(self.hosts.values()):
+            process = host.process
+            if not self._post(host.identity, m.Beat()):
+                self._lose(host, "has closed its connection")
+            elif now - host.heard > m.LOST_S:
+                self._lose(host, f"has sent nothing for {m.LOST_S:g} s")
             elif process is not None and process.killed_at is not None and now - process.killed_at > DYING_S:
-                self._lose(guest, "does not end its process")
+                self._lose(host, "does not end its process")
 
-    def _lose(self, guest: Guest, how: str) -> None:
-        process, guest.process = guest.process, None
-        self._post(guest.identity, m.Unknown())
-        self._forget(guest)
+    def _lose(self, host: JoinedHost, how: str) -> None:
+        process, host.process = host.process, None
+        self._post(host.identity, m.Unknown())
+        self._forget(host)
         if process is not None and process.alive:
-            logger.warning("%s, which ran %s, %s", guest.host, process.name, how)
+            logger.warning("%s, which ran %s, %s", host.hostname, process.name, how)
             process.code = _KILLED
-            self._household.on_end(process)
+            self._events.on_end(process)
 
     def close(self, reason: str, *, failed: bool) -> None:
         """Send everybody away and close."""
-        for guest in list(self.guests.values()):
-            self.dismiss(guest, reason, failed)
+        for host in list(self.hosts.values()):
+            self.dismiss(host, reason, failed)
         if self._local is not None:
             self._local.close()
         self._bell.close()
