@@ -188,6 +188,28 @@ def test_a_barrier_that_was_passed_under_an_earlier_server_opens_at_the_same_clo
     assert counts(hand) == [5.0, 2.0]
 
 
+def test_no_checkpoint_without_states_is_written_while_workers_repeat_their_barriers(tmp_path):
+    folder = tmp_path / "a"
+    first = on_tables(folder, every="100v")
+    for worker in (0, 1):  # the one at the beginning
+        first.says(worker, tick(1, worker))
+        saves(first, worker)
+    standing = [t.ClockStanding(0, 1)] * 2
+    hand = on_tables(folder, every="100v", resume=folder, restarted_at=9.0, standing=standing)
+    for barrier in range(1, 6):
+        for worker in (0, 1):
+            hand.says(worker, tick(barrier + 1, worker, era=barrier - 1, again=True))
+            hand.says(worker, t.AtBarrier(barrier, barrier + 1, passed=barrier + 1))
+    assert hand.observed("checkpoint") == []
+    for worker in (0, 1):
+        hand.says(worker, tick(7, worker, era=5))
+        saves(hand, worker)
+    (written,) = hand.observed("checkpoint")
+    assert "without_state_of" not in written.data
+    assert files.read(folder).workers == [0, 1]
+    assert counts(hand) == [7.0, 7.0]
+
+
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_many_increments_ask_for_a_checkpoint_early(most, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "MOST_UNSAVED", most)

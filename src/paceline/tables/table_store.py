@@ -188,9 +188,10 @@ class TableStore:
         Those that passed it under an earlier server go on from the same clock again. Scripts that were resumed call
         barriers again that they had passed; their clocks stay, or some iterations would be made twice or never.
         """
-        self._run.checkpoints.begin_again()  # the states that have come are from before the barrier
         barriers = [reader.barrier for _, reader in resting if reader.barrier is not None]
         agreed = next((barrier.passed for barrier in barriers if barrier.passed is not None), None)
+        # The states that have come are from before the barrier. Workers that send again what they did have none.
+        self._run.checkpoints.begin_again(vain=agreed is None)
         if agreed is not None:
             self.starts.update((worker, agreed) for worker, _ in resting)
         elif any(barrier.number <= self.restored.repeats for barrier in barriers):

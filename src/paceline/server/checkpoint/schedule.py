@@ -139,17 +139,18 @@ class Checkpoints:
         self.count_from(self._run.coordinator.version)
         self._run.exchange.refresh(self._become_due)  # where nodes hold the models, the store gets their average
 
-    def begin_again(self) -> None:
+    def begin_again(self, *, vain: bool = True) -> None:
         """Give up the checkpoint under way and begin another: states that have come are not of one moment with others.
 
-        After two of them complete the third as it is, or a script that seldom sends its state would never have one.
+        After two of them complete the third as it is, or a script that seldom sends its state would never have one. Not
+        if none could be sent meanwhile, where the checkpoint is not begun in `vain`: its time is yet to come.
         """
         if self._writer is None or not self.busy:
             return
-        if self._vain == MOST_VAIN:
+        if vain and self._vain == MOST_VAIN:
             self.finish(anyway=True)
             return
-        self._vain += 1
+        self._vain += vain
         self._writer.abandon()
         if self._last == self._number:
             self._last += 1
