@@ -4,8 +4,9 @@ A thread of its own answers ZeroMQ's questions about credentials (ZAP, RFC 27), 
 compute for minutes; the handshake itself is done by ZeroMQ's thread. A client that does not know the server's key never
 gets as far as a question. The socket's monitor tells of it: which descriptor was accepted, that a handshake failed,
 which descriptor was closed. One thread of ZeroMQ reports all three, so a failure belongs to the close that follows it.
-The descriptor of a handshake that fails at once is closed before this thread can ask whose it was; then the kernel
-tells, which reports every TCP connection that ends (the monitoring group of its socket diagnostics).
+The descriptor of a handshake that fails at once is closed, and perhaps another's, before this thread can ask whose it
+was. So the addresses of refusals are the kernel's, which reports every TCP connection that ends (the monitoring group
+of its socket diagnostics): those that were no member's, in order.
 
 Strangers may also connect and say nothing. ZeroMQ closes them after HANDSHAKE_MS, but it accepts without bound, and a
 process without descriptors can open neither journal nor checkpoint. So the soft limit of descriptors is raised, and of
@@ -45,7 +46,6 @@ _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
 }
 _FOREIGN = "it does not speak this protocol"
-_GONE = "an address that is gone"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
 _UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -141,6 +141,11 @@ class EndedConnections:
         except OSError:
             self.close()
 
+    @property
+    def reported(self) -> bool:
+        """Whether the kernel reports."""
+        return self._socket is not None
+
     def register(self, poller: zmq.Poller) -> None:
         if self._socket is not None:
             poller.register(self._socket, zmq.POLLIN)
@@ -176,9 +181,9 @@ class Gatekeeper:
         self._pid = os.getpid()
         self._visitors: dict[int, _Visitor] = {}
         self._ended = EndedConnections()
-        self._named: set[Name] = set()  # connections whose other end is known
-        self._unknown: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends of ended connections that were not
-        self._nameless: deque[tuple[str, float]] = deque()  # refusals that wait for one of them, and since when
+        self._members: set[Name] = set()  # other ends of finished handshakes
+        self._strangers: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends that are gone and were no members
+        self._nameless: deque[tuple[str, Name | None, float]] = deque()  # refusals that wait for one, and since when
         self._failed: str | None = None  # why the next closed connection failed
         self._unclaimed = 0  # finished handshakes whose connections were closed meanwhile
         listening.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
@@ -234,8 +239,8 @@ class Gatekeeper:
             self.log.flush()
         self._take_events()
         self._take_ended()
-        for why, _ in self._nameless:
-            self._refuse(_GONE, why)
+        for why, name, _ in self._nameless:
+            self._refuse(name, why)
         self._ended.close()
         for one in (self._zap, self._events, self._stopped):
             one.close(linger=0)
@@ -248,10 +253,11 @@ class Gatekeeper:
         answer = (b"200", b"OK", b"member") if admitted else (b"400", b"refused", b"")
         self._zap.send_multipart([version, request, *answer, b""])
         if not admitted:
-            self._refuse(address.decode("ascii", "replace"), "it has no key of a role that is admitted here")
+            self._refuse((address.decode("ascii", "replace"), None), "it has no key of a role that is admitted here")
 
-    def _refuse(self, address: str, why: str) -> None:
-        self.log.warn(f"a connection from {address} was refused: {why}")
+    def _refuse(self, name: tuple[str, int | None] | None, why: str) -> None:
+        shown = "an address that is gone" if name is None else name[0] if name[1] is None else f"{name[0]}:{name[1]}"
+        self.log.warn(f"a connection from {shown} was refused: {why}")
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -265,9 +271,7 @@ class Gatekeeper:
 
     def _take_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            visitor = self._visitors[value] = _Visitor(peer_of(value))
-            if visitor.name is not None:
-                self._named.add(visitor.name)
+            self._visitors[value] = _Visitor(peer_of(value))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._claim()
         elif event == zmq.EVENT_DISCONNECTED:
@@ -279,34 +283,40 @@ class Gatekeeper:
 
     def _part_with(self, visitor: _Visitor, why: str | None) -> None:
         """Log that a connection was closed before its handshake was done; None: for no reason that ZeroMQ knows."""
-        if why is None and self._unclaimed:
-            self._unclaimed -= 1
-            why = ""
-        name = visitor.name or (self._unknown.popleft() if self._unknown else None)
-        if why == "":
-            return
-        if name is not None:
-            self._refuse(f"{name[0]}:{name[1]}", why or _FOREIGN)
-        else:
-            self._nameless.append((why or _FOREIGN, time.monotonic()))
+        if why is None:
+            why = "" if self._unclaimed else _FOREIGN
+            self._unclaimed = max(0, self._unclaimed - 1)
+        self._nameless.append((why, visitor.name, time.monotonic()))
+        if self._strangers:
+            self._settle(self._strangers.popleft())
+        elif not self._ended.reported:
+            self._settle(None)
 
     def _take_ended(self) -> None:
         """Learn the other ends of connections that ended, and log the refusals that waited for them."""
         for name in self._ended.take():
-            if name in self._named:
-                self._named.discard(name)
+            if name in self._members:
+                self._members.discard(name)
             elif self._nameless:
-                self._refuse(f"{name[0]}:{name[1]}", self._nameless.popleft()[0])
+                self._settle(name)
             else:
-                self._unknown.append(name)
-        while self._nameless and time.monotonic() - self._nameless[0][1] > _NAMELESS_S:
-            self._refuse(_GONE, self._nameless.popleft()[0])
+                self._strangers.append(name)
+        while self._nameless and time.monotonic() - self._nameless[0][2] > _NAMELESS_S:
+            self._settle(None)
+
+    def _settle(self, name: Name | None) -> None:
+        """Log the oldest refusal that waits for its address; None: there is none but that of its descriptor."""
+        why, guess, _ = self._nameless.popleft()
+        if why != "":
+            self._refuse(name or guess, why)
 
     def _claim(self) -> None:
         """Find the connection whose handshake has succeeded: the oldest that has sent as much as a member must."""
-        for descriptor, visitor in self._visitors.items():
-            if received_by(descriptor, visitor.name) >= self._credentials.hello_bytes:
+        for descriptor in self._visitors:
+            name = peer_of(descriptor)
+            if name is not None and received_by(descriptor, name) >= self._credentials.hello_bytes:
                 del self._visitors[descriptor]
+                self._members.add(name)
                 return
         self._unclaimed += 1
 
