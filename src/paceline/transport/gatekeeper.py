@@ -9,15 +9,15 @@ was. So the addresses of refusals are the kernel's, which reports every TCP conn
 of its socket diagnostics): those that were no member's, in order.
 
 Strangers may also connect and say nothing. ZeroMQ closes them after HANDSHAKE_MS, but it accepts without bound, and a
-process without descriptors can open neither journal nor checkpoint. So the soft limit of descriptors is raised, and of
-the connections that have not shown a key only a share is kept: the oldest of the others are hung up.
+process without descriptors can open neither journal nor checkpoint. So the limit of descriptors is raised, some are
+kept for files (`model/descriptors.py`), and of the connections that have not shown a key only a share stays: the oldest
+of the others are hung up.
 
 A forked process has no such thread and must not use the socket, as with every ZeroMQ socket.
 """
 
 import logging
 import os
-import resource
 import socket
 import struct
 import threading
@@ -28,10 +28,11 @@ from contextlib import contextmanager, suppress
 
 import zmq
 
+from paceline.model import descriptors
+
 HANDSHAKE_MS = 5_000  # for a whole handshake: six messages, and one turn of a thread that a busy script may hold up
 BACKLOG = 128  # connections that the kernel accepts ahead: more than workers that start together, few for a flood
 DOMAIN = "paceline"
-MOST_DESCRIPTORS = 65_536  # that the soft limit is raised to: each costs the kernel memory
 UNFINISHED_SHARE = 4  # a quarter of all descriptors, at most, is for connections that have shown no key
 MOST_UNFINISHED = 1_024
 CURVE_HELLO = 64 + 2 + 200  # bytes of greeting and first message; ZeroMQ hangs up on those that it cannot open
@@ -177,7 +178,7 @@ class Gatekeeper:
         self.log = RefusalLog()
         self._listening = listening
         self._credentials = credentials
-        self._most_unfinished = min(raise_descriptor_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
+        self._most_unfinished = min(descriptors.raise_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
         self._pid = os.getpid()
         self._visitors: dict[int, _Visitor] = {}
         self._ended = EndedConnections()
@@ -328,16 +329,6 @@ class Gatekeeper:
             if not visitor.hung_up and received_by(descriptor, visitor.name) < self._credentials.hello_bytes:
                 visitor.hung_up = hang_up(descriptor, visitor.name)
                 surplus -= 1
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one, up to MOST_DESCRIPTORS; return the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager
