@@ -129,6 +129,13 @@ def test_lists_that_grow_in_memory_are_bounded():
     refused(server(), framed(Hello, many, [], []), "length <= 4096")
 
 
+def test_what_is_said_about_a_message_is_short_whatever_it_holds():
+    for shape in ("x" * 100_000, [(1 << 64) - 1] * 60):
+        with pytest.raises(PeerError, match="malformed") as caught:
+            server().at_server(framed(CollectiveCall, 0, "mean", b"", [["torch.uint8", shape]]))
+        assert len(str(caught.value)) < 1000
+
+
 def test_a_parameter_that_the_model_has_not_is_refused():
     codec = server()
     codec.at_server(framed(Hello, SPEC, [], [], None, False, True))
@@ -177,8 +184,9 @@ def fault_of(hub, end):
 @pytest.mark.parametrize(
     ("frames", "match"),
     [
-        ([LONG], "a long message is announced by 1 bytes"),
-        ([LONG + bytes(8)], "as 0 bytes long"),
+        ([LONG], "a long message is announced by 9 bytes, not by 1"),
+        ([LONG + b"\xff" * 90_000], "a long message is announced by 9 bytes, not by 90001"),
+        ([LONG + bytes(8)], "a message of 0 bytes is announced as a long one"),
         ([LONG + b"\xff" * 8, bytes([8]) * CHUNK], "a Remark of 18446744073709551615 bytes is sent"),
         ([LONG + b"\xff" * 8, bytes([63]) * CHUNK], "kind 63 arrived, which this process does not know"),
         ([LONG + b"\xff" * 8, b"short"], f"a chunk of 5 bytes arrived where {CHUNK} were announced"),

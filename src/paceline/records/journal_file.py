@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.core.errors import JournalError, StorageError
 from paceline.core.regular_files import require_regular
 from paceline.core.values import shown
+from paceline.model import descriptors
 from paceline.records import private_files
 from paceline.records.private_files import FILE_MODE
 
@@ -100,7 +101,8 @@ def _locked(path: Path) -> int:
     while True:
         with contextlib.suppress(FileNotFoundError):
             require_regular(os.stat(path), path)  # noqa: PTH116 - before opening, which can have effects
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, FILE_MODE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = descriptors.open_file(path, flags, FILE_MODE)
         try:
             require_regular(os.fstat(descriptor), path)
             _lock(descriptor, path)

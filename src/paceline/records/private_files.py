@@ -3,9 +3,10 @@
 Modes hold for what is made; a folder or file that exists keeps its own.
 """
 
-import os
 from pathlib import Path
 from typing import IO
+
+from paceline.model import descriptors
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -35,4 +36,4 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags, FILE_MODE)
+    return descriptors.open_file(path, flags, FILE_MODE)

@@ -28,6 +28,7 @@ from paceline.transport.limits import Limits
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, Kind, RawBytes, ToServer, ToWorker
 
 FORMAT = 3
+MOST_SAID = 500  # characters of what is wrong with a message, which may quote it
 MOST_DIMENSIONS = 64  # of a tensor, as in torch and NumPy
 INLINE_BYTES = 1 << 14  # per message, of all arrays; larger ones can go through a ring, which is faster than the socket
 Bytes = bytearray | memoryview
@@ -43,6 +44,7 @@ _DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # required d
 _IN_REGION, _LENT = 0, 1  # where a version's parameters are
 _MALFORMED = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
+    OptionError,
 )  # fmt: skip
 
 
@@ -199,7 +201,7 @@ class Codec:
             if kind.type is Hello and message.in_region:
                 message = self._enter_region(message)
         except _MALFORMED as error:
-            raise PeerError(f"a malformed {kind.name} arrived: {error}") from error
+            raise PeerError(f"a malformed {kind.name} arrived: {str(error)[:MOST_SAID]}") from error
         if loose:
             self._loose = []
         return message, loose

@@ -4,19 +4,20 @@ A thread of its own answers ZeroMQ's questions about credentials (ZAP, RFC 27), 
 compute for minutes; the handshake itself is done by ZeroMQ's thread. A client that does not know the server's key never
 gets as far as a question. The socket's monitor tells of it: which descriptor was accepted, that a handshake failed,
 which descriptor was closed. One thread of ZeroMQ reports all three, so a failure belongs to the close that follows it.
-The descriptor of a handshake that fails at once is closed before this thread can ask whose it was; then the kernel
-tells, which reports every TCP connection that ends (the monitoring group of its socket diagnostics).
+The descriptor of a handshake that fails at once is closed, and perhaps another's, before this thread can ask whose it
+was. So the addresses of refusals are the kernel's, which reports every TCP connection that ends (the monitoring group
+of its socket diagnostics): those that were no member's, in order.
 
 Strangers may also connect and say nothing. ZeroMQ closes them after HANDSHAKE_MS, but it accepts without bound, and a
-process without descriptors can open neither journal nor checkpoint. So the soft limit of descriptors is raised, and of
-the connections that have not shown a key only a share is kept: the oldest of the others are hung up.
+process without descriptors can open neither journal nor checkpoint. So the limit of descriptors is raised, some are
+kept for files (`model/descriptors.py`), and of the connections that have not shown a key only a share stays: the oldest
+of the others are hung up.
 
 A forked process has no such thread and must not use the socket, as with every ZeroMQ socket.
 """
 
 import logging
 import os
-import resource
 import socket
 import struct
 import threading
@@ -27,10 +28,11 @@ from contextlib import contextmanager, suppress
 
 import zmq
 
+from paceline.model import descriptors
+
 HANDSHAKE_MS = 5_000  # for a whole handshake: six messages, and one turn of a thread that a busy script may hold up
 BACKLOG = 128  # connections that the kernel accepts ahead: more than workers that start together, few for a flood
 DOMAIN = "paceline"
-MOST_DESCRIPTORS = 65_536  # that the soft limit is raised to: each costs the kernel memory
 UNFINISHED_SHARE = 4  # a quarter of all descriptors, at most, is for connections that have shown no key
 MOST_UNFINISHED = 1_024
 CURVE_HELLO = 64 + 2 + 200  # bytes of greeting and first message; ZeroMQ hangs up on those that it cannot open
@@ -45,7 +47,6 @@ _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
 }
 _FOREIGN = "it does not speak this protocol"
-_GONE = "an address that is gone"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
 _UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -141,6 +142,11 @@ class EndedConnections:
         except OSError:
             self.close()
 
+    @property
+    def reported(self) -> bool:
+        """Whether the kernel reports."""
+        return self._socket is not None
+
     def register(self, poller: zmq.Poller) -> None:
         if self._socket is not None:
             poller.register(self._socket, zmq.POLLIN)
@@ -172,13 +178,13 @@ class Gatekeeper:
         self.log = RefusalLog()
         self._listening = listening
         self._credentials = credentials
-        self._most_unfinished = min(raise_descriptor_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
+        self._most_unfinished = min(descriptors.raise_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
         self._pid = os.getpid()
         self._visitors: dict[int, _Visitor] = {}
         self._ended = EndedConnections()
-        self._named: set[Name] = set()  # connections whose other end is known
-        self._unknown: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends of ended connections that were not
-        self._nameless: deque[tuple[str, float]] = deque()  # refusals that wait for one of them, and since when
+        self._members: set[Name] = set()  # other ends of finished handshakes
+        self._strangers: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends that are gone and were no members
+        self._nameless: deque[tuple[str, Name | None, float]] = deque()  # refusals that wait for one, and since when
         self._failed: str | None = None  # why the next closed connection failed
         self._unclaimed = 0  # finished handshakes whose connections were closed meanwhile
         listening.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
@@ -234,8 +240,8 @@ class Gatekeeper:
             self.log.flush()
         self._take_events()
         self._take_ended()
-        for why, _ in self._nameless:
-            self._refuse(_GONE, why)
+        for why, name, _ in self._nameless:
+            self._refuse(name, why)
         self._ended.close()
         for one in (self._zap, self._events, self._stopped):
             one.close(linger=0)
@@ -248,10 +254,11 @@ class Gatekeeper:
         answer = (b"200", b"OK", b"member") if admitted else (b"400", b"refused", b"")
         self._zap.send_multipart([version, request, *answer, b""])
         if not admitted:
-            self._refuse(address.decode("ascii", "replace"), "it has no key of a role that is admitted here")
+            self._refuse((address.decode("ascii", "replace"), None), "it has no key of a role that is admitted here")
 
-    def _refuse(self, address: str, why: str) -> None:
-        self.log.warn(f"a connection from {address} was refused: {why}")
+    def _refuse(self, name: tuple[str, int | None] | None, why: str) -> None:
+        shown = "an address that is gone" if name is None else name[0] if name[1] is None else f"{name[0]}:{name[1]}"
+        self.log.warn(f"a connection from {shown} was refused: {why}")
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -265,9 +272,7 @@ class Gatekeeper:
 
     def _take_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            visitor = self._visitors[value] = _Visitor(peer_of(value))
-            if visitor.name is not None:
-                self._named.add(visitor.name)
+            self._visitors[value] = _Visitor(peer_of(value))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._claim()
         elif event == zmq.EVENT_DISCONNECTED:
@@ -279,34 +284,40 @@ class Gatekeeper:
 
     def _part_with(self, visitor: _Visitor, why: str | None) -> None:
         """Log that a connection was closed before its handshake was done; None: for no reason that ZeroMQ knows."""
-        if why is None and self._unclaimed:
-            self._unclaimed -= 1
-            why = ""
-        name = visitor.name or (self._unknown.popleft() if self._unknown else None)
-        if why == "":
-            return
-        if name is not None:
-            self._refuse(f"{name[0]}:{name[1]}", why or _FOREIGN)
-        else:
-            self._nameless.append((why or _FOREIGN, time.monotonic()))
+        if why is None:
+            why = "" if self._unclaimed else _FOREIGN
+            self._unclaimed = max(0, self._unclaimed - 1)
+        self._nameless.append((why, visitor.name, time.monotonic()))
+        if self._strangers:
+            self._settle(self._strangers.popleft())
+        elif not self._ended.reported:
+            self._settle(None)
 
     def _take_ended(self) -> None:
         """Learn the other ends of connections that ended, and log the refusals that waited for them."""
         for name in self._ended.take():
-            if name in self._named:
-                self._named.discard(name)
+            if name in self._members:
+                self._members.discard(name)
             elif self._nameless:
-                self._refuse(f"{name[0]}:{name[1]}", self._nameless.popleft()[0])
+                self._settle(name)
             else:
-                self._unknown.append(name)
-        while self._nameless and time.monotonic() - self._nameless[0][1] > _NAMELESS_S:
-            self._refuse(_GONE, self._nameless.popleft()[0])
+                self._strangers.append(name)
+        while self._nameless and time.monotonic() - self._nameless[0][2] > _NAMELESS_S:
+            self._settle(None)
+
+    def _settle(self, name: Name | None) -> None:
+        """Log the oldest refusal that waits for its address; None: there is none but that of its descriptor."""
+        why, guess, _ = self._nameless.popleft()
+        if why != "":
+            self._refuse(name or guess, why)
 
     def _claim(self) -> None:
         """Find the connection whose handshake has succeeded: the oldest that has sent as much as a member must."""
-        for descriptor, visitor in self._visitors.items():
-            if received_by(descriptor, visitor.name) >= self._credentials.hello_bytes:
+        for descriptor in self._visitors:
+            name = peer_of(descriptor)
+            if name is not None and received_by(descriptor, name) >= self._credentials.hello_bytes:
                 del self._visitors[descriptor]
+                self._members.add(name)
                 return
         self._unclaimed += 1
 
@@ -318,16 +329,6 @@ class Gatekeeper:
             if not visitor.hung_up and received_by(descriptor, visitor.name) < self._credentials.hello_bytes:
                 visitor.hung_up = hang_up(descriptor, visitor.name)
                 surplus -= 1
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one, up to MOST_DESCRIPTORS; return the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager

@@ -173,9 +173,11 @@ class Intake:
         self._targets.clear()
 
     def _begin_long(self, data: bytes) -> None:
+        if len(data) != 1 + _LENGTH_BYTES:
+            raise PeerError(f"a long message is announced by {1 + _LENGTH_BYTES} bytes, not by {len(data)}")
         self._length = int.from_bytes(data[1:], "little")
-        if len(data) != 1 + _LENGTH_BYTES or self._length <= CHUNK:
-            raise PeerError(f"a long message is announced by {len(data)} bytes, as {self._length} bytes long")
+        if self._length <= CHUNK:
+            raise PeerError(f"a message of {self._length} bytes is announced as a long one, of more than {CHUNK}")
         self._long = bytearray()
 
     def _joined(self, begun: bytearray, data: bytes) -> Any:

@@ -1,9 +1,9 @@
 """Where machines join: the launcher's listening socket, and the hosts that have come over it.
 
 A machine is one `JoinedHost` from its first message to its last. It is compared with what the run requires; then the
-launcher gives it a worker's place, and it has a `JoinedProcess`, which the launcher treats as its own children:
-it sends it control messages and signals, and is told of its exit. A host that is silent for `LOST_S`, or whose connection is
-closed, is lost, and so is its process.
+launcher gives it a worker's place, and it has a `JoinedProcess`, which the launcher treats as its own children: it
+sends it control messages and signals, and is told of its exit. A host that is silent for `LOST_S`, or whose connection
+is closed, is lost, and so is its process.
 
 Host and launcher share memory if they run on the same kernel in the same network namespace, and a descriptor that
 the launcher passes over a socket of its private folder arrives. Then all links of the worker are those of one machine.

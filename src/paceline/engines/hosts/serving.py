@@ -1,7 +1,7 @@
 """`paceline serve`: a run's server and evaluator on this machine, and workers that join from wherever they are.
 
 It is the launcher of one machine, and listens for others. The server still decides who is a worker; the launcher finds
-a machine for each: at first for as many as the run waits for, later for newcomers and for workers that are to come back.
+a machine for each: at first for as many as the run waits for, later for newcomers and workers that are to come back.
 """
 
 import contextlib

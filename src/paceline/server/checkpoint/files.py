@@ -30,7 +30,7 @@ from paceline._version import __version__
 from paceline.core.errors import CheckpointError, StorageError
 from paceline.core.updates import Contents
 from paceline.core.values import shortened
-from paceline.model import tensor_files
+from paceline.model import descriptors, tensor_files
 from paceline.records import private_files
 from paceline.records.journal import spelled_out
 from paceline.server.checkpoint.run_snapshot import RunSnapshot
@@ -333,7 +333,7 @@ def _named_in(folder: Path) -> list[Path]:
 
 def _bring_to_disk(path: Path) -> None:
     """Flush to disk: a rename must not get there before what it names."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = descriptors.open_file(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
