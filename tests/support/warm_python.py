@@ -161,7 +161,7 @@ def _fresh_main():
 
 def _exit_after(call, *arguments):
     """Make the call and exit as the interpreter would."""
-    from paceline.engines.local import leaving
+    from paceline.engines.local.nursery import leave
 
     code, known = 0, set(sys.modules)
     try:
@@ -177,7 +177,7 @@ def _exit_after(call, *arguments):
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
         code = 1
-    leaving.leave(code, known)
+    leave(code, known)
 
 
 def _close_all_but(*kept):
