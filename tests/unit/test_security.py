@@ -12,6 +12,7 @@ import pytest
 import torch
 import zmq
 
+from paceline.core.errors import InternalError
 from paceline.engines.local.addresses import LOOPBACK
 from paceline.transport import gatekeeper
 from paceline.transport.base import Lost
@@ -293,6 +294,12 @@ def test_without_an_answer_about_credentials_nobody_gets_in(monkeypatch):
     worker.close()
     monkeypatch.setattr(hub._gatekeeper, "_end", lambda: None)
     hub.close()
+
+
+@pytest.mark.parametrize("make", [ZeromqHub, ZeromqMail])
+def test_a_socket_of_the_host_takes_no_keys(make, tmp_path):
+    with pytest.raises(InternalError, match="keys are for TCP"):
+        make(f"ipc://{tmp_path}/socket", MODES["curve"])
 
 
 def test_refusals_are_logged_one_by_one_then_counted(monkeypatch, caplog):

@@ -178,7 +178,7 @@ class Codec:
     def _decode(self, data: Bytes, make: MakeArray | None, to_worker: bool) -> tuple[Any, list[Any]]:
         if not data:
             raise PeerError("an empty message arrived")
-        kind = _kind_of(data[0])
+        kind = KIND_OF_NUMBER.get(data[0]) or _kind_of(data[0])
         if kind.to_worker is not to_worker:
             raise PeerError(f"a message of kind {data[0]} ({kind.name}) arrived at the wrong end of the link")
         body = memoryview(data)[1:]

@@ -19,7 +19,7 @@ import zmq
 from paceline.transport.gatekeeper import Gatekeeper
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode, same_key
 from paceline.transport.security import Security
-from paceline.transport.zeromq import CHUNK, FRAME, bind_privately, end_context, remove_name
+from paceline.transport.zeromq import CHUNK, FRAME, bind_privately, end_context, remove_name, require_network
 
 LEAVING_MS = 5_000  # that `close` waits for messages still on their way
 RECONNECT_MAX_MS = 5_000  # between attempts to reach a peer that is gone: it may come back until its departure is known
@@ -57,6 +57,8 @@ class ZeromqMail:
     tracks = True
 
     def __init__(self, bind: str, security: Security | None = None) -> None:
+        if security is not None:
+            require_network(bind)
         self.key = secrets.token_hex(16)
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -32,7 +32,7 @@ import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.core.errors import PacelineError, PeerError
+from paceline.core.errors import InternalError, PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
@@ -78,6 +78,12 @@ def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
         socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     socket.bind(address)
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def require_network(address: str) -> None:
+    """Refuse keys for a socket of the host, where the kernel tells who connects."""
+    if address.startswith(_OF_HOST):
+        raise InternalError(f"keys are for TCP, and {address} is a socket of this host")
 
 
 def remove_name(address: str) -> None:
@@ -468,6 +474,8 @@ class ZeromqHub:
     """The server's socket and the workers it expects. With `security`, only members of the run can connect."""
 
     def __init__(self, bind: str, security: Security | None = None) -> None:
+        if security is not None:
+            require_network(bind)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _make(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a worker that is gone raises
