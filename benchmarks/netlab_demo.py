@@ -1,17 +1,22 @@
-"""Three hosts on this machine, for a person to look at: how fast they are to one another, or commands of your own.
+"""Three hosts on this machine, for a person to look at: one serves a run, the others join it.
 
-    make netlab                                                  # what each host gets from each other one
-    python benchmarks/netlab_demo.py --rate 1gbit                # over faster cables
+    make netlab                                                  # digits by dasp, over cables of 100 Mbit/s
+    python benchmarks/netlab_demo.py --rate 1gbit --strategy bsp --task mnist --data-dir ../shared/data/mnist
+    python benchmarks/netlab_demo.py --rates                     # how fast the hosts are to one another
     python benchmarks/netlab_demo.py 'ip -br address' 'ping -c 3 {host0}'
 
-Commands run in a shell, the first on the first host and so on; `{host0}` stands for that host's address. What they
-print is shown with the host's name in front. The first one that fails ends them all; after Ctrl-C all may end by
-themselves, and a second one kills them. Needs root.
+The run is `paceline serve` on the first host and `paceline join` on each of the others, with a token that was made for
+it; after its report stands what went through each host's cable. Commands of your own run in a shell, the first on the
+first host and so on; `{host0}` stands for that host's address. What they print is shown with the host's name in front.
+The first one that fails ends them all; after Ctrl-C all may end by themselves, and a second one kills them. Needs root.
 """
 
 import argparse
+import os
+import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import results
 from netlab import Host, Lab, LabError, bits_of
+from paceline.engines.hosts import tokens
 
 PORT = 7000
 SECONDS = 0.7  # of each pair, about
@@ -67,6 +73,32 @@ def show_rates(lab: Lab, rate: str | None) -> None:
     count = UNSHAPED_BYTES if rate is None else int(SECONDS * bits_of(rate) / 8)
     pairs = [(sender, receiver) for sender in lab.hosts for receiver in lab.hosts if sender is not receiver]
     print(results.table([measure(sender, receiver, count) for sender, receiver in pairs]))
+
+
+def training(folder: Path, given: argparse.Namespace) -> list[str]:
+    """The commands of a run: the first host serves, each of the others runs one worker."""
+    token = folder / "token"
+    tokens.write_new(token)
+    program = [sys.executable, "-m", "paceline"]
+    where = f"{{host0}}:{PORT}"
+    data = [] if given.data_dir is None else ["--data-dir", os.fspath(given.data_dir.resolve())]
+    common = ["--token-file", os.fspath(token), "--task", given.task, *data]
+    serve = [
+        *program, "serve", "--listen", where, "--workers", str(given.hosts - 1), "--threads", "1", "--strategy",
+        given.strategy, "--runs-dir", os.fspath(folder / "runs"), *common,
+    ]  # fmt: skip
+    join = [*program, "join", *common, where]
+    return [f"exec {shlex.join(words)}" for words in (serve, *[join] * (given.hosts - 1))]
+
+
+def show_cables(lab: Lab) -> None:
+    """Print how much went through the cable of each host."""
+    print("\nthrough the cables, as the switch counted:\n")
+    print(results.table([
+        {"host": host.name, "address": host.address, "MB sent": host.bytes_sent() / 1e6,
+         "MB received": host.bytes_received() / 1e6}
+        for host in lab.hosts
+    ]))  # fmt: skip
 
 
 def with_addresses(command: str, hosts: Sequence[Host]) -> str:
@@ -123,7 +155,11 @@ def run_commands(lab: Lab, commands: Sequence[str]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Build the lab and use it."""
     parser = argparse.ArgumentParser(description="three hosts on this machine")
-    parser.add_argument("commands", nargs="*", help="one for each host; without any, the rates are shown")
+    parser.add_argument("commands", nargs="*", help="one for each host; without any, the hosts train")
+    parser.add_argument("--rates", action="store_true", help="show how fast the hosts are to one another instead")
+    parser.add_argument("--strategy", default="dasp", help="of the run")
+    parser.add_argument("--task", default="digits", help="of the run, a built-in one")
+    parser.add_argument("--data-dir", type=Path, help="of the task")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--rate", default="100mbit", help="of each cable, such as 1gbit, or none")
     parser.add_argument("--cores", type=float, help="processor seconds per second that a host gets at most")
@@ -131,12 +167,17 @@ def main(arguments: list[str] | None = None) -> int:
     rate = None if given.rate == "none" else given.rate
     if len(given.commands) > given.hosts:
         parser.error(f"{len(given.commands)} commands for {given.hosts} hosts; raise --hosts")
+    if given.hosts < 2 and not given.commands:
+        parser.error(f"--hosts must be >= 2, not {given.hosts}: one serves, the others join")
     try:
-        with Lab(hosts=given.hosts, rate=rate, cores=given.cores) as lab:
-            if given.commands:
-                return run_commands(lab, given.commands)
-            show_rates(lab, rate)
-            return 0
+        with tempfile.TemporaryDirectory() as folder, Lab(hosts=given.hosts, rate=rate, cores=given.cores) as lab:
+            if given.rates:
+                show_rates(lab, rate)
+                return 0
+            code = run_commands(lab, given.commands or training(Path(folder), given))
+            if not given.commands:
+                show_cables(lab)
+            return code
     except LabError as error:
         raise SystemExit(str(error)) from None
 

@@ -132,6 +132,16 @@ class Host:
         """Run a process on this host until it ends, with the options of `subprocess.run`."""
         return subprocess.run(self.command(arguments), **options)
 
+    def enter(self) -> None:
+        """Move this process here for the rest of its life: for a fork with one thread, which starts no interpreter."""
+        held = self._lab.held[self.index]
+        if held["group"]:
+            (Path(held["group"]) / "cgroup.procs").write_text("0")
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)
+        for kind in ("net", "uts"):
+            keeper.enter(held[kind])
+
     def processes(self) -> set[int]:
         """The numbers of all processes on this host."""
         return keeper.processes_in(*self._inside())

@@ -34,16 +34,13 @@ def test_near_and_far_workers_train_to_the_bits_of_processes_of_one_machine(site
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
     assert "over the network" in serve.said
     assert "shares memory with the server" in serve.said
-    here = folder / "local"
-    here.mkdir()
-    command = site._command(
-        "local", "run", "--start", "fresh", "--workers", "2", "--threads", "1", "--evaluate-every", "off", "--runs-dir",
-        here / "runs", "train.py",
-    )  # fmt: skip
-    assert command.end() == 0, command.said
-    theirs, ours = model_of(folder), model_of(here)
-    assert all(theirs[name].equal(ours[name]) for name in ours)
+    theirs = site.model
     assert site.report["engine"] == "hosts"
+    here = folder / "local"
+    command = site.run_here("--workers", "2", "--runs-dir", here / "runs")
+    assert command.end() == 0, command.said
+    ours = model_of(here)
+    assert all(theirs[name].equal(ours[name]) for name in ours)
 
 
 def test_workers_come_leave_and_die_while_the_others_go_on(long_site):

@@ -1,7 +1,7 @@
 """Runs whose workers join: `paceline serve` and `paceline join` as real commands on this host.
 
 A machine that joins is near, and shares memory with the server, or far: it is told that it runs on another kernel, and
-everything goes over TCP of the loopback.
+everything goes over TCP of the loopback. On a lab (tests/netlab) machines are hosts of their own.
 """
 
 import contextlib
@@ -16,10 +16,13 @@ import traceback
 import warnings
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from paceline.cli.app import run_app
 from paceline.engines.hosts import agent, tokens
 
 PATIENCE_S = 90.0
+LAB_PORT = 7000  # free on every host of a lab
 
 SCRIPT = """
 import sys, time
@@ -59,7 +62,8 @@ def free_ports():
 class Command:
     """A command in a fork of this process, which has imported torch already; its output goes to a file."""
 
-    def __init__(self, name, folder, *arguments, far=False, environment=None):
+    def __init__(self, name, folder, *arguments, far=False, environment=None, host=None):
+        """`host`: of a lab, on which it runs."""
         self.log = folder / f"{name}.log"
         self.log.touch()
         self.code = None
@@ -67,7 +71,7 @@ class Command:
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks of a process with threads
             self.pid = os.fork()
         if self.pid == 0:
-            _become(self.log, folder, [str(each) for each in arguments], far, environment or {})
+            _become(self.log, folder, [str(each) for each in arguments], far, environment or {}, host)
 
     def poll(self):
         """Its exit code; None while it runs."""
@@ -102,7 +106,7 @@ class Command:
         return self.code
 
 
-def _become(log, folder, arguments, far, environment):
+def _become(log, folder, arguments, far, environment, host):
     """In the fork: be that command."""
     code = 70
     try:
@@ -117,6 +121,8 @@ def _become(log, folder, arguments, far, environment):
         os.chdir(folder)
         os.environ.update(environment)
         os.setsid()
+        if host is not None:
+            host.enter()
         logging.getLogger("paceline").handlers.clear()
         if far:
             agent.kernel_and_namespace = lambda: "another kernel"
@@ -130,12 +136,12 @@ def _become(log, folder, arguments, far, environment):
 
 
 class Site:
-    """One run and the machines that join it, in one folder."""
+    """One run and the machines that join it, in one folder. `lab`: its first host serves."""
 
-    def __init__(self, folder, script=SCRIPT, epochs=2, pause=0.0):
+    def __init__(self, folder, script=SCRIPT, epochs=2, pause=0.0, lab=None):
         self.folder = Path(folder)
-        self.port = free_ports()
-        self.address = f"127.0.0.1:{self.port}"
+        self.host = None if lab is None else lab.hosts[0]
+        self.address = f"127.0.0.1:{free_ports()}" if self.host is None else f"{self.host.address}:{LAB_PORT}"
         (self.folder / "train.py").write_text(script.replace("{epochs}", str(epochs)).replace("{pause}", str(pause)))
         self.commands = []
         self.token = self.folder / "token"
@@ -159,19 +165,30 @@ class Site:
             "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info", "--start",
             "fresh", "--token-file", self.token,
         )  # fmt: skip
-        return self._command("serve", "serve", *given, *options, *what)
+        return self._command("serve", "serve", *given, *options, *what, host=self.host)
 
     def join(self, *options, far=False, what=("train.py",), **how):
+        """Join from this host, or from one of a lab (`host=`)."""
         name = f"join{len(self.commands)}"
         return self._command(
             name, "join", "--start", "fresh", "--token-file", self.token, *options, self.address, *what, far=far, **how
         )
+
+    def run_here(self, *options):
+        """The same script on processes of this machine alone."""
+        given = ("--start", "fresh", "--threads", "1", "--evaluate-every", "off")
+        return self._command("local", "run", *given, *options, "train.py")
 
     @property
     def run(self):
         """The folder of the only run."""
         (found,) = (self.folder / "runs").iterdir()
         return found
+
+    @property
+    def model(self):
+        """The trained parameters."""
+        return load_file(self.run / "model.safetensors")
 
     @property
     def report(self):

@@ -1,0 +1,128 @@
+"""`paceline serve` and `paceline join` on hosts of a lab: what crosses the cables, a cut, and a host without power."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import leaks
+import pytest
+from hosts import Site, wait_until
+
+import netlab
+from attacks import foreign_checker
+from netlab import Lab
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, BATCH = 400, 5
+SCRIPT = """
+import os, time
+import torch
+import paceline
+from torch.utils.data import TensorDataset
+
+session = paceline.init()
+torch.manual_seed(1)
+x = torch.randn(400, 6)
+data = TensorDataset(x, x @ torch.randn(6, 1))
+model = torch.nn.Sequential(torch.nn.Linear(6, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+session.prepare(model, optimizer)
+for x, y in session.batches(data, batch_size=5, epochs={epochs}):
+    time.sleep(0.0 if os.path.exists("hurry") else {pause})
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    session.report(loss=loss)
+    optimizer.step()
+"""
+GRADIENT_BYTES = 4 * (6 * 1000 + 1000 + 1000 + 1)
+
+
+@pytest.fixture
+def lab(nothing_left: leaks.Watch) -> Iterator[Lab]:
+    netlab.require()
+    with Lab(hosts=3, rate="100mbit") as made:
+        yield made
+
+
+def loopback_bytes(host: netlab.Host) -> int:
+    """Bytes that a host has sent to itself over TCP or otherwise."""
+    lines = host.run(["cat", "/proc/net/dev"], capture_output=True, text=True, check=True).stdout.splitlines()
+    (counted,) = (line.partition(":")[2].split() for line in lines if line.strip().startswith("lo:"))
+    return int(counted[8])
+
+
+def versions(site: Site) -> int:
+    """Versions that the run's journal has so far."""
+    journal = site.run / "journal.jsonl"
+    return journal.read_text().count('"kind":"apply"') if journal.exists() else 0
+
+
+def end_of(site: Site) -> dict[str, Any]:
+    """The last line of the journal."""
+    *_, last = (site.run / "journal.jsonl").read_text().splitlines()
+    found: dict[str, Any] = json.loads(last)["data"]
+    return found
+
+
+def test_three_hosts_train_to_the_bits_of_one_and_every_gradient_crosses_a_cable(lab: Lab, folder: Path) -> None:
+    with Site(folder, SCRIPT, epochs=2, pause=0, lab=lab) as site:
+        serve = site.serve("--workers", "3")
+        joined = [site.join(host=host) for host in lab.hosts]
+        assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0, 0], serve.said
+        assert serve.said.count("over the network") == 2
+        assert serve.said.count("host0 runs worker") == serve.said.count("shares memory with the server") == 1
+        pushes = {entry["worker"]: entry["clock"] for entry in site.report["per_worker"]}
+        assert min(pushes.values()) > 0.9 * 2 * SAMPLES / BATCH / 3
+        bytes_of_one = GRADIENT_BYTES * min(pushes.values())
+        for host in lab.hosts[1:]:
+            assert bytes_of_one < host.bytes_sent() < 2 * bytes_of_one
+            assert bytes_of_one < host.bytes_received() < 2 * bytes_of_one
+        assert loopback_bytes(lab.hosts[0]) < bytes_of_one / 4
+        here = folder / "local"
+        here.mkdir()
+    with Site(here, SCRIPT, epochs=2, pause=0) as one:
+        command = one.run_here("--workers", "3")
+        assert command.end() == 0, command.said
+        ours, theirs = one.model, site.model
+    assert ours.keys() == theirs.keys()
+    assert all(theirs[name].equal(ours[name]) for name in ours)
+
+
+def test_a_host_that_is_cut_off_for_a_while_comes_back_and_every_sample_is_settled(lab: Lab, folder: Path) -> None:
+    with Site(folder, SCRIPT, epochs=20, pause=0.05, lab=lab) as site:
+        serve = site.serve("--workers", "3", "--strategy", "asp", "--worker-timeout", "3")
+        joined = [site.join(host=host) for host in lab.hosts]
+        wait_until(lambda: serve.said.count("runs worker") == 3 and versions(site) > 30)
+        lab.hosts[2].cut()
+        serve.wait_for("the others go on")
+        seen = versions(site)
+        wait_until(lambda: versions(site) > seen + 20)
+        lab.hosts[2].heal()
+        serve.wait_for("is back after")
+        (folder / "hurry").touch()
+        assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0, 0], serve.said
+        assert foreign_checker.faults(foreign_checker.read(site.run / "journal.jsonl")) == []
+        end = end_of(site)
+        assert end["samples_used"] + end["samples_lost"] == 20 * SAMPLES
+        assert end["samples_lost"] == 0
+        assert site.report["faults"]["timeouts"]
+
+
+def test_the_others_go_on_without_a_host_that_loses_power(lab: Lab, folder: Path, nothing_left: leaks.Watch) -> None:
+    with Site(folder, SCRIPT, epochs=8, pause=0.05, lab=lab) as site:
+        serve = site.serve("--workers", "3", "--worker-timeout", "3")
+        joined = [site.join(host=host) for host in lab.hosts]
+        wait_until(lambda: serve.said.count("runs worker") == 3 and versions(site) > 10)
+        lab.hosts[1].cut()  # so that nothing of its end reaches the others
+        lab.hosts[1].kill()
+        serve.wait_for("the others go on")
+        (folder / "hurry").touch()
+        assert [serve.end(), joined[0].end(), joined[2].end()] == [0, 0, 0], serve.said
+        assert foreign_checker.faults(foreign_checker.read(site.run / "journal.jsonl")) == []
+        assert end_of(site)["samples_used"] == 8 * SAMPLES
+    for left in nothing_left.temporary.glob("paceline-*"):  # of the host without power: nobody was left to remove it
+        shutil.rmtree(left)
