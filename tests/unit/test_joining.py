@@ -1,9 +1,11 @@
 """Machines that join: addresses, tokens, what is compared, and the listener, without a worker."""
 
+import contextlib
 import io
 import os
 import stat
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,8 +19,10 @@ from paceline.engines.hosts import messages as m
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.local import control
+from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.security import Security
+from paceline.transport.shm import Channel
 
 ASKED = m.JoinAsked(
     format=m.FORMAT, wire=2, workload="train.py (12)", host="lab1", kernel="", versions={"torch": "2.13.0"}
@@ -312,3 +316,46 @@ def test_a_message_that_is_too_long_is_not_decoded():
 def test_an_address_in_use_is_a_clear_error(noted, security):
     with pytest.raises(OptionError, match="--listen: cannot listen at 127.0.0.1"):
         JoinListener(noted.address, security, REQUIRED, Notes())
+
+
+# -- what members send -------------------------------------------------------------------------------------------------
+
+
+class Garbled:
+    """A link over which comes what is no message."""
+
+    def __init__(self):
+        self.closed = False
+
+    def collect(self):
+        raise PeerError("a chunk of 3 bytes arrived where 8 were announced")
+
+    def close(self):
+        self.closed = True
+
+
+def linked(tmp_path, pid):
+    told = []
+    departures = SimpleNamespace(on_nonsense=lambda *what: told.append(what))
+    ours, theirs = Channel.pair()
+    links = ServerLinks(ours, lambda: 7.0, tmp_path, lambda: None, lambda hello: None, exact=False)
+    links.run = SimpleNamespace(departures=departures)
+    member = Member(3, 1, pid, Garbled(), evaluator=False)
+    with pytest.raises(PeerError) if pid else contextlib.nullcontext():
+        links._drain(member)
+    links.close()
+    for channel in (ours, theirs):
+        channel.close()
+    return member, told
+
+
+def test_a_worker_of_another_machine_that_sends_nonsense_is_taken_out_alone(tmp_path):
+    member, told = linked(tmp_path, pid=0)
+    assert told == [(3, 1, "a chunk of 3 bytes arrived where 8 were announced", 7.0)]
+    assert member.hung_up
+
+
+def test_nonsense_of_a_process_of_this_machine_is_a_fault_of_ours(tmp_path):
+    member, told = linked(tmp_path, pid=1)
+    assert told == []
+    assert not member.hung_up

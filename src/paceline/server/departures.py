@@ -99,6 +99,14 @@ class Departures:
         run.remark(f"worker {record.worker} failed and the others go on without it: {message.text}", at)
         self.remove(record, "crash", at)
 
+    def on_nonsense(self, worker: int, incarnation: int, text: str, at: float) -> None:
+        """Go on without a worker of another machine that sent something that is no message."""
+        record = self._run.workers.get(worker, incarnation)
+        if record is not None:
+            self._run.remark(f"worker {worker} is taken out of the run: {text}", self._run.moment(at))
+            self._run.engine.control(worker, "kill")
+            self.remove(record, "crash", at)
+
     # -- out of the run ----------------------------------------------------------------------------------------------
 
     def send_away(self, worker: int, incarnation: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import InternalError, PacelineError
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.model.regions import Region
@@ -188,10 +188,21 @@ class ServerLinks:
         if member.hung_up:
             return
         try:
-            while (message := member.link.collect()) is not None:
+            while (message := self._collected(member)) is not None:
                 self._take(member, message)
         except Lost:
             self._unregister(member)  # the launcher will report the exit of the process
+
+    def _collected(self, member: Member) -> ToServer | None:
+        """Return the next message of a link; go on without a worker of another machine that sends what is none."""
+        try:
+            return member.link.collect()
+        except PacelineError as error:
+            if member.pid:
+                raise  # a process of this machine: the fault is ours
+            self.run.departures.on_nonsense(member.number, member.incarnation, str(error), self._now())
+            self.hang_up(member)
+            return None
 
     def _unregister(self, member: Member) -> None:
         with contextlib.suppress(KeyError, ValueError):
