@@ -258,7 +258,7 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("no_skips", "code"), [("1", 1), ("0", 0)])
 def test_a_skipped_test_fails_the_suite_where_that_is_asked_for(no_skips: str, code: int, tmp_path: Path) -> None:
-    for name in ("conftest.py", "support/leaks.py"):
+    for name in ("conftest.py", "support/leaks.py", "support/warm_python.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / Path(name).name)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     left_out = "@pytest.mark.skip(reason='no shared folder')\ndef test_left_out(): pass\n"
