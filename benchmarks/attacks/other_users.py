@@ -257,13 +257,25 @@ def read_along(folder: Path, loot: Loot) -> None:
             loot.read += [f"listed {place.name}" for _ in os.scandir(place)]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"paceline" in (process / "cmdline").read_bytes() and process.stat().st_uid != os.getuid():
-                for name in ("environ", "mem", "maps"):
-                    _try_to_read(process / name, loot)
-                    loot.read += [f"listed {process}/fd" for _ in os.scandir(process / "fd")]
+            if b"paceline" in (process / "cmdline").read_bytes():
+                read_process(process, loot)
     for block in Path("/dev/shm").glob("*"):
         if block.name.startswith(("torch_", "sem.paceline", "sem.pymp-paceline", "paceline")):
             _try_to_read(block, loot)
+
+
+def read_process(process: Path, loot: Loot) -> None:
+    """Read what `/proc` says of somebody else's process. One that becomes the stranger's own meanwhile does not count:
+    then it is the stranger of another attack on this host."""
+    found = Loot()
+    if process.stat().st_uid == os.getuid():
+        return
+    for name in ("environ", "mem", "maps"):
+        _try_to_read(process / name, found)
+    with contextlib.suppress(OSError):
+        found.read += [f"listed {process}/fd" for _ in os.scandir(process / "fd")]
+    if process.stat().st_uid != os.getuid():
+        loot.read += found.read
 
 
 def _try_to_read(path: Path, loot: Loot) -> None:
@@ -271,6 +283,11 @@ def _try_to_read(path: Path, loot: Loot) -> None:
         file.read(1)
         if str(path) not in loot.read:
             loot.read.append(str(path))
+
+
+def some(read: list[str]) -> str:
+    """The first of what was read, for people."""
+    return ", ".join("/".join(Path(name).parts[-2:]) for name in sorted(set(read))[:4]) or "nothing"
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
@@ -353,7 +370,7 @@ def _disturbing(strategy: str, transport: str, wanted: str, target: Target, seed
     return Trial(
         ended.code == 0 and same and loot.connected == loot.forged == 0 and loot.rounds > 0 and not loot.read,
         f"{strategy} over {transport}: exit {ended.code}, {said}, {loot.connected} connections, {loot.forged} forged, "
-        f"{len(set(loot.read))} things read or changed",
+        f"read or changed: {some(loot.read)}",
     )
 
 
@@ -388,8 +405,7 @@ def _reading(target: Target, seed: int) -> Trial:
         before = last_of(here).rounds
         while (loot := last_of(here)).rounds < before + 2:  # and once more when the run is over
             time.sleep(0.01)
-    what = ", ".join(Path(name).name for name in sorted(set(loot.read))[:4]) or "nothing"
-    return Trial(ended.code == 0 and not loot.read, f"{strategy}: exit {ended.code}, read: {what}")
+    return Trial(ended.code == 0 and not loot.read, f"{strategy}: exit {ended.code}, read: {some(loot.read)}")
 
 
 ATTACKS = [

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -64,3 +65,12 @@ def test_a_file_that_is_open_to_all_is_read(tmp_path):
 
 def test_every_attack_of_another_user_is_shown_to_succeed_before_the_mend():
     assert all(attack.before for attack in other_users.ATTACKS)
+
+
+@pytest.mark.parametrize(("becomes_own", "found"), [(False, True), (True, False)])
+def test_a_process_that_can_be_read_is_found_unless_it_becomes_the_strangers_own(becomes_own, found, monkeypatch):
+    users = [-1, os.getuid() if becomes_own else -1]
+    monkeypatch.setattr(os, "getuid", lambda: users.pop(0))
+    loot = other_users.Loot()
+    other_users.read_process(Path("/proc/self"), loot)
+    assert bool(loot.read) is found
