@@ -1,11 +1,14 @@
-"""What does an exchange of a gradient and parameters between two hosts cost at least, and what does encryption add?
+"""What does a push, its update and the pull cost between two hosts, beside a bare exchange of the same bytes?
 
     python benchmarks/bench_hosts.py                 # writes results/hosts.md and .json; needs root
     python benchmarks/bench_hosts.py --quick --json  # tiny sizes, one JSON object, writes nothing
 
-Two hosts of a lab (tests/netlab) on this machine, each with one process. Every repeat asks for each network with and
-without encryption in turn, so that what else the machine does strikes all of them. A contender's time is the median of
-its rounds; a ratio is that of one repeat, and the median over the repeats counts.
+Two hosts of a lab (tests/netlab) on this machine. `paceline` is a run by `paceline serve` on one and `paceline join` on
+the other; `bare` is a ZeroMQ socket on each and nothing else. Every repeat asks both for each network with and without
+encryption in turn, so that what else the machine does strikes all of them. A contender's time is the median of its
+rounds; a ratio is that of one repeat, and the median over the repeats counts.
+
+Then one small update is timed while 10, 100 and 1,000 members of a third host are connected that send nothing.
 """
 
 import statistics
@@ -23,7 +26,10 @@ from contenders import bars
 from contenders.isolation import ask
 from contenders.questions import HostExchange
 
-CONTENDERS = {"bare": "bare_zeromq_hosts"}  # the name in results, and the module that answers
+CONTENDERS = {
+    "bare": "bare_zeromq_hosts",
+    "paceline": "paceline_hosts",
+}  # the name in results, and the module that answers
 UNSHAPED = "unshaped"
 
 
@@ -34,10 +40,13 @@ class Size(msgspec.Struct, frozen=True):
     rounds: int
     repeats: int
     rate: str  # of the shaped network
+    idle: tuple[int, ...]  # members that are connected while an update is timed
+    updates: int
 
 
-FULL = Size(parameters=25_000_000, rounds=8, repeats=5, rate="1gbit")
-QUICK = Size(parameters=300_000, rounds=2, repeats=1, rate="200mbit")
+FULL = Size(parameters=25_000_000, rounds=6, repeats=3, rate="1gbit", idle=(10, 100, 1_000), updates=500)
+QUICK = Size(parameters=300_000, rounds=2, repeats=1, rate="200mbit", idle=(2, 20), updates=20)
+SMALL = 10_000  # parameters of the model whose update is timed beside idle members
 
 
 def measure(size: Size, repeat: int) -> list[dict[str, Any]]:
@@ -51,18 +60,65 @@ def measure(size: Size, repeat: int) -> list[dict[str, Any]]:
                 rows.append({
                     "repeat": repeat, "side": side, "network": rate or UNSHAPED, "curve": "yes" if curve else "no",
                     "round_ms": 1e3 * statistics.median(answer.round_s),
-                    "up_ms": 1e3 * answer.facts["up_s"],
+                    "up_ms": 1e3 * answer.facts["up_s"] if "up_s" in answer.facts else None,
                     "worker_cpu_ms": 1e3 * answer.facts["worker_cpu_s"],
                     "server_cpu_ms": 1e3 * answer.facts["server_cpu_s"],
                     "sent_mb": answer.facts["sent_bytes"] / 1e6,
                     "received_mb": answer.facts["received_bytes"] / 1e6,
                     "worst_error": answer.worst_error,
                 })  # fmt: skip
-    return rows
+    return rows + [measure_beside(size, repeat, idle) for idle in size.idle]
+
+
+def measure_beside(size: Size, repeat: int, idle: int) -> dict[str, Any]:
+    """One repeat: small updates while so many members are connected that send nothing."""
+    question = HostExchange(SMALL, size.updates, rate=None, curve=True, idle=idle, warmup=5)
+    answer = ask(CONTENDERS["paceline"], question)
+    return {
+        "repeat": repeat, "side": "paceline", "network": UNSHAPED, "curve": "yes", "idle": idle,
+        "round_ms": 1e3 * statistics.median(answer.round_s),
+        "worker_cpu_ms": 1e3 * answer.facts["worker_cpu_s"],
+        "server_cpu_ms": 1e3 * answer.facts["server_cpu_s"],
+        "worst_error": answer.worst_error,
+    }  # fmt: skip
+
+
+def judge(rows: list[dict[str, Any]], size: Size) -> list[bars.Bar]:
+    """What must hold: the exchange beside the bare one, and the update beside idle members."""
+    alone: dict[tuple[int, str, str, str], float] = {
+        (row["repeat"], row["side"], row["network"], row["curve"]): row["round_ms"] for row in rows if "idle" not in row
+    }
+    beside: dict[tuple[int, int], float] = {
+        (row["repeat"], row["idle"]): row["round_ms"] for row in rows if "idle" in row
+    }
+    repeats = sorted({row["repeat"] for row in rows})
+
+    def over_bare(network: str, curve: str) -> float:
+        return statistics.median(
+            alone[n, "paceline", network, curve] / alone[n, "bare", network, curve] for n in repeats
+        )
+
+    least, most = size.idle[0], size.idle[-1]
+    growth = statistics.median(beside[n, most] / beside[n, least] for n in repeats)
+    megabytes = f"{4 * size.parameters / 1e6:,.0f} MB"
+    return [
+        bars.Bar(
+            "shaped_with_curve", over_bare(size.rate, "yes"), 1.3, False,
+            f"push, apply and pull of {megabytes} over {size.rate} with CURVE, over the bare exchange with CURVE",
+        ),
+        bars.Bar(
+            "unshaped_without", over_bare(UNSHAPED, "no"), 1.3, False,
+            f"the same of {megabytes} on a network without a rate and without encryption",
+        ),
+        bars.Bar(
+            "idle_members", growth, 2.0, False,
+            f"an update's latency with {most:,} idle members connected, over that with {least:,}",
+        ),
+    ]  # fmt: skip
 
 
 def facts_of(rows: list[dict[str, Any]], size: Size) -> dict[str, float]:
-    """What encryption adds on each network, and how near the shaped one comes to its rate."""
+    """What encryption adds to a bare exchange on each network, and how near the shaped one comes to its rate."""
     found: dict[tuple[int, str, str], dict[str, Any]] = {
         (row["repeat"], row["network"], row["curve"]): row for row in rows if row["side"] == "bare"
     }
@@ -83,7 +139,7 @@ def facts_of(rows: list[dict[str, Any]], size: Size) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, and write the result."""
-    given = bars.parser("a bare exchange between two hosts, with encryption and without").parse_args(arguments)
+    given = bars.parser("an exchange between two hosts, with encryption and without").parse_args(arguments)
     reason = netlab.why_not()
     if reason is not None:
         print(f"not measured: {reason}", file=sys.stderr)
@@ -94,21 +150,23 @@ def main(arguments: list[str] | None = None) -> None:
         sources.checked(given, measured=(*sources.MEASURED, "tests/netlab"))
     rows = [row for repeat in range(options.repeats) for row in measure(size, repeat)]
     facts = facts_of(rows, size)
-    bars.tell("hosts", options, [], rows, notes(size, facts), ("pyzmq",), facts)
+    bars.tell("hosts", options, judge(rows, size), rows, notes(size, facts), ("pyzmq",), facts)
 
 
 def notes(size: Size, facts: dict[str, float]) -> str:
     """What the numbers mean."""
     return f"""
 {size.parameters:,} float32 parameters there and as many back between two hosts of a lab on this machine, in chunks of
-1 MiB, received into memory that is there already; {size.rounds} rounds after the warm-up. `bare` is a ZeroMQ socket and
-nothing else. Both hosts share the machine's processors. `up_ms` is the way there, the processor times are of one round,
-and the bytes are those that the switch counted.
+1 MiB; {size.rounds} rounds after the warm-up. `bare` is a ZeroMQ socket that receives into memory that is there
+already, and nothing else; `paceline` also copies the gradient, applies it and loads the parameters. Both hosts share
+the machine's processors. `up_ms` is the way there, the processor times are of one round, and the bytes are those that
+the switch or the worker's interface counted. Rows with `idle` are updates of {SMALL:,} parameters with CURVE while so
+many members of a third host are connected.
 
-On the network of {size.rate} a round with CURVE takes {facts["shaped_over_its_rate"]:.3f} times what the bytes alone
-need at that rate, and {facts["curve_over_plain_shaped"]:.2f} times the round without. On a network without a rate CURVE
-takes {facts["curve_over_plain_unshaped"]:.2f} times as long, and {facts["curve_cpu_over_plain"]:.2f} times the worker's
-processor time.
+On the network of {size.rate} a bare round with CURVE takes {facts["shaped_over_its_rate"]:.3f} times what the bytes
+alone need at that rate, and {facts["curve_over_plain_shaped"]:.2f} times the round without. On a network without a rate
+CURVE takes {facts["curve_over_plain_unshaped"]:.2f} times as long, and {facts["curve_cpu_over_plain"]:.2f} times the
+worker's processor time.
 """
 
 

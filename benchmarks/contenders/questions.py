@@ -52,6 +52,7 @@ class HostExchange:
     rounds: int
     rate: str | None  # of both cables, such as `1gbit`; None: as fast as the machine copies
     curve: bool  # encrypt by ZeroMQ's CURVE
+    idle: int = 0  # members on a third host that are connected and send nothing; paceline's alone, with CURVE
     warmup: int = 1
     threads: int = 1
     lr: float = 0.01

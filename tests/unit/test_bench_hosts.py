@@ -1,4 +1,4 @@
-"""The bare exchange between two hosts: all bytes cross the network and arrive, and what its numbers say."""
+"""Exchanges between two hosts: all bytes cross the network and arrive, and what their numbers say."""
 
 import json
 import os
@@ -12,13 +12,31 @@ from contenders.isolation import ask
 from contenders.questions import HostExchange
 
 
-def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0)):
+def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0), side="bare"):
     size = bench.FULL
     return [
-        {"repeat": 0, "side": "bare", "network": network, "curve": curve, "round_ms": ms, "worker_cpu_ms": used}
+        {"repeat": 0, "side": side, "network": network, "curve": curve, "round_ms": ms, "worker_cpu_ms": used}
         for network, found in ((size.rate, shaped), (bench.UNSHAPED, unshaped))
         for curve, ms, used in zip(("no", "yes"), found, cpu, strict=True)
     ]
+
+
+def beside(*milliseconds):
+    return [
+        {"repeat": 0, "side": "paceline", "network": bench.UNSHAPED, "curve": "yes", "idle": idle, "round_ms": ms}
+        for idle, ms in zip(bench.FULL.idle, milliseconds, strict=True)
+    ]
+
+
+def missed(found):
+    return {bar.name for bar in bench.judge(found, bench.FULL) if not bar.passed}
+
+
+def test_each_bar_is_of_its_own_rows():
+    fine = rows() + rows((9e9, 1.25 * 1640.0), (1.25 * 200.0, 9e9), side="paceline") + beside(1.0, 9e9, 1.9)
+    assert missed(fine) == set()
+    slow = rows() + rows((1.0, 1.35 * 1640.0), (1.35 * 200.0, 1.0), side="paceline") + beside(1.0, 1.0, 2.1)
+    assert missed(slow) == {"shaped_with_curve", "unshaped_without", "idle_members"}
 
 
 def test_what_encryption_adds_is_told_for_each_network():
@@ -27,19 +45,28 @@ def test_what_encryption_adds_is_told_for_each_network():
         "curve_over_plain_shaped": 1.025, "curve_over_plain_unshaped": 2.5, "curve_cpu_over_plain": 2.5,
         "shaped_over_its_rate": 1.025,
     })  # fmt: skip
-    assert "1gbit a round with CURVE takes 1.025 times" in bench.notes(bench.FULL, facts)
+    assert "1gbit a bare round with CURVE takes 1.025 times" in bench.notes(bench.FULL, facts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
-def test_the_bytes_of_a_bare_exchange_cross_the_network(curve):
+@pytest.mark.parametrize("side", bench.CONTENDERS)
+def test_the_bytes_of_an_exchange_cross_the_network(side, curve):
     netlab.require()
     question = HostExchange(parameters=700_000, rounds=2, rate="500mbit", curve=curve)  # several chunks
-    answer = ask("bare_zeromq_hosts", question)
+    answer = ask(bench.CONTENDERS[side], question)
     assert len(answer.round_s) == 2
     assert answer.worst_error == 0.0
     assert all(4 * 700_000 < answer.facts[name] < 5 * 700_000 for name in ("sent_bytes", "received_bytes"))
-    assert 0 < answer.facts["up_s"] < max(answer.round_s)
+    assert 0 < answer.facts.get("up_s", min(answer.round_s) / 2) < max(answer.round_s)
+
+
+@pytest.mark.slow
+def test_updates_go_on_beside_members_that_say_nothing():
+    netlab.require()
+    question = HostExchange(parameters=1000, rounds=3, rate=None, curve=True, idle=5)
+    answer = ask(bench.CONTENDERS["paceline"], question)
+    assert (len(answer.round_s), answer.worst_error) == (3, 0.0)
 
 
 def test_without_root_nothing_is_measured(monkeypatch, capsys):
@@ -56,4 +83,5 @@ def test_a_small_run_goes_through(capsys):
     bench.main(["--quick", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {"curve_over_plain_shaped", "curve_over_plain_unshaped", "shaped_over_its_rate"} <= found.keys()
-    assert len(found["rows"]) == 4
+    assert len(found["rows"]) == 2 * 4 + len(bench.QUICK.idle)
+    assert all(found[name]["verdict"] in ("met", "missed") for name in ("shaped_with_curve", "unshaped_without"))

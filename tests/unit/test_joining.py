@@ -11,13 +11,15 @@ import msgspec
 import pytest
 import zmq
 
+from paceline.cli.app import run_app
 from paceline.cli.join_command import from_environment, rank_of
 from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import RunConfig, host_and_port, require_possible
 from paceline.engines import capabilities
+from paceline.engines.hosts import agent, tokens
 from paceline.engines.hosts import messages as m
-from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
+from paceline.engines.hosts.serving import command_to_join
 from paceline.engines.local import control
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport.join_token import new_token, read_token
@@ -55,6 +57,19 @@ def test_variables_of_launchers():
     assert rank_of({}) is None
     with pytest.raises(OptionError, match="SLURM_PROCID must be a number"):
         rank_of({"SLURM_PROCID": "-1"})
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("name", ["train.py (12ab)", "the task digits"])
+def test_the_command_that_serve_shows_is_one_that_join_takes(folder, monkeypatch, name, trusted):
+    (folder / "train.py").touch()
+    taken = []
+    monkeypatch.setattr(agent, "join", lambda _train, task, _token, settings: taken.append((task, settings)) or 0)
+    monkeypatch.setenv("PACELINE_TOKEN", new_token().reveal())
+    assert run_app(command_to_join("lab1:7000", name, trusted=trusted).split()[1:]) == 0
+    ((task, settings),) = taken
+    assert task == ("digits" if name.startswith("the task") else None)
+    assert (settings.address, settings.trusted_network) == ("lab1:7000", trusted)
 
 
 def test_settings_of_hosts_are_refused_elsewhere_and_needed_there():

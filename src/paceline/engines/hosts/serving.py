@@ -233,6 +233,13 @@ def launch(
             return finished_run(outcome, plan)
 
 
+def command_to_join(address: str, name: str, *, trusted: bool) -> str:
+    """Return the command that joins a run of this script or task; options come before the address."""
+    task = name.removeprefix("the task ")
+    options = ["--trusted-network"] * trusted + (["--task", task] if task != name else [])
+    return " ".join(["paceline join", *options, address, *([] if task != name else [name.partition(" (")[0]])])
+
+
 def say_how_to_join(plan: Plan, name: str) -> None:
     """Show the command for other machines."""
     listen = plan.config.listen or ""
@@ -241,7 +248,5 @@ def say_how_to_join(plan: Plan, name: str) -> None:
         listen = f"{os.uname().nodename}:{port}"
     if plan.config.trusted_network:
         logger.warning("--trusted-network: nothing is encrypted, whoever can read the network can change the model")
-    what = f"--task {name.removeprefix('the task ')}" if name.startswith("the task ") else name.partition(" ")[0]
-    trusted = "--trusted-network " if plan.config.trusted_network else ""
-    notice(f"to join, on any machine: paceline join {trusted}{listen} {what}")
+    notice(f"to join, on any machine: {command_to_join(listen, name, trusted=plan.config.trusted_network)}")
     notice(f"waiting for {plan.workers} worker{'s' * (plan.workers > 1)}")
