@@ -18,7 +18,8 @@ import torch
 from paceline.core.ledger import Indices
 from paceline.model.mass_optimizer import OptimizerSpec
 from paceline.model.regions import private_region
-from paceline.model.spec import Gradient, ModelSpec
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient
 from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a worker may send
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise
 from paceline.tables.table_spec import TableSpec

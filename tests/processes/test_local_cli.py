@@ -130,7 +130,7 @@ def test_signals_end_with_the_report_so_far(folder: Path, warm: type[Popen], num
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "sim", "--checkpoint-every", "10v"], "--checkpoint-every is not supported by the sim engine"),
+        (["--engine", "sim", "--respawn"], "--respawn is not supported by the sim engine"),
         (["--resume", "nowhere"], "--resume: nowhere"),
         (["--transport", "pigeon"], "--transport: must be one of shm, zeromq, not 'pigeon'"),
         (["--strategy", "fastest_k:k=3"], r"k must be <= the number of workers \(2\), not 3"),

@@ -151,7 +151,18 @@ def test_every_make_target_that_is_written_about_exists() -> None:
 def test_every_command_that_is_written_about_exists() -> None:
     callbacks = {str(command.callback and command.callback.__name__) for command in app.registered_commands}
     commands = {name.replace("_", "-") for name in callbacks}
-    assert {"run", "resume", "calibrate", "strategies", "check-strategy", "scenario", "replay", "tasks"} == commands
+    several = {"serve", "join", "token"}
+    assert {
+        "run",
+        "resume",
+        "calibrate",
+        "strategies",
+        "check-strategy",
+        "scenario",
+        "replay",
+        "tasks",
+    } == commands - several
+    assert several <= commands
     form = re.compile(r"(?:^ +|^\$ |`)paceline ([a-z][a-z-]*)", re.M)
     written = {name for path in DOCUMENTS for name in form.findall(path.read_text())}
     assert {"run", "scenario"} <= written <= commands

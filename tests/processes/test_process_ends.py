@@ -17,7 +17,6 @@ from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import packed
 from paceline.records.journal import Header, Lines
 from paceline.server.plan import Plan
-from paceline.transport.shm import Frame
 
 PIPE = 1 << 20
 
@@ -102,7 +101,7 @@ def test_a_launcher_whose_output_broke_leaves_nothing_behind(nothing_left, monke
 def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_its_number():
     told = []
     children = Children(plan(transport="zeromq"), packed(print), Console(), lambda message, _: told.append(message))
-    children.alive[ProcessPlace(2, 0)] = SimpleNamespace(pid=11)
+    children.alive[ProcessPlace(2, 0)] = SimpleNamespace(pid=11, shares_memory=False)
     children._tokens[ProcessPlace(2, 0)] = "token"
     children._codes |= {ProcessPlace(2, 0, evaluator=True): 1, ProcessPlace(0, 0): -9, ProcessPlace(0, 1): -15}
     children.relink()
@@ -124,7 +123,7 @@ def test_a_scripts_own_words_say_more_than_its_exit_code(servers, childs, wanted
     launcher = Launcher(plan(), packed(print), Lines())
     for text in childs:
         failure = control.Failure("script", text, "Traceback: here")
-        launcher._on_child_word(None, Frame(bytearray(control.encode(failure)), []))
+        launcher._on_child_word(None, control.encode(failure))
     launcher._on_finished(control.Finished("error", b"", control.Failure("script", servers)), [])
     assert launcher._outcome().failure.text == wanted
     launcher._leave_nothing()
@@ -136,7 +135,7 @@ def test_the_server_is_told_of_a_debugger(monkeypatch, on_terminal):
     launcher, told = Launcher(plan(), packed(print), Lines()), []
     monkeypatch.setattr(launcher, "_send_to_server", told.append)
     for waits in (True, False):
-        frame = Frame(bytearray(control.encode(control.Debugging(waits, on_terminal))), [])
+        frame = control.encode(control.Debugging(waits, on_terminal))
         launcher._on_child_word(ProcessPlace(2, 0), frame)
         assert launcher._debugging is (waits and on_terminal)
     assert told == [control.Debugged(2, True), control.Debugged(2, False)]
@@ -161,7 +160,7 @@ def test_a_debugger_without_a_terminal_is_announced(monkeypatch):
 def test_what_the_server_knows_best_is_left_to_it():
     launcher = Launcher(plan(), packed(print), Lines())
     failure = control.Failure("peer", "worker 1 lost its server and could not go on")
-    launcher._on_child_word(None, Frame(bytearray(control.encode(failure)), []))
+    launcher._on_child_word(None, control.encode(failure))
     for text in ("the script of worker 0 exited with 3", "a slip"):
         traceback = "" if "exited" in text else "Traceback: there"
         told = control.Failure("script", text, traceback)

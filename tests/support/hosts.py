@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -52,9 +53,9 @@ def free_ports():
     """A port of the loopback that is free, and so is the next."""
     while True:
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
+            port = random.randrange(20_000, 30_000)  # below those that the system gives to connections
             with contextlib.suppress(OSError):
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
                 return port
 

@@ -129,9 +129,10 @@ def test_a_side_gets_its_threads_and_none_of_our_settings(tmp_path, monkeypatch)
 
 
 def test_a_contender_imports_the_sources_beside_the_benchmarks(tmp_path):
-    first, second = isolation._environment(1, tmp_path)["PYTHONPATH"].split(os.pathsep)
+    first, second, third = isolation._environment(1, tmp_path)["PYTHONPATH"].split(os.pathsep)
     assert (Path(first) / "bench_datapath.py").exists()
     assert (Path(second) / "paceline" / "__init__.py").exists()
+    assert (Path(third) / "netlab" / "__init__.py").exists()
 
 
 # -- arithmetic ------------------------------------------------------------------------------------------------------

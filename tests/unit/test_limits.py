@@ -13,7 +13,7 @@ from paceline.core.errors import PacelineError, PeerError
 from paceline.engines.local.addresses import LOOPBACK
 from paceline.model.memory_budget import available_bytes
 from paceline.model.regions import private_region
-from paceline.model.spec import Gradient
+from paceline.model.store import Gradient
 from paceline.tables.messages import OpenTable, TableInit
 from paceline.transport.base import Lost
 from paceline.transport.codec import FORMAT, Codec

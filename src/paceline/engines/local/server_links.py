@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.core.errors import InternalError, PacelineError
+import zmq
+
+from paceline.core.errors import InternalError, OptionError, PacelineError
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.model.regions import Region
@@ -79,7 +81,10 @@ class ServerLinks:
     def listen(self, address: str, security: Security | None, *, over_tcp: bool = False) -> str:
         """Accept workers over ZeroMQ, at this address or, if it is empty, on this host alone; return the address."""
         place = address or addresses.of_socket(self._folder, "hub", over_tcp=over_tcp)
-        hub = self._hub = ZeromqHub(place, security)
+        try:
+            hub = self._hub = ZeromqHub(place, security)
+        except zmq.ZMQError as error:
+            raise OptionError(f"--listen: cannot listen at {place}, for tensors: {error.strerror}") from error
         self._selector.register(hub, selectors.EVENT_READ, self._pump)
         return hub.address
 
