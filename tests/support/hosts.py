@@ -156,7 +156,7 @@ class Site:
             command.signal(signal.SIGKILL)
             command.end()
 
-    def _command(self, name, *arguments, **how):
+    def command(self, name, *arguments, **how):
         command = Command(name, self.folder, *arguments, **how)
         self.commands.append(command)
         return command
@@ -166,19 +166,19 @@ class Site:
             "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info", "--start",
             "fresh", "--token-file", self.token,
         )  # fmt: skip
-        return self._command("serve", "serve", *given, *options, *what, host=self.host)
+        return self.command("serve", "serve", *given, *options, *what, host=self.host)
 
     def join(self, *options, far=False, what=("train.py",), **how):
         """Join from this host, or from one of a lab (`host=`)."""
         name = f"join{len(self.commands)}"
-        return self._command(
+        return self.command(
             name, "join", "--start", "fresh", "--token-file", self.token, *options, self.address, *what, far=far, **how
         )
 
     def run_here(self, *options):
         """The same script on processes of this machine alone."""
         given = ("--start", "fresh", "--threads", "1", "--evaluate-every", "off")
-        return self._command("local", "run", *given, *options, "train.py")
+        return self.command("local", "run", *given, *options, "train.py")
 
     @property
     def run(self):
