@@ -11,6 +11,7 @@ rounds; a ratio is that of one repeat, and the median over the repeats counts.
 Then one small update is timed while 10, 100 and 1,000 members of a third host are connected that send nothing.
 """
 
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -148,8 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = bars.asked(given, size.repeats)
     if options.of is not None:  # the lab is measured too
         sources.checked(given, measured=(*sources.MEASURED, "tests/netlab"))
+    before = os.getloadavg()[0]
     rows = [row for repeat in range(options.repeats) for row in measure(size, repeat)]
-    facts = facts_of(rows, size)
+    facts = facts_of(rows, size) | {"load_before": before, "load_after": os.getloadavg()[0]}
     bars.tell("hosts", options, judge(rows, size), rows, notes(size, facts), ("pyzmq",), facts)
 
 
@@ -167,6 +169,9 @@ On the network of {size.rate} a bare round with CURVE takes {facts["shaped_over_
 alone need at that rate, and {facts["curve_over_plain_shaped"]:.2f} times the round without. On a network without a rate
 CURVE takes {facts["curve_over_plain_unshaped"]:.2f} times as long, and {facts["curve_cpu_over_plain"]:.2f} times the
 worker's processor time.
+
+The machine's load was {facts["load_before"]:.1f} before and {facts["load_after"]:.1f} after, of which this benchmark
+makes up to two.
 """
 
 

@@ -230,7 +230,7 @@ def judge(rows: list[dict[str, Any]]) -> list[bars.Bar]:
         found.append(bars.Bar(f"simulator: {where}", off, ALIKE, False, "relative error of seconds per version"))
         if row["run"] == "bsp":
             found.append(
-                bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "the model of one machine, 1: equal")
+                bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "1: the model of one machine in every bit")
             )
             continue
         distance, width = abs(row["loss"] - row["local loss"]), row["local range"]
@@ -246,6 +246,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", action="append", metavar="STRATEGY", help="this one alone; may be repeated")
     parser.add_argument("--data-dir", type=Path, default=DATA, help="MNIST's four files")
     given = parser.parse_args(arguments)
+    if given.repeats not in (None, 1):
+        parser.error(f"--repeats must be 1, not {given.repeats}: one machine has three seeds, the lab two networks")
     size = _size(given)
     reason = netlab.why_not()
     if reason is None and size.needs_data and not given.data_dir.is_dir():
