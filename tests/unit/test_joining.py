@@ -19,7 +19,7 @@ from paceline.engines import capabilities
 from paceline.engines.hosts import agent, tokens
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
-from paceline.engines.hosts.serving import command_to_join
+from paceline.engines.hosts.serving import HostLauncher, command_to_join
 from paceline.engines.local import control
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport.join_token import new_token, read_token
@@ -77,7 +77,11 @@ def test_settings_of_hosts_are_refused_elsewhere_and_needed_there():
         require_possible(RunConfig(listen="lab1:7000"), capabilities("local"))
     with pytest.raises(OptionError, match="--listen HOST:PORT"):
         require_possible(RunConfig(engine="hosts"), capabilities("hosts"))
-    require_possible(RunConfig(engine="hosts", listen="lab1:7000"), capabilities("hosts"))
+    require_possible(RunConfig(engine="hosts", listen="lab1:7000", workers=2, most_workers=2), capabilities("hosts"))
+    with pytest.raises(OptionError, match="--most-workers 1 is less than the 2"):
+        require_possible(
+            RunConfig(engine="hosts", listen="lab1:7000", workers=2, most_workers=1), capabilities("hosts")
+        )
 
 
 # -- the token ---------------------------------------------------------------------------------------------------------
@@ -331,6 +335,62 @@ def test_a_message_that_is_too_long_is_not_decoded():
 def test_an_address_in_use_is_a_clear_error(noted, security):
     with pytest.raises(OptionError, match="--listen: cannot listen at 127.0.0.1"):
         JoinListener(noted.address, security, REQUIRED, Notes())
+
+
+def test_a_proof_that_is_no_ascii_text_proves_nothing(noted, security, monkeypatch, tmp_path):
+    monkeypatch.setattr("paceline.engines.hosts.join_listener.kernel_and_namespace", lambda: "here")
+    os.close(os.dup(noted.listener.open_locally(tmp_path)))
+    machine = Joining(noted, security)
+    machine.say(msgspec.structs.replace(ASKED, kernel="here"))
+    machine.say(m.Attached("\u00e9\u20ac"))
+    pumped(noted, lambda: noted.hosts)
+    assert noted.hosts[0].channel is None
+
+
+class Recorder(HostLauncher):
+    """A launcher without processes: only whom it gives which place."""
+
+    def __init__(self, hosts):
+        self._vacant, self._announced, self._places, self.sent = [], [], {}, []
+        self._began = self._finished = None
+        self._relinked_at = 0.0
+        self._plan = SimpleNamespace(workers=2, config=SimpleNamespace(evaluate_every=None))
+        self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
+        self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
+
+    def take(self, host, worker):
+        host.process = SimpleNamespace(worker=worker)
+        return host.identity
+
+    def free(self):
+        return next((host for host in self._listener.hosts.values() if host.process is None), None)
+
+    def _send_to_server(self, message, descriptors=()):
+        self.sent.append(message)
+
+
+def machines(count):
+    return {
+        str(n): SimpleNamespace(identity=str(n), hostname="x", rank=None, channel=None, process=None)
+        for n in range(count)
+    }
+
+
+def test_a_run_that_starts_over_waits_for_each_place_once():
+    launcher = Recorder({})
+    launcher._start_children()
+    launcher._start_children()
+    assert [place.worker for place in launcher._vacant] == [0, 1]
+
+
+def test_machines_that_wait_for_a_number_are_announced_to_a_restarted_server():
+    hosts = machines(3)
+    launcher = Recorder(hosts)
+    launcher._start_children()
+    assert [host.process.worker for host in hosts.values() if host.process] == [0, 1]
+    launcher.on_host(hosts["2"])
+    launcher._on_relinked()
+    assert launcher.sent == [control.Newcomer(), control.Newcomer()]
 
 
 # -- what members send -------------------------------------------------------------------------------------------------

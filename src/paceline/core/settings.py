@@ -309,6 +309,11 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             f"--scale-lr {config.scale_lr} is for updates that grow with the workers, and with --global-batch "
             f"{config.global_batch} they do not: leave one out"
         )
+    if config.most_workers is not None and config.most_workers < (config.workers or 1):
+        raise OptionError(
+            f"--most-workers {config.most_workers} is less than the {config.workers or 1} that the run begins with; "
+            "raise it, or begin with fewer"
+        )
     if engine.open_to_joiners and config.listen is None:
         raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")
     for setting in SETTINGS.values():

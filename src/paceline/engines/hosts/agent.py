@@ -80,7 +80,7 @@ class Agent:
         self._loop = Loop()
         self._console = Console()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._link: Link | None = None
+        self._link: LauncherLink | None = None
         self._local: Channel | None = None  # to a launcher of this host
         self._nursery: nurseries.Nursery | None = None
         self._folder: Path | None = None
@@ -113,7 +113,7 @@ class Agent:
             self._link.close()
         self._drop_local()
         self._admitted = False
-        self._link = Link(self._context, self._settings.address, self._secret)
+        self._link = LauncherLink(self._context, self._settings.address, self._secret)
         self._loop.watch_descriptor(self._link.fileno(), self._pump)
         self._send(
             m.JoinAsked(
@@ -324,7 +324,7 @@ class Agent:
         notice("interrupted: leaving the run; once more ends the worker at once")
         self._leaving_until = time.monotonic() + LEAVE_S
         self._process.signal(signal.SIGCONT)
-        self._send(m.Leaving())
+        self._send(m.LeaveAsked())
 
     def close(self) -> None:
         """Leave no process, file or descriptor behind."""
@@ -341,7 +341,7 @@ class Agent:
             last_steps.callback(self._end_process)
 
 
-class Link:
+class LauncherLink:
     """A connection to a launcher. ZeroMQ connects again by itself; the launcher knows the machine by its identity."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, secret: control.Secret) -> None:

@@ -282,9 +282,9 @@ class JoinListener:
             case m.ChildExited() if process is not None and message.child == process.child:
                 process.code, host.process = message.code, None
                 self._events.on_end(process)
-            case m.Leaving() if process is not None:
+            case m.LeaveAsked() if process is not None:
                 self._events.on_leaving(process)
-            case m.Leaving():
+            case m.LeaveAsked():
                 self.dismiss(host, "as its user asks")
             case _:
                 pass  # a beat, or about a process that is gone
@@ -323,8 +323,8 @@ class JoinListener:
             frame = channel.receive(ATTACH_S)
         except (Lost, PeerError):
             frame = None
-        key = "" if frame is None else bytes(frame.data).decode(errors="replace")
-        host = next((each for each in self.hosts.values() if secrets.compare_digest(each.key, key)), None)
+        key = b"" if frame is None else bytes(frame.data)
+        host = next((each for each in self.hosts.values() if secrets.compare_digest(each.key.encode(), key)), None)
         if host is None or host.channel is not None:
             channel.close()
             return
@@ -338,7 +338,7 @@ class JoinListener:
     def _attached(self, host: JoinedHost, proof: str) -> None:
         if host.ready:
             return
-        if not secrets.compare_digest(proof, host.proof) and host.channel is not None:
+        if not secrets.compare_digest(proof.encode(), host.proof.encode()) and host.channel is not None:
             host.channel.close()
             host.channel = None
         host.ready = True

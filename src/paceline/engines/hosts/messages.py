@@ -58,11 +58,11 @@ class ChildExited(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
-class Leaving(msgspec.Struct, frozen=True, tag=True):
+class LeaveAsked(msgspec.Struct, frozen=True, tag=True):
     """The user of this machine wants it out of the run."""
 
 
-ToLauncher = Beat | JoinAsked | Attached | FromChild | ChildExited | Leaving
+ToLauncher = Beat | JoinAsked | Attached | FromChild | ChildExited | LeaveAsked
 
 
 # -- to a machine that joins -------------------------------------------------------------------------------------------

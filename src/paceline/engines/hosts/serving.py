@@ -86,10 +86,15 @@ class HostLauncher(Launcher):
         return {"listen": f"tcp://{host}:{int(port) + 1}", "secret": self._secret}
 
     def _start_children(self) -> None:
+        self._vacant.clear()  # of a server that died before anything was trained
+        announced, self._announced = self._announced, []
         if self._plan.config.evaluate_every is not None:
             super()._start(ProcessPlace(self._plan.workers, 0, evaluator=True))
         for worker in range(self._plan.workers):
             self._start(ProcessPlace(worker, 0))
+        for host in announced:
+            if host.process is None:
+                self.on_host(host)
 
     def _start(self, place: ProcessPlace) -> None:
         """Give the place to a machine; before training the run waits for one, later it does without."""
@@ -172,6 +177,8 @@ class HostLauncher(Launcher):
 
     def _on_relinked(self) -> None:
         self._relinked_at = time.monotonic()
+        for _ in self._announced:  # the server that was asked is gone
+            self._send_to_server(control.Newcomer())
         for process in self._children.alive.values():
             if process.pid == 0:
                 self._kill_at.pop(process, None)
