@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import zmq
+from hosts import free_ports
 
 from paceline.cli.app import run_app
 from paceline.cli.join_command import from_environment, rank_of
@@ -225,11 +226,7 @@ def security():
 @pytest.fixture
 def noted(security):
     made = Notes()
-    probe = zmq.Context()
-    with probe.socket(zmq.PULL) as socket:
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-    probe.term()
-    made.address = f"127.0.0.1:{port}"
+    made.address = f"127.0.0.1:{free_ports()}"
     made.listener = JoinListener(made.address, security, REQUIRED, made)
     made.context = zmq.Context()
     yield made
