@@ -66,6 +66,7 @@ def judged(attack: Attack, commit: str, most: int | None) -> tuple[dict[str, obj
         now = attempts(attack, new, range(trials))
     held, broke = sum(trial.held for trial in now), sum(not trial.held for trial in earlier)
     failures = [trial.what for trial in now if not trial.held]
+    kills, least = sum(trial.kills for trial in now), attack.kills if trials == attack.trials else 0
     row = {
         "attack": attack.what,
         "against": commit,
@@ -73,11 +74,15 @@ def judged(attack: Attack, commit: str, most: int | None) -> tuple[dict[str, obj
         "there": next((trial.what for trial in earlier if not trial.held), ""),
         "held here": f"{held} of {trials}",
         "here": failures[0] if failures else now[-1].what,
+        "kills": kills or "",
         "seconds": round(time.monotonic() - began),
     }
-    passed = held == trials and (broke > 0 or not before)
+    passed = held == trials and (broke > 0 or not before) and kills >= least
     bar = f"held {trials} of {trials}" + (f", having succeeded against {commit}" if before else "")
-    return row, results.Verdict(attack.name, f"{held} of {trials}; before: {broke} of {before}", bar, passed)
+    value = f"{held} of {trials}; before: {broke} of {before}"
+    if least:
+        bar, value = f"{bar}, with {least} kills or more", f"{value}; {kills} kills"
+    return row, results.Verdict(attack.name, value, bar, passed)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     held: bool
     what: str
+    kills: int = 0  # of processes
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -125,6 +126,7 @@ class Attack(msgspec.Struct, frozen=True):
     trials: int
     before: int = 1  # attempts against the commit before the mend, of which one must succeed; 0: there was none to mend
     root: bool = False  # needs to become other users
+    kills: int = 0  # of processes, in all attempts together, at least
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ import random
 import time
 from pathlib import Path
 
+import msgspec
+
 from attacks import foreign_checker, foreign_runs, own_processes
 from attacks.harness import Attack, Ended, Target, Trial, finish
 
@@ -143,7 +145,7 @@ def real_kills(target: Target, seed: int) -> Trial:
         if started.poll() is None and own_processes.kill_one(started, victim, run.draw):
             blows.append(victim)
         time.sleep(run.draw.random() * 0.3)
-    return run.judged(finish(started), blows)
+    return msgspec.structs.replace(run.judged(finish(started), blows), kills=len(blows))
 
 
 ATTACKS = [
@@ -158,7 +160,8 @@ ATTACKS = [
         "real processes are killed",
         "kill -9 of workers, the server and the nursery at random moments, their journals judged by a foreign checker",
         real_kills,
-        trials=40,
+        trials=45,
         before=0,
+        kills=60,
     ),
 ]

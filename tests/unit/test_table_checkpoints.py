@@ -74,6 +74,17 @@ def test_a_checkpoint_is_of_one_moment_of_each_worker(tmp_path):
     assert [(found[w]["applied"], len(found[w]["ticks"])) for w in ("0", "1")] == [(2, 2), (1, 1)]
 
 
+def test_the_journal_is_written_before_its_checkpoint_can_be_found(tmp_path):
+    hand = on_tables(tmp_path / "a", every="3v")
+    found = []
+    hand.run.checkpoints.flush = lambda: found.append(len(list(tmp_path.glob("a/checkpoints/v*/checkpoint.json"))))
+    for worker in (0, 1):
+        hand.says(worker, tick(1, worker))
+        saves(hand, worker)
+    assert found == [0]
+    assert len(list(tmp_path.glob("a/checkpoints/v*/checkpoint.json"))) == 1
+
+
 def test_resumed_workers_go_on_at_their_own_clocks_and_the_faster_waits(tmp_path):
     first = on_tables(tmp_path / "a", every="4v")
     for worker in (0, 1):  # the one at the beginning

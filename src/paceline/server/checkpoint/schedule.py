@@ -251,6 +251,7 @@ class Checkpoints:
         late = self._run.exchange.late_contents()
         if late is not None:
             writer.add(late)
+        self.flush()  # else a killed server's journal could end before the checkpoint that its successor uses
         folder = writer.complete()
         self._written_any, self._vain = True, 0
         # Virtual time stands still meanwhile, and the journal of such a run says nothing of the machine.
@@ -259,7 +260,6 @@ class Checkpoints:
         if lacking:
             data["without_state_of"] = lacking
         self._run.coordinator.observe(self._run.moment(), "checkpoint", data)
-        self.flush()  # else a killed server's journal could end before the checkpoint that its successor uses
         self._run.exchange.checkpoint_written()
         if self._last == self._number:
             self._end_last()
