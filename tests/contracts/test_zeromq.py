@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import leaks
+import numpy as np
 import pytest
 import torch
 import zmq
@@ -18,10 +19,10 @@ import zmq
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.store import Gradient
+from paceline.model.store import Gradient, Parameters
 from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
-from paceline.transport.messages import Cancelled, Hello, More, Push
+from paceline.transport.messages import Allotment, Cancelled, Hello, More, Push, Work
 from paceline.transport.security import Security
 from paceline.transport.zeromq import CHUNK, GATHERED, LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub, chunks_of
 
@@ -254,6 +255,23 @@ class TestZeromq(ProcessContract):
         worker._socket.send(bytes(size))
         with pytest.raises(PeerError, match=f"a chunk of {size} bytes arrived where {GATHERED * 4} were announced"):
             self.take(server)
+
+    def test_a_version_is_written_to_the_region_as_it_is_sent(self):
+        worker, server = self.make()
+        region = worker.adopt(SPEC)
+        worker.send(Hello(SPEC, values_of(SPEC.parameters, 4), values_of(SPEC.buffers, 5)))
+        self.take(server)
+        stored = [torch.arange(flat.numel()).to(flat.dtype) for flat in server.region.flat]
+        server.region.buffers[0].fill_(7)
+        parameters = Parameters(3, server.region.flat, server.region.buffers, stored)
+        server.deliver(Work(1, Allotment(0, 1, np.array([0])), parameters, 0.0, 0))
+        assert parameters.unwritten is None
+        for flat in stored:
+            flat.zero_()  # what the store does next
+        assert worker.receive().parameters.version == 3
+        for flat in region.flat:
+            assert torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype))
+        assert bool((region.buffers[0] == 7).all())
 
 
 def test_tensors_are_cut_into_chunks_and_small_ones_travel_together():

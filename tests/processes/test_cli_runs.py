@@ -355,6 +355,13 @@ def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "50%" in terminal.getvalue()
 
 
+def test_what_comes_after_the_commands_end_does_not_change_its_exit_code() -> None:
+    struck = "import os, signal; [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]"
+    command = f"import sys; from paceline.cli import main; sys.argv[1:] = ['--version']; code = main(); {struck}"
+    done = subprocess.run([sys.executable, "-c", f"{command}; sys.exit(code)"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.soak  # real processes are sent it in every run
 @pytest.mark.slow
 def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:

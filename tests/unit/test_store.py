@@ -1,5 +1,7 @@
 """Versions are whole and immutable, merges are exact, statistics are made only for those who ask."""
 
+import copy
+
 import pytest
 import torch
 
@@ -247,6 +249,32 @@ def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
     assert all(map(torch.equal, buffers, version.buffers))
     assert flat[0].dtype == dtypes[0]
     assert store._read is version
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("change", ["merge", "overwrite", "restore", "move_home"])
+def test_a_version_that_was_handed_out_is_written_before_the_store_changes(dtypes, change):
+    store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)], dtypes=dtypes)
+    expected, taken = store.read(), copy.deepcopy(store.snapshot())
+    handed, sent = (store.hand_out(store.layout.zeros(), [torch.zeros(1), torch.tensor(0)]) for _ in range(2))
+    sent.unwritten = None  # by its link, which has copied it elsewhere
+    zeros = [part.clone() for part in sent.flat]
+    if change == "merge":
+        store.merge(
+            [gradient(store, -1.0, 2.0, buffers=[torch.tensor([2.0]), torch.tensor(9)])], [1.0], [1], stock=False
+        )
+    elif change == "overwrite":
+        store.overwrite([value + 1 for value in store.state()[0]], [torch.tensor([1.0]), torch.tensor(6)])
+    elif change == "restore":
+        taken.parameters[next(iter(taken.parameters))].add_(1)
+        store.restore(taken)
+    else:
+        store.move_home()
+    assert handed.unwritten is None
+    assert all(map(torch.equal, handed.flat, expected.flat))
+    assert all(map(torch.equal, handed.buffers, expected.buffers))
+    if dtypes[0] != torch.bfloat16:  # those are converted when they are handed out
+        assert all(map(torch.equal, sent.flat, zeros))
 
 
 def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():

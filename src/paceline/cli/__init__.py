@@ -3,14 +3,19 @@
 Not public: use the command, or `paceline.launch` from Python.
 """
 
+import signal
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line, or these arguments, and return the exit code."""
     from paceline.cli.app import run_app
 
-    return run_app(arguments)
+    code = run_app(arguments)
+    if arguments is None:  # the process ends now, which takes a while, and its exit code must be the command's
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 __all__ = ["main"]

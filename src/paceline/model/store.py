@@ -52,16 +52,29 @@ class Gradient:
 
 
 class Parameters:
-    """One whole version, read by any number of workers and never written to."""
+    """One whole version, read by any number of workers and never written to.
 
-    __slots__ = ("buffers", "flat", "version")
+    `unwritten`: the values of `flat` are still in these tensors of the store. Whoever sends them writes them to `flat`
+    on the way; else the store does, before it changes.
+    """
 
-    def __init__(self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
-        self.version, self.flat, self.buffers = version, flat, buffers
+    __slots__ = ("buffers", "flat", "unwritten", "version")
+
+    def __init__(
+        self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor],
+        unwritten: list[torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.version, self.flat, self.buffers, self.unwritten = version, flat, buffers, unwritten
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
         return [*self.flat, *self.buffers]
+
+    def write(self) -> None:
+        """Write what is unwritten."""
+        for target, source in zip(self.flat, self.unwritten or (), strict=self.unwritten is not None):
+            _copy(target, source)
+        self.unwritten = None
 
 
 def flat_norm(flat: Sequence[torch.Tensor]) -> float:
@@ -138,6 +151,7 @@ class Store:
         self.notice = self.optimizer.notice  # about the optimizer, for the user
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
+        self._handed_out: list[Parameters] = []  # of which some may be unwritten
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
 
     @property
@@ -155,6 +169,7 @@ class Store:
 
     def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         """Replace parameters and buffers by those of a model trained elsewhere."""
+        self._write_handed_out()
         with torch.no_grad():
             for mine, value in zip(self._parameters, values, strict=True):
                 mine.copy_(value)
@@ -169,6 +184,22 @@ class Store:
         self.write_buffers(buffers)
         return self.version
 
+    def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
+        """Return the current version in memory with the store's layout; its parameters may be unwritten."""
+        self._handed_out = [version for version in self._handed_out if version.unwritten is not None]
+        found = Parameters(self.version, flat, buffers, self._flat)
+        if self.has_masters:
+            found.write()
+        else:
+            self._handed_out.append(found)
+        self.write_buffers(buffers)
+        return found
+
+    def _write_handed_out(self) -> None:
+        for version in self._handed_out:
+            version.write()
+        self._handed_out.clear()
+
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Copy only the module buffers of the current version."""
         for target, buffer in zip(buffers, self._buffers, strict=True):
@@ -176,6 +207,7 @@ class Store:
 
     def move_to(self, flat: Sequence[torch.Tensor]) -> None:
         """Move the parameters into this memory, which has the store's layout and dtypes."""
+        self._write_handed_out()
         for home, before in zip(flat, self._flat, strict=True):
             _copy(home, before)
         self._flat = list(flat)
@@ -237,6 +269,8 @@ class Store:
         """
         if self.before_apply is not None:
             self.before_apply()
+        if self._handed_out:
+            self._write_handed_out()
         mass = math.fsum(weights)
         first, alone = gradients[0], len(gradients) == 1
         options = first.options if alone else mean_options([g.options for g in gradients], samples)
@@ -322,6 +356,7 @@ class Store:
 
     def restore(self, snapshot: "StoreSnapshot") -> None:
         """Continue from a snapshot of a store with the same spec; takes over optimizer tensors without a copy."""
+        self._write_handed_out()
         for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
             mine.copy_(snapshot.parameters[name])
         for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):

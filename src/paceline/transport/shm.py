@@ -440,6 +440,8 @@ class ShmEndpoint:
 class ShmServerEnd:
     """The server's end of one worker's link."""
 
+    sends_region = False
+
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._out, self._in = LaneOut(anonymous_file), LaneIn()

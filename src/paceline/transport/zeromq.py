@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from paceline.core.errors import InternalError, PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
+from paceline.model.store import Parameters
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
@@ -226,14 +227,32 @@ def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker
         send_part(socket, LONG + len(data).to_bytes(_LENGTH_BYTES, "little"), address)
         for begin in range(0, len(data), CHUNK):
             send_part(socket, data[begin : begin + CHUNK], address)
-    for tensors, copy in ((loose, True), (_mirrored(codec), False)):
-        for chunk in chunks_of([bytes_of(tensor) for tensor in tensors]):
-            send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy)
+    for chunk in chunks_of([bytes_of(tensor) for tensor in loose]):
+        send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address)
+    sources = _written_on_the_way(codec)
+    for chunk in chunks_of([bytes_of(tensor) for tensor in _mirrored(codec)]):
+        if sources is not None:  # ZeroMQ's thread sends the chunks before meanwhile
+            for place, values in zip(chunk, next(sources), strict=True):
+                place[:] = values
+        send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy=False)
 
 
 def _mirrored(codec: Codec) -> list[Any]:
     """Return the tensors of the last message that are in both sides' regions."""
     return [tensor for holder in codec.shared for tensor in holder.all()]
+
+
+def _written_on_the_way(codec: Codec) -> Iterator[list[memoryview]] | None:
+    """Return where the values of the mirrored tensors are, in their chunks; None if all are where they belong."""
+    found: list[Any] = []
+    unwritten = False
+    for holder in codec.shared:
+        if isinstance(holder, Parameters) and holder.unwritten is not None:
+            found += [*holder.unwritten, *holder.buffers]
+            holder.unwritten, unwritten = None, True
+        else:
+            found += holder.all()
+    return iter(chunks_of([bytes_of(tensor) for tensor in found])) if unwritten else None
 
 
 def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
@@ -379,6 +398,7 @@ class ZeromqServerEnd:
     """The server's end of one worker's link."""
 
     wants_write = False  # ZeroMQ's thread sends
+    sends_region = True
 
     def __init__(self, hub: "ZeromqHub", address: bytes, limits: Limits | None = None) -> None:
         self._hub = hub

@@ -384,6 +384,8 @@ class LocalEngine:
         region = member.link.region
         if region is None:
             return store.read()  # nodes share no memory with the server
+        if member.link.sends_region:
+            return store.hand_out(region.flat, region.buffers)
         version = store.write_to(region.flat, region.buffers)
         return Parameters(version, region.flat, region.buffers)
 

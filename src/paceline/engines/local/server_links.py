@@ -32,6 +32,10 @@ class Link(ServerEnd, Protocol):
     """The server's end of the link to one process. Sending never blocks on a full socket."""
 
     @property
+    def sends_region(self) -> bool:
+        """Whether the region's tensors are sent, not shared."""
+
+    @property
     def region(self) -> Region | None: ...
 
     @property
