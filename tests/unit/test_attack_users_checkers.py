@@ -74,3 +74,11 @@ def test_a_process_that_can_be_read_is_found_unless_it_becomes_the_strangers_own
     loot = other_users.Loot()
     other_users.read_process(Path("/proc/self"), loot)
     assert bool(loot.read) is found
+
+
+def test_of_a_process_that_has_ended_nothing_can_be_read():
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # still to be waited for
+        loot = other_users.Loot()
+        other_users._try_to_read(Path(f"/proc/{ended.pid}/maps"), loot)
+        assert not loot.read
