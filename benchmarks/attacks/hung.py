@@ -4,8 +4,8 @@ Three workers train a small model; worker 1 hangs in the middle. `PACELINE_WORKE
 is the default), which the commit before does not know. A run holds if it ends within 5 s of that time, with every
 sample used exactly once and the worker named in its report, before and when it is taken out. A worker that is continued
 must train again. The last attack is none: healthy workers, one of whose batches takes 20 times as long as usual, must
-all be kept. 200 such workers are tried by `tests/unit/test_silence.py` on the rule itself, some more by
-`tests/sim/test_faults_of_workers.py` in virtual time, and a handful here on processes.
+all be kept: 200 random runs in virtual time with the default timeout, whose batches take up to 5 s, every second one
+with such a batch, and a handful on processes.
 """
 
 import json
@@ -60,6 +60,47 @@ if how == "after" and session.worker == 1:
     time.sleep(1e9)
 """
 )
+
+
+HEALTHY_RUNS = 20  # in one process
+HEALTHY = r"""
+import json, random, sys
+from pathlib import Path
+import torch
+import paceline
+
+BATCH, SAMPLES = 4, 240
+
+def train():
+    session = paceline.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for (x,) in session.batches(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 4)), batch_size=BATCH, epochs=2):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+    draw = random.Random(seed)
+    speeds = [draw.choice([1.0, 1.0, 0.7, 0.4]) for _ in range(draw.randint(2, 6))]
+    batch_s = draw.choice([0.05, 0.5, 2.0, 5.0])
+    # Where a batch is to take 20 times the usual, it must not by chance take 60 times as long.
+    jitter = draw.choice(["none", "lognormal:0.05"] if seed % 2 else ["none", "lognormal:0.3", "exponential"])
+    lines = [f"seed = {seed}", f"[compute]\nseconds_per_sample = {batch_s / BATCH}\njitter = '{jitter}'"]
+    lines += [f"[[workers]]\nspeed = {speed}" for speed in speeds]
+    if seed % 2:
+        worker = draw.randrange(len(speeds))
+        took = 20 * batch_s / speeds[worker]
+        at = draw.uniform(8, 20) * batch_s
+        lines.append(f"[[events]]\nkind = 'slow'\nat = {at}\nworker = {worker}\nfor = {took}\nfactor = 20.0")
+    place = Path(f"{seed}.toml")
+    place.write_text("\n".join(lines))
+    strategy = draw.choice(["bsp", "asp", "ssp:staleness=2", "dasp", "balanced", "local_sgd:period=3", "gossip"])
+    run = paceline.launch(train, engine="sim", scenario=place, strategy=strategy, seed=seed, evaluate_every="off")
+    faults, used = run.summary.faults, run.summary.samples_used
+    print(json.dumps([seed, strategy, batch_s, faults.timeouts, used == 2 * SAMPLES]), flush=True)
+"""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -154,6 +195,27 @@ def judge_healthy(seen: Seen) -> Trial:
     return _first(faults, "all workers were kept")
 
 
+def healthy_runs(target: Target, seed: int) -> Trial:
+    """Make many runs of healthy workers in virtual time; hold if nobody was taken out of any."""
+    (target.folder / "healthy.py").write_text(HEALTHY)
+    numbers = (str(seed * HEALTHY_RUNS), str((seed + 1) * HEALTHY_RUNS))
+    return judge_runs(target.run(*numbers, program=("healthy.py",), timeout=300))
+
+
+def judge_runs(ended: Ended) -> Trial:
+    """Hold if every run is told of, and all workers were kept."""
+    told = [json.loads(line) for line in ended.out.splitlines() if line.startswith("[")]
+    faults = [
+        (ended.code == 0, f"exit code {ended.code}: {ended.err[-300:]}"),
+        (len(told) == HEALTHY_RUNS, f"{len(told)} of {HEALTHY_RUNS} runs"),
+    ]
+    for seed, strategy, batch_s, timeouts, whole in told:
+        about = f"seed {seed}, {strategy}, batches of {batch_s} s"
+        faults.append((timeouts == 0, f"{about}: {timeouts} healthy workers were taken out"))
+        faults.append((whole, f"{about}: not all samples were used"))
+    return _first(faults, f"{len(told)} runs, all workers were kept")
+
+
 def _first(faults: list[tuple[bool, str]], else_: str) -> Trial:
     return next((Trial(False, what) for good, what in faults if not good), Trial(True, else_))
 
@@ -188,5 +250,10 @@ ATTACKS = [
         "healthy", "a batch that takes 20 times as long as usual, on a healthy worker (no attack: nobody may be lost)",
         lambda target, seed: judge_healthy(hung(target, "long", _at(seed), ["bsp", "asp", "gossip"][seed % 3])),
         trials=6, before=0,
+    ),
+    Attack(
+        "healthy in virtual time",
+        f"{HEALTHY_RUNS} runs of healthy workers, in half of which a batch takes 20 times as long",
+        healthy_runs, trials=10, before=0,
     ),
 ]  # fmt: skip

@@ -1,5 +1,7 @@
 """The judges of the attacks on hung workers and poison find each planted fault."""
 
+import json
+
 import msgspec
 import pytest
 import safetensors.torch
@@ -90,3 +92,14 @@ def test_a_worker_that_is_not_set_aside_or_an_end_that_is_not_said_is_found(tmp_
     said = {"samples_used": 800, "warnings": ["worker 1 ended in the middle of its loop (exit code 0) at 1 s"]}
     assert poison.judge_quit(poison.Seen(GOOD, said, None)).held
     assert not poison.judge_quit(poison.Seen(GOOD, {**said, "warnings": []}, None)).held
+
+
+@pytest.mark.parametrize(
+    ("code", "runs", "timeouts", "whole", "held"),
+    [(0, 20, 0, True, True), (1, 20, 0, True, False), (0, 19, 0, True, False), (0, 20, 1, True, False),
+     (0, 20, 0, False, False)],
+)  # fmt: skip
+def test_a_healthy_worker_that_is_taken_out_of_one_of_many_runs_is_found(code, runs, timeouts, whole, held):
+    told = [[seed, "bsp", 5.0, timeouts if seed == 7 else 0, whole or seed != 7] for seed in range(runs)]
+    lines = "".join(f"{json.dumps(each)}\n" for each in told)
+    assert hung.judge_runs(Ended(code, lines, "", 1.0)).held is held
