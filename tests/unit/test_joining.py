@@ -12,6 +12,7 @@ import pytest
 import zmq
 from hosts import free_ports
 
+from paceline.cli import main
 from paceline.cli.app import run_app
 from paceline.cli.join_command import from_environment, rank_of
 from paceline.core.errors import OptionError, PeerError
@@ -50,9 +51,15 @@ def test_bad_addresses_are_refused_with_the_form(bad):
 
 
 def test_variables_of_launchers():
-    assert from_environment({"MASTER_ADDR": "lab1", "MASTER_PORT": "7000"}) == "lab1:7000"
+    master = {"MASTER_ADDR": "lab1", "MASTER_PORT": "7000"}
+    assert from_environment("env", master) == "lab1:7000"
+    assert from_environment("env:7100", master) == "lab1:7100"
+    assert from_environment("env:7100", {**master, "TORCHELASTIC_RUN_ID": "none"}) == "lab1:7100"
+    assert from_environment("lab2:7", master) == "lab2:7"
+    with pytest.raises(OptionError, match=r"MASTER_PORT \(7000\) is torchrun's own: give env:PORT"):
+        from_environment("env", {**master, "TORCHELASTIC_RUN_ID": "none"})
     with pytest.raises(OptionError, match="MASTER_PORT"):
-        from_environment({"MASTER_ADDR": "lab1"})
+        from_environment("env", {"MASTER_ADDR": "lab1"})
     assert rank_of({"SLURM_PROCID": "3"}) == 3
     assert rank_of({"RANK": "1", "SLURM_PROCID": "3"}) == 1
     assert rank_of({}) is None
@@ -216,6 +223,11 @@ class Joining:
             found = m.for_agent(self.socket.recv())
             if isinstance(found, kind):
                 return found
+
+
+def test_options_after_the_address_are_not_taken_for_the_script(capsys):
+    assert main(["join", "env", "--token-file", "token", "train.py"]) == 2
+    assert "--token-file stands after env: options come before it" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from paceline.core.values import read, shown
 # What torchrun and Slurm say about a process, in this order: its number among all, and the server's machine.
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone
 
 
 def join(
@@ -50,12 +51,19 @@ def join(
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
 ) -> int:
-    """Run a worker of another machine's run on this one. HOST:PORT may be `env`, for MASTER_ADDR:MASTER_PORT."""
+    """Run a worker of another machine's run on this one.
+
+    HOST:PORT may be `env`, for MASTER_ADDR:MASTER_PORT, or `env:PORT`, for MASTER_ADDR:PORT.
+    """
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet):
         from paceline.engines.hosts import tokens
 
+        if script is not None and script.startswith("-"):
+            raise OptionError(
+                f"{script} stands after {address}: options come before it, the script's own after the script"
+            )
         held = tokens.for_joining(None if token_file is None else Path(token_file), os.environ)
-        place = host_and_port(from_environment(os.environ) if address == "env" else address)
+        place = host_and_port(from_environment(address, os.environ))
         rank = rank_of(os.environ)
         checked_threads = None if threads is None else int(read(threads, Count, "--threads:"))
         seconds = float(read(wait, Positive, "--wait:"))
@@ -84,12 +92,19 @@ def token(
     return 0
 
 
-def from_environment(environment: Mapping[str, str]) -> str:
-    """Return the server's address as torchrun's variables have it."""
+def from_environment(address: str, environment: Mapping[str, str]) -> str:
+    """Return the address, or what torchrun's variables have in place of `env`; a port of its own may follow that."""
+    name, _, given = address.partition(":")
+    if name != "env":
+        return address
     host, port = (environment.get(name, "") for name in _MASTER)
-    if not host or not port:
+    if not given and _TORCHRUN in environment:
+        raise OptionError(
+            f"under torchrun, MASTER_PORT ({port}) is torchrun's own: give env:PORT, with that of --listen"
+        )
+    if not host or not (given or port):
         raise OptionError(f"`env` takes the address from {' and '.join(_MASTER)}: set both, or give HOST:PORT")
-    return f"{host}:{port}"
+    return f"{host}:{given or port}"
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

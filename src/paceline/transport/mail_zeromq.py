@@ -19,7 +19,7 @@ import zmq
 from paceline.transport.gatekeeper import Gatekeeper
 from paceline.transport.mail import UNREAD, Box, Delivered, Departed, PeerHeader, as_bytes, decode, encode, same_key
 from paceline.transport.security import Security
-from paceline.transport.zeromq import CHUNK, FRAME, bind_privately, end_context, remove_name, require_network
+from paceline.transport.zeromq import CHUNK, FRAME, bind_privately, end_context, remove_name, require_network, speak_ip6
 
 LEAVING_MS = 5_000  # that `close` waits for messages still on their way
 RECONNECT_MAX_MS = 5_000  # between attempts to reach a peer that is gone: it may come back until its departure is known
@@ -89,6 +89,7 @@ class ZeromqMail:
             bound_mail(link)
             link.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         link.copy_threshold = 0  # ZeroMQ would report a message whose last frame it copied as sent at once
+        speak_ip6(link, peer.address)
         link.connect(peer.address)
         self._peers[peer.node] = (peer, link)
 

@@ -77,8 +77,15 @@ def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
     """Bind the socket and return its address; on this host, accept processes of this user alone."""
     if address.startswith(_OF_HOST) and sys.platform == "linux":
         socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+    speak_ip6(socket, address)
     socket.bind(address)
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def speak_ip6(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """Let the socket use IPv6 if the address does; not for a name, of which it would then try no IPv4 address."""
+    if "[" in address:
+        socket.setsockopt(zmq.IPV6, 1)
 
 
 def require_network(address: str) -> None:
@@ -292,6 +299,7 @@ class ZeromqEndpoint:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        speak_ip6(self._socket, address)
         self._socket.connect(address)
         with suppress(zmq.Again):  # refused already
             self._socket.send(HANDSHAKE, zmq.NOBLOCK)

@@ -38,7 +38,7 @@ from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken
 from paceline.transport.shm import Channel
-from paceline.transport.zeromq import end_context
+from paceline.transport.zeromq import end_context, speak_ip6
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C
 ATTACH_S = 5.0  # for a launcher of this host to pass a descriptor
@@ -352,6 +352,7 @@ class LauncherLink:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
+        speak_ip6(self._socket, address)
         self._socket.connect(f"tcp://{address}")
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self.began = self.heard = self.beat = time.monotonic()

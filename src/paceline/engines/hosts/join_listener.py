@@ -30,7 +30,7 @@ from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
-from paceline.transport.zeromq import end_context
+from paceline.transport.zeromq import end_context, speak_ip6
 
 ATTACH_S = 2.0  # for a process of this host to say who it is
 DYING_S = 5.0  # for a killed process to be reported; after that its machine is taken for lost
@@ -168,6 +168,7 @@ class JoinListener:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a machine that connects again is the same one
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
         self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+        speak_ip6(self._socket, address)
         try:
             self._socket.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
