@@ -15,6 +15,7 @@ open to the stranger. Each attempt has a network namespace of its own, so that n
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import hashlib
@@ -46,6 +47,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 AHEAD = 3000  # process numbers for which the stranger makes folders beforehand
 DESCRIPTORS = 1024  # that a flooded run may have
 IDLE = 1200  # connections of the stranger
+AT_ONCE = 50  # connections
 HUGE = 1e6  # a weight that the stranger would like to see
 LARGEST = 10.0  # that a weight of an undisturbed run is by far
 FORGED = [("model", (4, 1), 0), *(("mean", (part,), number) for part in (2, 3) for number in range(99))]
@@ -155,14 +157,22 @@ def flood(known: frozenset[int], held: list[socket.socket], loot: Loot) -> None:
     for port in ports() - known:
         while len(held) < IDLE:
             idle = socket.socket()
-            idle.settimeout(0.5)
-            try:
-                idle.connect(("127.0.0.1", port))
-            except OSError:
+            idle.setblocking(False)
+            if idle.connect_ex(("127.0.0.1", port)) not in (0, errno.EINPROGRESS):
                 idle.close()
                 break
             held.append(idle)
-    loot.connected = len(held)
+            if len(held) % AT_ONCE == 0:
+                time.sleep(0.01)  # as many as a listener's queue holds
+    loot.connected = sum(map(_connected, held))
+
+
+def _connected(idle: socket.socket) -> bool:
+    try:
+        idle.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def squat(shared: Path, loot: Loot) -> None:
