@@ -90,6 +90,8 @@ def run(command, *, timeout=None, **given):
 
 def main(descriptor, launcher, path):
     """Be the warm interpreter; in a child, be the program."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a program has its own
+    path = [entry for entry in path if entry not in inherited]
     nursery.resume_when_parent_dies()
     home = socket.socket(fileno=descriptor)
     nursery._preload()
