@@ -18,6 +18,7 @@ from contenders.bars import Bar
 from contenders.isolation import ask
 from contenders.questions import Train
 from paceline.peers.messages import Border
+from paceline.peers.models import is_finite
 from paceline.peers.node import Node
 from paceline.strategies import build_peer
 
@@ -59,17 +60,34 @@ def measure_change(rounds: int) -> float:
     return 1e3 * statistics.median(seconds)
 
 
+def measure_finite(rounds: int) -> float:
+    """Milliseconds of seeing that no value of the model is NaN or infinite, as before it is sent."""
+    torch.set_num_threads(1)
+    tensors = [parameter.data for parameter in workloads.build(MODEL).parameters()]
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        found = is_finite(tensors)
+        seconds.append(time.perf_counter() - began)
+        if not found:
+            raise RuntimeError("the model of the measurement is not finite")
+    return 1e3 * statistics.median(seconds)
+
+
 def judge(rows: list[dict[str, Any]]) -> list[Bar]:
     """One bar for each thing promised."""
     steps = [row for row in rows if row["what"] == f"{MODEL} steps"]
     exchanges = [row for row in rows if row["what"] == "exchange"]
     (change,) = [row["change_ms"] for row in rows if row["what"] == "change"]
+    (finite,) = [row["finite_ms"] for row in rows if row["what"] == "finite"]
     plain_ms = statistics.median(row["plain_step_ms"] for row in steps)
     return [
         Bar("steps_over_plain", statistics.median(row["node_per_s"] / row["plain_per_s"] for row in steps), 0.97, True,
             "steps per second of a node whose exchanges are off over plain PyTorch's, CNN"),
         Bar("change_share", change / plain_ms, 0.05, False,
             "seconds of looking how far each tensor has moved over those of plain PyTorch's step, CNN"),
+        Bar("finite_share", finite / plain_ms, 0.02, False,
+            "seconds of seeing that the model is finite, before it is sent, over those of plain PyTorch's step, CNN"),
         Bar("exchange_over_in_place",
             statistics.median(row["exchange_s"] / row["in_place_s"] for row in exchanges), 1.2, False,
             "seconds of a model's way through shared memory, mixed in, over those of a copy and a mix in place"),
@@ -87,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
         for model, batch, steps in ((MODEL, BATCH, 150), (TINY, TINY_BATCH, 1500))
     ]
     rows.append({"what": "change", "change_ms": measure_change(10 if quick else 300)})
+    rows.append({"what": "finite", "finite_ms": measure_finite(10 if quick else 300)})
     for repeat in range(options.repeats):
         found = peer_exchange.measure(EXCHANGED_BYTES // (100 if quick else 1), 3 if quick else 15, 3)
         rows.append({"what": "exchange", "repeat": repeat, **found})
@@ -104,7 +123,8 @@ steps with the script's optimizer, decides, and tells the journal, but has nobod
 besides, at every step, how far each tensor has moved. `plain` is a PyTorch loop over a DataLoader. All on the small
 convolutional net of `bench_overhead.py`, batches of {BATCH}, one thread. That a node can be ahead of plain PyTorch is
 due to the memory that paceline's processes keep instead of giving it back to the system after every step. The change is
-measured alone, too, in the process of the benchmark.
+measured alone, too, in the process of the benchmark, and so is the look whether the model is finite, which a node takes
+before it sends its model.
 
 An exchange of {EXCHANGED_BYTES / 1e6:g} MB is one snapshot and one mix, from the decision to send until the other
 process says that it has mixed the model in; `in_place` is a copy and a mix of the same tensors in one process.

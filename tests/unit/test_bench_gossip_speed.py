@@ -7,10 +7,11 @@ import pytest
 import bench_gossip_speed as bench
 
 
-def rows(node=98.0, plain=100.0, step_ms=10.0, change=0.4, exchange=1.1):
+def rows(node=98.0, plain=100.0, step_ms=10.0, change=0.4, finite=0.1, exchange=1.1):
     steps = {"what": "cnn steps", "node_per_s": node, "plain_per_s": plain, "plain_step_ms": step_ms}
     return [
-        steps, {"what": "change", "change_ms": change}, {"what": "exchange", "exchange_s": exchange, "in_place_s": 1.0}
+        steps, {"what": "change", "change_ms": change}, {"what": "finite", "finite_ms": finite},
+        {"what": "exchange", "exchange_s": exchange, "in_place_s": 1.0},
     ]  # fmt: skip
 
 
@@ -20,6 +21,7 @@ def rows(node=98.0, plain=100.0, step_ms=10.0, change=0.4, exchange=1.1):
         ({}, []),
         ({"node": 96.0}, ["steps_over_plain"]),
         ({"change": 0.6}, ["change_share"]),
+        ({"finite": 0.21}, ["finite_share"]),
         ({"exchange": 1.3}, ["exchange_over_in_place"]),
     ],
 )
