@@ -97,6 +97,7 @@ class Found(msgspec.Struct, frozen=True):
     kills: list[Kill]
     workers: list[WorkerDeath]
     servers: list[ServerDeath]
+    rolled_back: list[dict[str, int]]  # by each restart
     cuts: int
     ended: bool  # every command with code 0
     accuracy: float
@@ -191,7 +192,7 @@ def run(strategy: str, minutes: float, seed: int, data: Path, folder: Path, say:
         killed = sum(kill.what == "worker" for kill in kills)
         return Found(
             strategy, kills, chaos_times.worker_deaths(kills, moments),
-            chaos_times.server_deaths(kills, journal, moments), int(60 * minutes / CUT_EVERY_S), not any(codes),
+            chaos_times.server_deaths(kills, moments), chaos_times.rollbacks(journal), int(60 * minutes / CUT_EVERY_S), not any(codes),
             report["metrics"]["accuracy"], report["versions"], started - WORKERS - killed,
             len(chaos_times.departures_without_a_kill(kills, moments)),
             foreign_checker.faults(journal, whole=True),
@@ -297,10 +298,10 @@ def row_of(found: Found) -> dict[str, Any]:
     others = [death.all_others_s for death in found.workers if death.all_others_s is not None]
     versions = [death.version_s for death in found.workers if death.version_s is not None]
     servers = [death.version_s for death in found.servers if death.version_s is not None]
-    lost = {name: sum(death.rolled_back[name] for death in found.servers) for name in ("versions", "samples", "pushes")}
+    lost = {name: sum(each[name] for each in found.rolled_back) for name in ("versions", "samples")}
     return {
         "strategy": found.strategy, "seconds": found.seconds, "versions": found.versions,
-        "workers killed": len(found.workers), "servers killed": len(found.servers), "cuts": found.cuts,
+        "workers killed": len(found.workers), "servers killed": len(found.servers), "server restarts": len(found.rolled_back), "cuts": found.cuts,
         "kills during a cut": sum(kill.during_cut for kill in found.kills),
         "next version: median s": statistics.median(versions) if versions else None,
         "others' pushes: median s": statistics.median(others) if others else None,
@@ -346,10 +347,9 @@ def notes(every: list[Found], load: list[float], seed: int) -> str:
     """What was done and how it was measured."""
     told = "".join(f"\n- {found.strategy}: {fault}" for found in every for fault in (*found.faults[:5], *found.left))
     restarts = "".join(
-        f"\n| {found.strategy} | {number} | {'' if death.version_s is None else f'{death.version_s:.2f}'} | "
-        f"{death.rolled_back['versions']} | {death.rolled_back['samples']} |"
+        f"\n| {found.strategy} | {number} | {each['versions']} | {each['pushes']} | {each['samples']} |"
         for found in every
-        for number, death in enumerate(found.servers, 1)
+        for number, each in enumerate(found.rolled_back, 1)
     )
     return f"""
 {WORKERS} workers on two hosts of a lab with cables of 1 Gbit/s and the server on a third, by `paceline serve` and
@@ -369,7 +369,7 @@ temporary folder that was all theirs, named shared memory of processes that are 
 What each start of a server rolled back, by the journal's `rolled_back`; these samples were issued again, which the
 checker counts:
 
-| strategy | restart | s to the next version | versions rolled back | samples issued again |
+| strategy | restart | versions | pushes | samples |
 |---|---|---|---|---|{restarts}
 {"" if not told else chr(10) + "Found:" + chr(10) + told}
 """

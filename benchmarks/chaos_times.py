@@ -46,11 +46,10 @@ class WorkerDeath(msgspec.Struct, frozen=True):
 
 
 class ServerDeath(msgspec.Struct, frozen=True):
-    """What followed the death of the server."""
+    """What followed the death of the server. Seconds since the kill; None: it did not happen."""
 
     kill: Kill
-    version_s: float | None  # seconds until the first version of its successor
-    rolled_back: dict[str, int]  # versions, samples and pushes, as its successor said
+    version_s: float | None  # the first version of a successor, also of one that had to be replaced meanwhile
 
 
 def moments(lines: Sequence[Line]) -> list[Moment]:
@@ -147,28 +146,27 @@ def _first(found: Sequence[Moment], fits: Callable[[Moment], bool]) -> int | Non
     return next((number for number, moment in enumerate(found) if fits(moment)), None)
 
 
-def server_deaths(kills: Sequence[Kill], lines: Sequence[Line], found: Sequence[Moment]) -> list[ServerDeath]:
-    """What followed each kill of the server; its successors write a header each, in the order of the kills."""
-    of_server = [kill for kill in kills if kill.what == "server"]
-    restored = [number for number, moment in enumerate(found) if moment.kind == "restored"]
-    told = [_rolled_back(part) for part in parts(lines) if part[0].get("restored") is not None]
+def server_deaths(kills: Sequence[Kill], found: Sequence[Moment]) -> list[ServerDeath]:
+    """What followed each kill of the server."""
     deaths = []
-    for number, kill in enumerate(of_server):
-        version_s = None
-        if number < len(restored):
-            after = found[restored[number] + 1 :]
-            first = _first(after, lambda moment: moment.kind in ("applied", "restored"))
-            if first is not None and after[first].kind == "applied":
-                version_s = after[first].at - kill.at
-        deaths.append(ServerDeath(kill, version_s, told[number] if number < len(told) else NO_LOSS))
+    for kill in kills:
+        if kill.what == "server":
+            late = [moment for moment in found if moment.at >= kill.at]
+            again = _first(late, lambda moment: moment.kind == "restored")
+            after = [] if again is None else late[again:]
+            applied = _first(after, lambda moment: moment.kind == "applied")
+            deaths.append(ServerDeath(kill, None if applied is None else after[applied].at - kill.at))
     return deaths
 
 
-def _rolled_back(part: Sequence[Line]) -> dict[str, int]:
-    for line in part:
-        if line["type"] == "observation" and line["what"] == "rolled_back":
-            return dict(line["data"])
-    return NO_LOSS
+def rollbacks(lines: Sequence[Line]) -> list[dict[str, int]]:
+    """What each restart of the server rolled back, as it said itself: versions, samples and pushes."""
+    told = []
+    for part in parts(lines):
+        if part[0].get("restored") is not None:
+            said = [line["data"] for line in part if line.get("what") == "rolled_back"]
+            told.append(dict(said[0]) if said else NO_LOSS)
+    return told
 
 
 def departures_without_a_kill(kills: Sequence[Kill], found: Sequence[Moment]) -> list[Moment]:

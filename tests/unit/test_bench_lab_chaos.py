@@ -87,11 +87,18 @@ def test_others_that_do_not_push_again_are_not_measured(journal):
 
 
 def test_a_servers_death_lasts_until_the_next_version_and_says_what_was_rolled_back(journal):
-    (death,) = times.server_deaths(KILLS, journal, times.moments(journal))
+    (death,) = times.server_deaths(KILLS, times.moments(journal))
     assert death.version_s == pytest.approx(1.48)
-    assert death.rolled_back == {"versions": 1, "samples": 32, "pushes": 2}
-    (none,) = times.server_deaths(KILLS, journal[:12], times.moments(journal[:12]))
+    assert times.rollbacks(journal) == [{"versions": 1, "samples": 32, "pushes": 2}]
+    (none,) = times.server_deaths(KILLS, times.moments(journal[:12]))
     assert none.version_s is None
+
+
+def test_a_server_that_dies_again_before_it_says_anything_makes_the_first_death_last(journal):
+    twice = [*KILLS, Kill(ZERO + 10.2, "server")]
+    first, second = times.server_deaths(twice, times.moments(journal))
+    assert (first.version_s, second.version_s) == pytest.approx((1.48, 1.28))
+    assert len(times.rollbacks(journal)) == 1
 
 
 def test_departures_that_no_kill_explains_are_found(journal):
@@ -114,11 +121,11 @@ def test_the_longest_silence_counts_from_the_begin_to_the_end(journal):
 
 FINE = bench.Found(
     strategy="bsp", kills=KILLS, workers=[times.WorkerDeath(KILLS[0], 0.1, 0.2, 1.9)],
-    servers=[times.ServerDeath(KILLS[1], 14.0, {"versions": 1, "samples": 32, "pushes": 2})], cuts=1, ended=True,
+    servers=[times.ServerDeath(KILLS[1], 14.0)], rolled_back=[times.NO_LOSS], cuts=1, ended=True,
     accuracy=0.96, versions=100, restarted=0, places_lost=0, faults=[], plants=dict.fromkeys(bench.PLANTS, True),
     left=[], silence_s=7.0, seconds=60.0,
 )  # fmt: skip
-SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1, times.NO_LOSS)
+SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +140,7 @@ SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1, times.NO_LOSS)
         ({"restarted": 1}, ["unharmed"]),
         ({"places_lost": 1}, ["places"]),
         ({"servers": [*FINE.servers, SLOW_SERVER]}, ["server"]),
-        ({"servers": [times.ServerDeath(KILLS[1], None, times.NO_LOSS)]}, ["server"]),
+        ({"servers": [times.ServerDeath(KILLS[1], None)]}, ["server"]),
         ({"servers": []}, ["server"]),
         ({"faults": ["line 1: no push is applied twice"]}, ["journal"]),
         ({"plants": {**FINE.plants, "a push is lost": False}}, ["plants"]),
