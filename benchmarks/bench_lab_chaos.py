@@ -133,7 +133,7 @@ def victim(draw: random.Random, alive: dict[int, str]) -> tuple[int, str]:
     return pid, alive[pid]
 
 
-def rage(lab: Lab, minutes: float, seed: int, alive: Callable[[], None], say: Callable[[str], None]) -> list[Kill]:
+def rage(lab: Lab, minutes: float, seed: int, alive: Callable[[], bool], say: Callable[[str], None]) -> list[Kill]:
     """Kill and cut for so long; return the kills."""
     draw = random.Random(seed)
     began = time.monotonic()
@@ -176,7 +176,7 @@ def run(strategy: str, minutes: float, seed: int, data: Path, folder: Path, say:
         for number in range(WORKERS):
             own = ("--start", "nursery", "--log-level", "info", "--data-dir", os.fspath(data))
             site.join(*own, host=lab.hosts[1 + number % 2])
-        hosts.wait_until(lambda: _alive(site) is None and any(site.folder.glob("runs/*/checkpoints/v*")))
+        hosts.wait_until(lambda: _alive(site) and any(site.folder.glob("runs/*/checkpoints/v*")))
         began = time.monotonic()
         kills = rage(lab, minutes, seed, lambda: _alive(site), say)
         time.sleep(KILL_EVERY_S)  # so that what follows the last kill is seen at the pace of the others
@@ -190,21 +190,33 @@ def run(strategy: str, minutes: float, seed: int, data: Path, folder: Path, say:
         moments = chaos_times.moments(journal)
         started = sum(command.said.count("running worker") for command in site.commands[1:])
         killed = sum(kill.what == "worker" for kill in kills)
+        plants = {name: bool(foreign_checker.faults(plant(journal), whole=True)) for name, plant in PLANTS.items()}
         return Found(
-            strategy, kills, chaos_times.worker_deaths(kills, moments),
-            chaos_times.server_deaths(kills, moments), chaos_times.rollbacks(journal), int(60 * minutes / CUT_EVERY_S), not any(codes),
-            report["metrics"]["accuracy"], report["versions"], started - WORKERS - killed,
-            len(chaos_times.departures_without_a_kill(kills, moments)),
-            foreign_checker.faults(journal, whole=True),
-            {name: bool(foreign_checker.faults(plant(journal), whole=True)) for name, plant in PLANTS.items()},
-            left, chaos_times.longest_silence(moments, began, over), report["seconds"],
-        )  # fmt: skip
+            strategy=strategy,
+            kills=kills,
+            workers=chaos_times.worker_deaths(kills, moments),
+            servers=chaos_times.server_deaths(kills, moments),
+            rolled_back=chaos_times.rollbacks(journal),
+            cuts=int(60 * minutes / CUT_EVERY_S),
+            ended=not any(codes),
+            accuracy=report["metrics"]["accuracy"],
+            versions=report["versions"],
+            restarted=started - WORKERS - killed,
+            places_lost=len(chaos_times.departures_without_a_kill(kills, moments)),
+            faults=foreign_checker.faults(journal, whole=True),
+            plants=plants,
+            left=left,
+            silence_s=chaos_times.longest_silence(moments, began, over),
+            seconds=report["seconds"],
+        )
 
 
-def _alive(site: Site) -> None:
+def _alive(site: Site) -> bool:
+    """True; SystemExit if a command of the run has ended before it should."""
     for command in site.commands:
         if command.poll() is not None:
             raise SystemExit(f"{command.log.name} ended with code {command.code}:\n{command.said[-4000:]}")
+    return True
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -301,7 +313,7 @@ def row_of(found: Found) -> dict[str, Any]:
     lost = {name: sum(each[name] for each in found.rolled_back) for name in ("versions", "samples")}
     return {
         "strategy": found.strategy, "seconds": found.seconds, "versions": found.versions,
-        "workers killed": len(found.workers), "servers killed": len(found.servers), "server restarts": len(found.rolled_back), "cuts": found.cuts,
+        "workers killed": len(found.workers), "servers killed": len(found.servers), "cuts": found.cuts,
         "kills during a cut": sum(kill.during_cut for kill in found.kills),
         "next version: median s": statistics.median(versions) if versions else None,
         "others' pushes: median s": statistics.median(others) if others else None,

@@ -86,7 +86,7 @@ def parts(lines: Sequence[Line]) -> Iterator[list[Line]]:
 def zero_of(part: Sequence[Line], before: float | None = None) -> float:
     """When a part's clock was zero; `before`: that of the part before, for one in which no worker reported."""
     reports = [line for line in part if line["type"] == "observation" and line["what"] == "report"]
-    told = [line["data"]["value"] - line["at"] for line in reports if line["data"]["name"] == CLOCK]
+    told: list[float] = [line["data"]["value"] - line["at"] for line in reports if line["data"]["name"] == CLOCK]
     if told:
         return max(told)
     if before is None:
