@@ -102,7 +102,8 @@ class Found(msgspec.Struct, frozen=True):
     ended: bool  # every command with code 0
     accuracy: float
     versions: int
-    restarted: int  # worker processes that were started again although nobody killed them
+    restarted: int  # processes that ended, or were started again, although nobody killed them
+    missing: int  # workers that had not come back when the chaos was over
     places_lost: int  # departures of workers that nobody killed
     faults: list[str]  # that the checker found in the journal
     plants: dict[str, bool]  # faults planted in the journal, and whether the checker found them
@@ -133,8 +134,33 @@ def victim(draw: random.Random, alive: dict[int, str]) -> tuple[int, str]:
     return pid, alive[pid]
 
 
-def rage(lab: Lab, minutes: float, seed: int, alive: Callable[[], bool], say: Callable[[str], None]) -> list[Kill]:
-    """Kill and cut for so long; return the kills."""
+class Census:
+    """Which of the run's processes there are, from one kill to the next."""
+
+    def __init__(self) -> None:
+        self.now: dict[int, str] = {}
+        self.vanished = 0  # processes that are gone and that nobody killed
+        self._killed: set[int] = set()
+
+    def take(self, alive: dict[int, str]) -> None:
+        """Look at those that are alive."""
+        self.vanished += len(self.now.keys() - alive.keys() - self._killed)
+        self.now = alive
+
+    def kill(self, pid: int) -> None:
+        """Note that this one is killed."""
+        self._killed.add(pid)
+
+    @property
+    def missing(self) -> int:
+        """How many of the workers there were not when it was last taken."""
+        return WORKERS - sum(name != "server" for name in self.now.values())
+
+
+def rage(
+    lab: Lab, minutes: float, seed: int, census: Census, alive: Callable[[], bool], say: Callable[[str], None]
+) -> list[Kill]:
+    """Kill and cut for so long, and wait as long as between two kills; return the kills."""
     draw = random.Random(seed)
     began = time.monotonic()
     dues = [(KILL_EVERY_S * number, "kill", None) for number in range(1, int(60 * minutes / KILL_EVERY_S) + 1)]
@@ -151,12 +177,16 @@ def rage(lab: Lab, minutes: float, seed: int, alive: Callable[[], bool], say: Ca
             host.cut() if cut else host.heal()
             say(f"{due:6.1f} s: {what} {host.name}")
             continue
-        pid, name = victim(draw, living(lab))
+        census.take(living(lab))
+        pid, name = victim(draw, census.now)
+        census.kill(pid)
         at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         server = name == "server"
         kills.append(Kill(at, "server" if server else "worker", -1 if server else int(name.split()[1]), cut))
         say(f"{due:6.1f} s: kill {name}" + " (a host is cut off)" * cut)
+    time.sleep(KILL_EVERY_S)
+    census.take(living(lab))
     return kills
 
 
@@ -178,8 +208,8 @@ def run(strategy: str, minutes: float, seed: int, data: Path, folder: Path, say:
             site.join(*own, host=lab.hosts[1 + number % 2])
         hosts.wait_until(lambda: _alive(site) and any(site.folder.glob("runs/*/checkpoints/v*")))
         began = time.monotonic()
-        kills = rage(lab, minutes, seed, lambda: _alive(site), say)
-        time.sleep(KILL_EVERY_S)  # so that what follows the last kill is seen at the pace of the others
+        census = Census()
+        kills = rage(lab, minutes, seed, census, lambda: _alive(site), say)
         over = time.monotonic()
         (folder / "hurry").touch()
         say("the chaos is over")
@@ -201,7 +231,8 @@ def run(strategy: str, minutes: float, seed: int, data: Path, folder: Path, say:
             ended=not any(codes),
             accuracy=report["metrics"]["accuracy"],
             versions=report["versions"],
-            restarted=started - WORKERS - killed,
+            restarted=max(census.vanished, started - WORKERS - killed),
+            missing=census.missing,
             places_lost=len(chaos_times.departures_without_a_kill(kills, moments)),
             faults=foreign_checker.faults(journal, whole=True),
             plants=plants,
@@ -322,8 +353,8 @@ def row_of(found: Found) -> dict[str, Any]:
         "new server: slowest s": max(servers, default=None),
         "longest without a version: s": found.silence_s,
         "versions rolled back": lost["versions"], "samples issued again": lost["samples"],
-        "restarted unharmed": found.restarted, "places lost": found.places_lost, "accuracy": found.accuracy,
-        "faults in the journal": len(found.faults), "left behind": len(found.left),
+        "restarted unharmed": found.restarted, "not back": found.missing, "places lost": found.places_lost,
+        "accuracy": found.accuracy, "faults in the journal": len(found.faults), "left behind": len(found.left),
     }  # fmt: skip
 
 
@@ -341,7 +372,8 @@ def judge(every: list[Found]) -> list[Bar]:
                 "median s from a worker's death until every other worker has pushed",
                 f"after {len(unseen)} deaths they did not" if unseen else "none was killed"),
             Bar(f"unharmed: {where}", found.restarted, 0, False,
-                "worker processes started again although nobody killed them"),
+                "processes that ended or were started again although nobody killed them"),
+            Bar(f"back: {where}", found.missing, 0, False, "workers that were not back 10 s after the last kill"),
             Bar(f"places: {where}", found.places_lost, 0, False, "workers that lost their place without being killed"),
             Bar(f"server: {where}", None if silent else row["new server: slowest s"], SERVES_S, False,
                 "longest s from the server's death to the next version",

@@ -122,8 +122,8 @@ def test_the_longest_silence_counts_from_the_begin_to_the_end(journal):
 FINE = bench.Found(
     strategy="bsp", kills=KILLS, workers=[times.WorkerDeath(KILLS[0], 0.1, 0.2, 1.9)],
     servers=[times.ServerDeath(KILLS[1], 14.0)], rolled_back=[times.NO_LOSS], cuts=1, ended=True,
-    accuracy=0.96, versions=100, restarted=0, places_lost=0, faults=[], plants=dict.fromkeys(bench.PLANTS, True),
-    left=[], silence_s=7.0, seconds=60.0,
+    accuracy=0.96, versions=100, restarted=0, missing=0, places_lost=0, faults=[],
+    plants=dict.fromkeys(bench.PLANTS, True), left=[], silence_s=7.0, seconds=60.0,
 )  # fmt: skip
 SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1)
 
@@ -138,6 +138,7 @@ SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1)
         ({"workers": [*FINE.workers, times.WorkerDeath(KILLS[0], 0.1, None, None)]}, ["goes on"]),
         ({"workers": []}, ["goes on"]),
         ({"restarted": 1}, ["unharmed"]),
+        ({"missing": 1}, ["back"]),
         ({"places_lost": 1}, ["places"]),
         ({"servers": [*FINE.servers, SLOW_SERVER]}, ["server"]),
         ({"servers": [times.ServerDeath(KILLS[1], None)]}, ["server"]),
@@ -151,6 +152,16 @@ def test_each_planted_fault_is_caught(change, missed):
     found = msgspec.structs.replace(FINE, **change)
     assert [bar.name for bar in bench.judge([found]) if not bar.passed] == [f"{name}: bsp" for name in missed]
     bench.notes([found], [0.1, 0.2], 0)
+
+
+def test_processes_that_vanish_without_a_kill_are_counted():
+    census = bench.Census()
+    there = {1: "server", **{10 + number: f"worker {number}" for number in range(6)}}
+    census.take(there)
+    census.kill(10)
+    census.take({**there, 20: "worker 0"})  # the kernel still has the one that was killed
+    census.take({pid: name for pid, name in there.items() if pid not in (10, 11)})
+    assert (census.vanished, census.missing) == (2, 2)  # 11 and 20
 
 
 def test_what_is_left_behind_is_seen(tmp_path, monkeypatch):
