@@ -134,9 +134,8 @@ def test_the_others_go_on_without_a_host_that_loses_power(lab: Lab, folder: Path
 
 def test_a_worker_and_the_server_are_killed_and_a_cable_is_cut(lab: Lab, folder: Path) -> None:
     """A minute's share of benchmarks/bench_lab_chaos.py; the server dies while a host is cut off."""
-    with Site(folder, SCRIPT, epochs=20, pause=0.05, lab=lab) as site:
-        kept = ("--respawn", "--checkpoint-every", "5v", "--evaluate-every", "100v")
-        serve = site.serve("--workers", "2", *kept, "--start", "nursery")
+    with Site(folder, SCRIPT, epochs=12, pause=0.05, lab=lab) as site:
+        serve = site.serve("--workers", "2", "--respawn", "--checkpoint-every", "5v", "--start", "nursery")
         joined = [site.join("--start", "nursery", host=host) for host in lab.hosts[1:]]
         wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
         by_name = {name: pid for pid, name in living(lab).items()}
@@ -159,5 +158,4 @@ def test_a_worker_and_the_server_are_killed_and_a_cable_is_cut(lab: Lab, folder:
         assert foreign_checker.faults(journal, whole=True) == []
         assert [line["restored"] is None for line in journal if line["type"] == "header"] == [True, False]
         assert any(line.get("what") == "rolled_back" for line in journal)
-        assert end_of(site)["samples_used"] == 20 * SAMPLES
-        assert "evaluator" not in serve.said
+        assert end_of(site)["samples_used"] == 12 * SAMPLES
