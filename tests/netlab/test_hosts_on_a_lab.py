@@ -1,7 +1,10 @@
-"""`paceline serve` and `paceline join` on hosts of a lab: what crosses the cables, a cut, and a host without power."""
+"""`paceline serve` and `paceline join` on hosts of a lab: bytes on cables, cuts, kills, and a host without power."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from hosts import Site, wait_until
 
 import netlab
 from attacks import foreign_checker
+from bench_lab_chaos import living
 from netlab import Lab
 
 pytestmark = pytest.mark.slow
@@ -126,3 +130,32 @@ def test_the_others_go_on_without_a_host_that_loses_power(lab: Lab, folder: Path
         assert end_of(site)["samples_used"] == 8 * SAMPLES
     for left in nothing_left.temporary.glob("paceline-*"):  # of the host without power: nobody was left to remove it
         shutil.rmtree(left)
+
+
+def test_a_worker_and_the_server_are_killed_and_a_cable_is_cut(lab: Lab, folder: Path) -> None:
+    """A minute's share of benchmarks/bench_lab_chaos.py; the server dies while a host is cut off."""
+    with Site(folder, SCRIPT, epochs=12, pause=0.05, lab=lab) as site:
+        serve = site.serve("--workers", "2", "--respawn", "--checkpoint-every", "5v", "--start", "nursery")
+        joined = [site.join("--start", "nursery", host=host) for host in lab.hosts[1:]]
+        wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+        by_name = {name: pid for pid, name in living(lab).items()}
+        os.kill(by_name["worker 1"], signal.SIGKILL)
+        wait_until(lambda: sum(each.said.count("running worker") for each in joined) == 3)
+        seen = versions(site)
+        wait_until(lambda: versions(site) > seen + 10)
+        lab.hosts[1].cut()
+        os.kill(by_name["server"], signal.SIGKILL)
+        serve.wait_for("going on from")
+        time.sleep(0.5)  # so that something is sent into the cut
+        lab.hosts[1].heal()
+        seen = versions(site)
+        wait_until(lambda: versions(site) > seen + 10)
+        assert by_name["worker 0"] in living(lab)
+        (folder / "hurry").touch()
+        assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+        assert sum(each.said.count("running worker") for each in joined) == 3
+        journal = foreign_checker.read(site.run / "journal.jsonl")
+        assert foreign_checker.faults(journal, whole=True) == []
+        assert [line["restored"] is None for line in journal if line["type"] == "header"] == [True, False]
+        assert any(line.get("what") == "rolled_back" for line in journal)
+        assert end_of(site)["samples_used"] == 12 * SAMPLES

@@ -23,6 +23,7 @@ from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.hosts.serving import HostLauncher, command_to_join
 from paceline.engines.local import control
+from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.security import Security
@@ -400,6 +401,17 @@ def test_machines_that_wait_for_a_number_are_announced_to_a_restarted_server():
     launcher.on_host(hosts["2"])
     launcher._on_relinked()
     assert launcher.sent == [control.Newcomer(), control.Newcomer()]
+
+
+def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():
+    launcher = Recorder({})
+    worker, evaluator = ProcessPlace(0, 0), ProcessPlace(2, 0, evaluator=True)
+    launcher._children.alive = {worker: "a worker's process", evaluator: "the evaluator's"}
+    launcher._kill_at = ends = {}
+    launcher._on_link_lost(evaluator)
+    assert ends == {}
+    launcher._on_link_lost(worker)
+    assert list(ends) == ["a worker's process"]
 
 
 # -- what members send -------------------------------------------------------------------------------------------------

@@ -170,9 +170,12 @@ class HostLauncher(Launcher):
             self._send_to_server(control.Leaves(place.worker, place.incarnation))
 
     def _on_link_lost(self, place: ProcessPlace) -> None:
-        """End a process that has lost its link, unless a restarted server has given it another, or soon will."""
+        """End a joined process that has lost its link, unless a restarted server has given it another, or soon will.
+
+        The evaluator is a process of this machine: only the server's death cuts its link, as for all of one machine.
+        """
         process, now = self._children.alive.get(place), time.monotonic()
-        if process is not None and now - self._relinked_at > RELINK_S:
+        if process is not None and not place.evaluator and now - self._relinked_at > RELINK_S:
             self._kill_at[process] = now + RELINK_S
 
     def _on_relinked(self) -> None:
