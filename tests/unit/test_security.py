@@ -14,7 +14,7 @@ import zmq
 
 from paceline.core.errors import InternalError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.transport import gatekeeper
+from paceline.transport import gatekeeper, zeromq
 from paceline.transport.base import Lost
 from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, RefusalLog
 from paceline.transport.join_token import new_token
@@ -138,7 +138,8 @@ def test_who_does_not_speak_the_protocol_is_logged(hub, words, caplog, mode):
     assert f"a connection from 127.0.0.1:{mine} was refused" in caplog.text
 
 
-def test_a_worker_with_keys_of_another_run_is_told_that_it_was_refused(hub, mode):
+def test_a_worker_with_keys_of_another_run_is_told_that_it_was_refused(hub, mode, monkeypatch):
+    monkeypatch.setattr(zeromq, "GET_IN_S", 0.3)
     worker = ZeromqEndpoint(hub.address, "worker", security=OTHER_RUN[mode])
     with pytest.raises(Lost):
         worker.receive()
@@ -147,6 +148,46 @@ def test_a_worker_with_keys_of_another_run_is_told_that_it_was_refused(hub, mode
     assert worker.poll()
     with pytest.raises(Lost):
         worker.receive()
+    worker.close()
+
+
+def test_a_worker_that_is_hung_up_during_the_handshake_connects_again(hub, mode):
+    """As a listener does that has more strangers than descriptors for them."""
+    server = hub.expect("worker")
+    with HangsUp(port_of(hub.address), [0, 10, 64, 70]) as relay:
+        worker = ZeromqEndpoint(relay.address, "worker", security=MODES[mode])
+        server.deliver(Cancelled(1))
+        until(lambda: hub.pump() or worker.poll(0.01))
+        assert worker.receive() == Cancelled(1)
+        assert not worker.refused
+        worker.close()
+    assert relay.hung_up == 4
+
+
+def test_who_has_begun_to_speak_is_hung_up_on_after_those_who_are_silent(hub):
+    """A member on a busy machine may need a while from its first bytes to its key."""
+    hub._gatekeeper._most_unfinished = 5
+    place = ("127.0.0.1", port_of(hub.address))
+    with contextlib.ExitStack() as opened:
+        slow = opened.enter_context(socket.create_connection(place))
+        slow.sendall(b"\xff" + bytes(8))
+        silent = [opened.enter_context(socket.create_connection(place)) for _ in range(20)]
+        for each in silent[:10]:
+            each.settimeout(gatekeeper.HANDSHAKE_MS / 2000)
+            with contextlib.suppress(ConnectionResetError):
+                while each.recv(100):
+                    pass  # what ZeroMQ says first
+        slow.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            while slow.recv(100):
+                pass
+
+
+def test_a_worker_of_a_server_that_is_gone_learns_so(mode):
+    worker = ZeromqEndpoint("tcp://127.0.0.1:1", "worker", security=MODES[mode])
+    with pytest.raises(Lost):
+        worker.receive()
+    assert not worker.refused
     worker.close()
 
 
@@ -217,6 +258,47 @@ def test_what_is_sent_cannot_be_read_on_the_wire():
             assert TOKEN.reveal().encode() not in relay.seen
             worker.close()
         hub.close()
+
+
+class HangsUp:
+    """Passes connections on to a port, but hangs up on the first ones after so many bytes each."""
+
+    def __init__(self, port, bytes_of_each):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._to, self._bytes = port, bytes_of_each
+        self.hung_up = 0
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self):
+        for most in [*self._bytes, None]:
+            one, _ = self._listener.accept()
+            with one, socket.create_connection(("127.0.0.1", self._to)) as other:
+                ends = [threading.Thread(target=copy, args=pair) for pair in ((one, other, most), (other, one, None))]
+                for end in ends:
+                    end.start()
+                for end in ends:
+                    end.join()
+            self.hung_up += most is not None
+
+
+def copy(source, sink, most):
+    """Copy bytes, at most so many, and then end both connections."""
+    with contextlib.suppress(OSError):
+        while most != 0 and (data := source.recv(1 if most is not None else 65536)):
+            sink.sendall(data)
+            most = None if most is None else most - 1
+    for each in (source, sink):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 class Relay:

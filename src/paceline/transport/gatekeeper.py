@@ -322,13 +322,15 @@ class Gatekeeper:
         self._unclaimed += 1
 
     def _bound_unfinished(self) -> None:
+        """Hang up on the surplus of connections: the oldest that have sent nothing, then the oldest without a key."""
         surplus = sum(not visitor.hung_up for visitor in self._visitors.values()) - self._most_unfinished
-        for descriptor, visitor in self._visitors.items():
-            if surplus <= 0:
-                return
-            if not visitor.hung_up and received_by(descriptor, visitor.name) < self._credentials.hello_bytes:
-                visitor.hung_up = hang_up(descriptor, visitor.name)
-                surplus -= 1
+        for most_bytes in (1, self._credentials.hello_bytes):
+            for descriptor, visitor in self._visitors.items():
+                if surplus <= 0:
+                    return
+                if not visitor.hung_up and received_by(descriptor, visitor.name) < most_bytes:
+                    visitor.hung_up = hang_up(descriptor, visitor.name)
+                    surplus -= 1
 
 
 @contextmanager

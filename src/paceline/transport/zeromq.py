@@ -58,6 +58,12 @@ PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does 
 LEAVING_MS = 5_000  # to send last messages
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
+# A listener under a flood of strangers may hang up on a member that is slow to show its key, or have no time for it. So
+# a connection that ends before the server has answered is made again: for GET_IN_S if it ended during the handshake,
+# which is also how wrong keys end, and UNREACHED times if there was none, as when no server listens there any more.
+GET_IN_S = 10.0
+UNREACHED = 3
+AGAIN_S = 0.1  # between two attempts
 _LENGTH_BYTES = 8
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
 # Of links between hosts. A link is lost when nothing has come for HEARTBEAT_TIMEOUT_MS: long enough for a server that
@@ -269,6 +275,23 @@ def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: by
     socket.send(data, 0, copy)
 
 
+class _Attempts:
+    """How often a worker may still connect to a server of its run that does not answer."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + GET_IN_S
+        self._unreached = UNREACHED
+
+    def allow(self, event: int) -> bool:
+        """Return whether to connect again after this event."""
+        if event & _REFUSED:
+            return event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and time.monotonic() < self._until
+        if event & zmq.EVENT_DISCONNECTED:
+            return False  # it was connected, and the server may still take the worker for present
+        self._unreached -= 1
+        return self._unreached > 0
+
+
 class ZeromqEndpoint:
     """A worker's end. `relink` waits for the address and token of the server that replaces a lost one."""
 
@@ -284,6 +307,11 @@ class ZeromqEndpoint:
         self._connect(address, token)
 
     def _connect(self, address: str, token: str) -> None:
+        self._place = (address, token)
+        self._attempts = _Attempts()
+        self._open(address, token)
+
+    def _open(self, address: str, token: str) -> None:
         self._intake = Intake(self._codec, self._codec.at_worker)
         self._let_in = False
         self._lost = False
@@ -342,9 +370,10 @@ class ZeromqEndpoint:
             if 0 < seconds < TICK_S:
                 time.sleep(seconds)
             elif seconds > 0:
-                self._lost |= self._monitor in dict(self._poller.poll(int(seconds * 1000)))
+                self._poller.poll(int(seconds * 1000))
+                self._look()
             else:
-                self._lost |= bool(self._monitor.poll(0))
+                self._look()
         return self._take(zmq.NOBLOCK)
 
     def _await_part(self) -> bool:
@@ -352,8 +381,20 @@ class ZeromqEndpoint:
         while not self._take(0):
             if self._lost:
                 return False
-            self._lost |= bool(self._monitor.poll(0))  # the loop first takes what came before the end
+            self._look()  # the loop first takes what came before the end
         return True
+
+    def _look(self) -> None:
+        """Notice that the connection has ended. One that the server has not answered yet is made again."""
+        while not self._lost and self._monitor.poll(0):
+            event = int(recv_monitor_message(self._monitor)["event"])
+            self._refused |= bool(event & _REFUSED)
+            if self._let_in or self._security is None or not self._attempts.allow(event):
+                self._lost = True
+                return
+            self._hang_up(0)
+            time.sleep(AGAIN_S)
+            self._open(*self._place)
 
     def _take(self, flags: int) -> bool:
         try:
