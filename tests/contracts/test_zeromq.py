@@ -24,7 +24,16 @@ from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
 from paceline.transport.messages import Allotment, Cancelled, Hello, More, Push, Work
 from paceline.transport.security import Security
-from paceline.transport.zeromq import CHUNK, GATHERED, LEAVING_MS, TURN, ZeromqEndpoint, ZeromqHub, chunks_of
+from paceline.transport.zeromq import (
+    CHUNK,
+    GATHERED,
+    LEAVING_MS,
+    TURN,
+    ZeromqEndpoint,
+    ZeromqHub,
+    chunks_of,
+    end_context,
+)
 
 
 def until(condition):
@@ -341,3 +350,12 @@ context.term()
 def knock(user, address):
     """Send a handshake as this user, and go."""
     subprocess.run([sys.executable, "-c", KNOCK, str(user), address], check=True)
+
+
+def test_a_context_that_does_not_end_is_left_and_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr("paceline.transport.zeromq.ENDING_S", 0.05)
+    context = zmq.Context()
+    keeps_it = context.socket(zmq.PAIR)
+    end_context(context)
+    keeps_it.close(linger=0)
+    until(lambda: context.closed)

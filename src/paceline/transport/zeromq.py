@@ -19,8 +19,10 @@ server expects it. ZeroMQ would silently reconnect to any server at the address;
 that its server is gone.
 """
 
+import logging
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -56,6 +58,7 @@ TURN = 256  # messages per pump, so that one worker's push does not block the se
 STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
 PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does not know
 LEAVING_MS = 5_000  # to send last messages
+ENDING_S = 10.0  # for ZeroMQ to end, after that
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
 # A listener under a flood of strangers may hang up on a member that is slow to show its key, or have no time for it. So
@@ -75,6 +78,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 30_000
 UNREAD_FRAMES = 4_096
 MOST_STRANGERS = 1_024  # members with unknown tokens that are remembered
 _OF_HOST = "ipc://"
+logger = logging.getLogger("paceline")
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSED
 
@@ -122,8 +126,17 @@ def bound_link(socket: "zmq.Socket[bytes]") -> None:
 
 
 def end_context(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-    """End the context, and pyzmq's thread that waits until zero-copy frames are out."""
-    context.term()
+    """End the context, and pyzmq's thread that waits until zero-copy frames are out.
+
+    Now and then ZeroMQ's own end of a context never comes, though all its sockets are closed (seen where a connection
+    ended at that moment): then its threads are left to the end of the process, which must not wait for them.
+    """
+    ending = threading.Thread(target=context.term, name="paceline-end", daemon=True)
+    ending.start()
+    ending.join(ENDING_S)
+    if ending.is_alive():
+        logger.debug("ZeroMQ did not end a context within %g s: it is left", ENDING_S)
+        return
     until = time.monotonic() + 1.0
     while zero_copy_frames.refs and time.monotonic() < until:
         time.sleep(0.001)
