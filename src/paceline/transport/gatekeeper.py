@@ -210,12 +210,13 @@ class Gatekeeper:
         self._ended.port = int(address.rpartition(":")[2])
 
     def close(self, linger_ms: int) -> None:
-        """Close the socket, then end the thread."""
+        """End the thread, then close the socket: ZeroMQ may never end a context whose connections and the socket that
+        answers about credentials are closed at the same time."""
         if os.getpid() != self._pid or self._listening.closed:
             return
         self._listening.disable_monitor()  # ZeroMQ's thread would wait for somebody to read the last events
-        self._listening.close(linger=linger_ms)
         self._end()
+        self._listening.close(linger=linger_ms)
 
     def _end(self) -> None:
         self._stop.send(b"")
