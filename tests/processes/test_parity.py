@@ -168,19 +168,21 @@ def first_difference(virtual, real):
 
 @pytest.mark.parametrize("name", [*strategies.names(), *strategies.peer_names()])
 def test_an_emulated_cluster_decides_as_the_simulated_one(tmp_path, name):
+    central = name in strategies.names()
+    counted = COUNTED if central else ("versions", "pushes", "samples_used", "samples_discarded")
     for stretch in STRETCHES:
         folder = tmp_path / str(stretch)
         folder.mkdir()
         virtual, expected = emulate("sim", name, folder, stretch=stretch)
         real, found = emulate("local", name, folder, stretch=stretch)
         told, late = first_difference(decided(expected), decided(found))
-        if told is None or late < LATE_S * stretch:
+        # A push that is under way at the end may have been sent already where the end came late.
+        other = [field for field in counted if getattr(real.summary, field) != getattr(virtual.summary, field)]
+        if (told is None and not other) or late < LATE_S * stretch:
             break
     assert told is None, f"{told}\n  latest event by {late:.3f} s"
     assert real.ended == virtual.ended == "done"
-    central = name in strategies.names()
-    for field in COUNTED if central else ("versions", "pushes", "samples_used", "samples_discarded"):
-        assert getattr(real.summary, field) == getattr(virtual.summary, field), field
+    assert not other, [(field, getattr(real.summary, field), getattr(virtual.summary, field)) for field in other]
     if central:
         for key, value in virtual.model_state.items():
             torch.testing.assert_close(real.model_state[key], value, rtol=1e-9, atol=0)
