@@ -246,16 +246,21 @@ class TransportContract:
     def test_tensors_larger_than_a_socket_takes_cross_each_other(self):
         worker, server = self.make()
         up, down = torch.randn(LARGE), torch.randn(LARGE)
-        got = []
+        got, taken = [], threading.Event()
 
         def work():
             worker.send(Push(1, 1, Gradient([up], frozenset(), [])))
             got.append(worker.receive())
+            while not taken.is_set():  # the server's may have come first, and the rest of ours goes out in such calls
+                worker.poll(0.001)
 
         thread = threading.Thread(target=work)
         thread.start()
         server.deliver(Work(2, Allotment(0, 1, np.array([0])), Parameters(1, [down], []), 0.0))
-        push = self.take(server)
+        try:
+            push = self.take(server)
+        finally:
+            taken.set()
         while thread.is_alive():
             self.flush(server)
             thread.join(0.001)
