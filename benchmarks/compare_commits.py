@@ -3,22 +3,29 @@
     python benchmarks/compare_commits.py OLD              # against HEAD: writes results/compare_commits.md and .json
     python benchmarks/compare_commits.py OLD NEW --only overhead    # that alone: writes results/compare_overhead.md
     python benchmarks/compare_commits.py OLD --quick --only simulator    # tiny sizes, 2 pairs, writes nothing
+    python benchmarks/compare_commits.py OLD --lanes 5 --rows kept.jsonl    # five benchmarks at once
 
 Two results of different hours cannot be compared on a machine that others use too. Here a pair is one measurement of
 each commit, one right after the other and in alternating order, so that what else the machine does strikes both. A
 number's ratio is that of one pair; the median over the pairs counts. A loss of more than 3 % in the median is flagged;
 in how many pairs the newer commit was behind says how sure that is: by chance, 8 of 9 come up once in fifty times.
+
+With `--lanes` each benchmark stays in one lane, whose cores no other lane uses. `--rows` keeps every measurement as it
+comes: given again, a run that was cut off goes on where it was.
 """
 
 import argparse
 import compileall
+import concurrent.futures
 import contextlib
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,12 +89,15 @@ def git(repository: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def measure(tree: Path, benchmark: str, quick: bool) -> dict[str, float]:
-    """One measurement of one commit, in a process that knows nothing of the other."""
+def measure(tree: Path, benchmark: str, quick: bool, cores: frozenset[int]) -> dict[str, float]:
+    """One measurement of one commit, on these cores, in a process that knows nothing of the other."""
     path = os.pathsep.join([str(tree / "benchmarks"), str(tree / "src")])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", str(PROBE), str(tree), benchmark, *(["--quick"] if quick else [])]
+    command = [
+        "taskset", "--cpu-list", ",".join(map(str, sorted(cores))),
+        sys.executable, "-P", str(PROBE), str(tree), benchmark, *(["--quick"] if quick else []),
+    ]  # fmt: skip
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -97,18 +107,63 @@ def measure(tree: Path, benchmark: str, quick: bool) -> dict[str, float]:
     return found
 
 
+class Rows:
+    """Every number of every measurement; in a file too, if one is given, which may hold those of an earlier run."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        kept = file.read_text().splitlines() if file is not None and file.exists() else []
+        self.all: list[dict[str, Any]] = [json.loads(line) for line in kept]
+
+    def has(self, **which: Any) -> bool:
+        """Whether that measurement was made."""
+        return any(which.items() <= row.items() for row in self.all)
+
+    def add(self, found: dict[str, float], **which: Any) -> None:
+        """Keep one measurement."""
+        rows = [{**which, "number": number, "value": value} for number, value in found.items()]
+        with self._lock:
+            self.all.extend(rows)
+            if self._file is not None:
+                with self._file.open("a") as out:
+                    out.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def alternate(
-    trees: dict[str, Path], benchmarks: Sequence[str], pairs: int, quick: bool
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Every number of every measurement; the order within a pair changes from pair to pair."""
-    rows = []
-    for benchmark in benchmarks:
-        for pair in range(pairs):
-            for side in ("old", "new") if pair % 2 == 0 else ("new", "old"):
-                for number, value in measure(trees[side], benchmark, quick).items():
-                    rows.append({"benchmark": benchmark, "number": number, "pair": pair, "side": side, "value": value})
-            print(f"{benchmark}: pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
-    return rows
+    trees: dict[str, Path], benchmarks: Sequence[str], pairs: int, quick: bool, rows: Rows, lanes: int = 1
+) -> None:
+    """Measure every pair of every benchmark; the order within a pair changes from pair to pair."""
+    free: queue.SimpleQueue[frozenset[int]] = queue.SimpleQueue()
+    for cores in split_cores(sorted(os.sched_getaffinity(0)), lanes):
+        free.put(cores)
+
+    def measure_pairs(benchmark: str) -> None:
+        cores = free.get()
+        try:
+            for pair in range(pairs):
+                for side in ("old", "new") if pair % 2 == 0 else ("new", "old"):
+                    which = {"benchmark": benchmark, "pair": pair, "side": side}
+                    if not rows.has(**which):
+                        rows.add(measure(trees[side], benchmark, quick, cores), **which)
+                print(f"{benchmark}: pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
+        finally:
+            free.put(cores)
+
+    pool = concurrent.futures.ThreadPoolExecutor(lanes)
+    try:
+        for done in concurrent.futures.as_completed([pool.submit(measure_pairs, each) for each in benchmarks]):
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def split_cores(cores: Sequence[int], lanes: int) -> list[frozenset[int]]:
+    """Equal parts of the cores, neighbours together; what is left over stays idle."""
+    each = len(cores) // lanes
+    if each < 1:
+        raise SystemExit(f"--lanes must be <= {len(cores)}, the number of cores, not {lanes}")
+    return [frozenset(cores[lane * each : (lane + 1) * each]) for lane in range(lanes)]
 
 
 def compare(rows: Sequence[dict[str, Any]]) -> list[Comparison]:
@@ -179,11 +234,14 @@ def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) ->
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; writes no result")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, help="folder of the result, instead of benchmarks/results")
+    parser.add_argument("--lanes", type=int, default=1, help="benchmarks at once, each on cores of its own (1)")
+    parser.add_argument("--rows", type=Path, help="keep every measurement here, and go on from those in it")
     sources.add_options(parser)
     given = parser.parse_args(arguments)
     pairs = given.pairs or (QUICK_PAIRS if given.quick else PAIRS)
-    if pairs < 1:
-        parser.error(f"--pairs must be >= 1, not {pairs}")
+    for option, value in (("--pairs", pairs), ("--lanes", given.lanes)):
+        if value < 1:
+            parser.error(f"{option} must be >= 1, not {value}")
     name = "compare_commits" if given.only == kinds else f"compare_{'_'.join(given.only)}"
     probes = [probe for probe in PROBES if kind_of(probe) in given.only]
     of = sources.checked(given) if given.out is not None or not given.quick else None
@@ -194,7 +252,9 @@ def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) ->
         trees = {
             side: stack.enter_context(checkout(repository, commit, folder / side)) for side, commit in commits.items()
         }
-        rows = alternate(trees, probes, pairs, given.quick)
+        kept = Rows(given.rows)
+        alternate(trees, probes, pairs, given.quick, kept, given.lanes)
+    rows = kept.all
     found = compare(rows)
     if given.json:
         print(json.dumps({**commits, "comparisons": msgspec.to_builtins(found), "rows": rows}))
@@ -203,20 +263,23 @@ def main(arguments: list[str] | None = None, repository: Path = sources.ROOT) ->
     if of is not None:
         only = "" if given.only == kinds else f" --only {' '.join(given.only)}"
         command = f"python benchmarks/compare_commits.py {commits['old']} {commits['new']} --pairs {pairs}{only}"
-        told = f"{notes(commits, pairs)}\n\n{results.table(shown(found))}"
+        if given.lanes > 1:
+            command += f" --lanes {given.lanes}"
+        told = f"{notes(commits, pairs, given.lanes)}\n\n{results.table(shown(found))}"
         page = results.write(name, command, judge(found), rows, told, of, given.out or results.FOLDER)
         print(f"written to {page}", file=sys.stderr)
 
 
-def notes(commits: dict[str, str], pairs: int) -> str:
+def notes(commits: dict[str, str], pairs: int, lanes: int) -> str:
     """What the numbers mean."""
+    at_once = f"\n{lanes} benchmarks ran at once, each on cores of its own." if lanes > 1 else ""
     return f"""
 Commit {commits["new"]} against {commits["old"]}, each measured by its own benchmarks (paceline's part alone) with its
 own sources, alternately, {pairs} pairs. A loss is what a number got worse by: more time, or fewer in a second; negative
 ones are gains. More than {LOSS:.0%} in the median is flagged. `old` and `new` are medians over all pairs; losses are
 those of single pairs. Of a training loop, `ours` is what fetching a batch and stepping take, `model` the passes forward
 and backward, which run no line of paceline's but a copy of each gradient: a loss that stands in `model` is the
-machine's, not the commit's. With two workers `ours` holds waiting for the other.
+machine's, not the commit's. With two workers `ours` holds waiting for the other.{at_once}
 """.strip()
 
 

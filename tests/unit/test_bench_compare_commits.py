@@ -55,6 +55,23 @@ def test_each_commit_is_measured_with_its_own_sources(repository, capsys):
     assert len(git(repository, "worktree", "list").splitlines()) == 1, "the checkouts are gone"
 
 
+def test_a_run_that_was_cut_off_goes_on_with_the_rows_that_it_kept(repository, tmp_path, capsys):
+    kept, ask = tmp_path / "rows.jsonl", ["HEAD~1", "--quick", "--json", "--only", "simulator", "--rows"]
+    compare_commits.main([*ask, str(kept), "--pairs", "1"], repository)
+    rows = [{**json.loads(line), "value": 7.0} for line in kept.read_text().splitlines()]
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    compare_commits.main([*ask, str(kept), "--pairs", "2"], repository)
+    told = json.loads(capsys.readouterr().out)
+    assert [row["value"] for row in told["rows"] if row["number"] == "push_us"] == [7.0, 7.0, 11.0, 10.0]
+
+
+def test_lanes_share_no_core():
+    assert compare_commits.split_cores(range(7), 3) == [{0, 1}, {2, 3}, {4, 5}]
+    with pytest.raises(SystemExit, match="--lanes must be <= 2, the number of cores, not 3"):
+        compare_commits.split_cores([4, 6], 3)
+
+
 def test_a_benchmark_that_fails_says_so_and_leaves_no_checkout(repository):
     (repository / "benchmarks/bench_simulator.py").write_text("raise RuntimeError('broken bench')")
     git(repository, "commit", "-qam", "broken", "--no-verify")
