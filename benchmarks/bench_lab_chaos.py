@@ -37,7 +37,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import hosts
 import leaks
-import torch  # noqa: F401 - the commands are forks of this process, and need not import it again
+import warm_python
 from hosts import Site
 
 import chaos_times
@@ -458,6 +458,7 @@ def main(arguments: list[str] | None = None) -> None:
     hosts.PATIENCE_S = PATIENCE_S
     load, every = [os.getloadavg()[0]], []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warm_python.kept())
         data = stack.enter_context(plain_data(given.data_dir))
         folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-chaos-")))
         for number, strategy in enumerate(strategies):

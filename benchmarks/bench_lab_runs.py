@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import hosts
-import torch  # noqa: F401 - the commands are forks of this process, and need not import it again
+import warm_python
 from hosts import Command, Site
 from safetensors.torch import load_file
 
@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> None:
         sources.checked(given, measured=(*sources.MEASURED, "tests/netlab", "tests/support/hosts.py"))
     hosts.PATIENCE_S = PATIENCE_S
     load = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder, warm_python.kept():
         rows = measure(size, Runs(Path(folder), given.data_dir.resolve()), not options.json)
     load.append(os.getloadavg()[0])
     bars.tell("lab_runs", options, judge(rows), rows, notes(load), ("pyzmq",))

@@ -167,6 +167,16 @@ def enter(namespace: str) -> None:
         os.close(descriptor)
 
 
+def move(group: str, cpus: Collection[int] | None, *namespaces: str) -> None:
+    """Go into a host's group, onto its processors and into its namespaces."""
+    if group:
+        Path(group, "cgroup.procs").write_text("0")
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    for namespace in namespaces:
+        enter(namespace)
+
+
 def _enter_new_network(name: str) -> None:
     """Go into a network of its own. IPv6 is off, so that nothing is sent but what tests send."""
     _unshare(CLONE_NEWNET | CLONE_NEWUTS)

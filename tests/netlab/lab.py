@@ -22,7 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -132,15 +132,10 @@ class Host:
         """Run a process on this host until it ends, with the options of `subprocess.run`."""
         return subprocess.run(self.command(arguments), **options)
 
-    def enter(self) -> None:
-        """Move this process here for the rest of its life: for a fork with one thread, which starts no interpreter."""
+    def entry(self) -> Callable[[], None]:
+        """Return what moves a process here for the rest of its life. It can be pickled for a fork with one thread."""
         held = self._lab.held[self.index]
-        if held["group"]:
-            (Path(held["group"]) / "cgroup.procs").write_text("0")
-        if self._cpus is not None:
-            os.sched_setaffinity(0, self._cpus)
-        for kind in ("net", "uts"):
-            keeper.enter(held[kind])
+        return functools.partial(keeper.move, held["group"], self._cpus, held["net"], held["uts"])
 
     def processes(self) -> set[int]:
         """The numbers of all processes on this host."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import leaks
 import pytest
+import warm_python
 from hosts import Site, wait_until
 
 import netlab
@@ -46,7 +47,7 @@ GRADIENT_BYTES = 4 * (6 * 1000 + 1000 + 1000 + 1)
 
 
 @pytest.fixture
-def lab(nothing_left: leaks.Watch) -> Iterator[Lab]:
+def lab(warm: type[warm_python.Popen], nothing_left: leaks.Watch) -> Iterator[Lab]:
     netlab.require()
     with Lab(hosts=3, rate="100mbit") as made:
         yield made
@@ -135,8 +136,8 @@ def test_the_others_go_on_without_a_host_that_loses_power(lab: Lab, folder: Path
 def test_a_worker_and_the_server_are_killed_and_a_cable_is_cut(lab: Lab, folder: Path) -> None:
     """A minute's share of benchmarks/bench_lab_chaos.py; the server dies while a host is cut off."""
     with Site(folder, SCRIPT, epochs=12, pause=0.05, lab=lab) as site:
-        serve = site.serve("--workers", "2", "--respawn", "--checkpoint-every", "5v", "--start", "nursery")
-        joined = [site.join("--start", "nursery", host=host) for host in lab.hosts[1:]]
+        serve = site.serve("--workers", "2", "--respawn", "--checkpoint-every", "5v")
+        joined = [site.join(host=host) for host in lab.hosts[1:]]
         wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
         by_name = {name: pid for pid, name in living(lab).items()}
         os.kill(by_name["worker 1"], signal.SIGKILL)

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def site(folder, nothing_left):
+def site(folder, warm, nothing_left):
     with Site(folder, epochs=2, pause=0.0) as made:
         yield made
 
 
 @pytest.fixture
-def long_site(folder, nothing_left):
+def long_site(folder, warm, nothing_left):
     """Runs that last until something happens to them."""
     with Site(folder, epochs=60, pause=0.05) as made:
         yield made
@@ -57,6 +57,7 @@ def test_workers_come_leave_and_die_while_the_others_go_on(long_site):
     serve.wait_for("leaves, as the user of its machine asks")
     victim.signal(signal.SIGKILL)
     serve.wait_for("has closed its connection")
+    long_site.hurry()
     assert serve.end() == 0, serve.said
     assert first.end() == 0, first.said
     assert long_site.report["versions"] == 600
@@ -69,6 +70,7 @@ def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
     for pid in processes_of(serve, "server"):
         os.kill(pid, signal.SIGKILL)
     serve.wait_for("going on from")
+    long_site.hurry()
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
     assert "the others go on" not in serve.said  # no worker was lost
 
@@ -80,6 +82,7 @@ def test_a_worker_that_dies_comes_back_on_its_machine(long_site):
     (pid,) = processes_of(joined[0], "worker")
     os.kill(pid, signal.SIGKILL)
     joined[0].wait_for("running worker", 2)
+    long_site.hurry()
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
 
 

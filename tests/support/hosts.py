@@ -5,28 +5,27 @@ everything goes over TCP of the loopback. On a lab (tests/netlab) machines are h
 """
 
 import contextlib
+import functools
 import json
-import logging
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
-import traceback
-import warnings
 from pathlib import Path
 
+import warm_python
 from safetensors.torch import load_file
 
-from paceline.cli.app import run_app
 from paceline.engines.hosts import agent, tokens
 
 PATIENCE_S = 90.0
 LAB_PORT = 7000  # free on every host of a lab
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch
 import paceline
 from torch.utils.data import TensorDataset
@@ -39,7 +38,7 @@ model = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 session.prepare(model, optimizer)
 for x, y in session.batches(data, batch_size=5, epochs={epochs}):
-    time.sleep({pause})
+    time.sleep(0.0 if os.path.exists("hurry") else {pause})
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(x), y)
     loss.backward()
@@ -61,25 +60,23 @@ def free_ports():
 
 
 class Command:
-    """A command in a fork of this process, which has imported torch already; its output goes to a file."""
+    """A command of paceline as a fork of a warm interpreter (`warm_python.kept`); its output goes to a file."""
 
     def __init__(self, name, folder, *arguments, far=False, environment=None, host=None):
         """`host`: of a lab, on which it runs."""
         self.log = folder / f"{name}.log"
-        self.log.touch()
-        self.code = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks of a process with threads
-            self.pid = os.fork()
-        if self.pid == 0:
-            _become(self.log, folder, [str(each) for each in arguments], far, environment or {}, host)
+        with self.log.open("ab") as output:
+            self._process = warm_python.Popen(
+                [sys.executable, "-m", "paceline", *map(str, arguments)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+                preexec_fn=functools.partial(_move, far, None if host is None else host.entry()),
+            )  # fmt: skip
+        self.pid = self._process.pid
 
     def poll(self):
         """Its exit code; None while it runs."""
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code
+        return self._process.poll()
 
     def signal(self, number):
         """Send it a signal, and no other process."""
@@ -104,36 +101,15 @@ class Command:
         while self.poll() is None:
             assert time.monotonic() < until, f"it does not end: {self.said}"
             time.sleep(0.02)
-        return self.code
+        return self.poll()
 
 
-def _become(log, folder, arguments, far, environment, host):
-    """In the fork: be that command."""
-    code = 70
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_APPEND)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(descriptor, target)
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        os.chdir(folder)
-        os.environ.update(environment)
-        os.setsid()
-        if host is not None:
-            host.enter()
-        logging.getLogger("paceline").handlers.clear()
-        if far:
-            agent.kernel_and_namespace = lambda: "another kernel"
-        code = run_app(arguments)
-    except BaseException:  # noqa: BLE001 - the log has it, and nothing of the fork may go on
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _move(far, entry):
+    """In the process, before it becomes the command: be on another machine, or pass for one."""
+    if entry is not None:
+        entry()
+    if far:
+        agent.kernel_and_namespace = lambda: "another kernel"
 
 
 class Site:
@@ -163,22 +139,24 @@ class Site:
 
     def serve(self, *options, what=("train.py",)):
         given = (
-            "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info", "--start",
-            "fresh", "--token-file", self.token,
+            "--listen", self.address, "--threads", "1", "--evaluate-every", "off", "--log-level", "info",
+            "--token-file", self.token,
         )  # fmt: skip
         return self.command("serve", "serve", *given, *options, *what, host=self.host)
 
     def join(self, *options, far=False, what=("train.py",), **how):
         """Join from this host, or from one of a lab (`host=`)."""
         name = f"join{len(self.commands)}"
-        return self.command(
-            name, "join", "--start", "fresh", "--token-file", self.token, *options, self.address, *what, far=far, **how
-        )
+        return self.command(name, "join", "--token-file", self.token, *options, self.address, *what, far=far, **how)
 
     def run_here(self, *options):
         """The same script on processes of this machine alone."""
-        given = ("--start", "fresh", "--threads", "1", "--evaluate-every", "off")
+        given = ("--threads", "1", "--evaluate-every", "off")
         return self.command("local", "run", *given, *options, "train.py")
+
+    def hurry(self):
+        """Let the scripts make no more pauses."""
+        (self.folder / "hurry").touch()
 
     @property
     def run(self):

@@ -5,11 +5,26 @@ import os
 import sys
 
 import pytest
+import warm_python
 
 import bench_hosts as bench
 import netlab
+from contenders import paceline_hosts
 from contenders.isolation import ask
 from contenders.questions import HostExchange
+
+
+@pytest.fixture
+def forks(monkeypatch, warm, nothing_left):
+    """Commands on hosts begin as forks of a warm interpreter."""
+
+    def popen(host, command, **options):
+        process = warm_python.Popen(command, preexec_fn=host.entry(), **options)
+        host._lab.started.append(process)
+        return process
+
+    monkeypatch.setattr(netlab.Host, "popen", popen)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0), side="bare"):
@@ -53,10 +68,10 @@ def test_what_encryption_adds_is_told_for_each_network():
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
 @pytest.mark.parametrize("side", bench.CONTENDERS)
-def test_the_bytes_of_an_exchange_cross_the_network(side, curve):
+def test_the_bytes_of_an_exchange_cross_the_network(side, curve, forks):
     netlab.require()
     question = HostExchange(parameters=700_000, rounds=2, rate="500mbit", curve=curve)  # several chunks
-    answer = ask(bench.CONTENDERS[side], question)
+    answer = paceline_hosts.host_exchange(question) if side == "paceline" else ask(bench.CONTENDERS[side], question)
     assert len(answer.round_s) == 2
     assert answer.worst_error == 0.0
     assert all(4 * 700_000 < answer.facts[name] < 5 * 700_000 for name in ("sent_bytes", "received_bytes"))
@@ -64,10 +79,10 @@ def test_the_bytes_of_an_exchange_cross_the_network(side, curve):
 
 
 @pytest.mark.slow
-def test_updates_go_on_beside_members_that_say_nothing():
+def test_updates_go_on_beside_members_that_say_nothing(forks):
     netlab.require()
     question = HostExchange(parameters=1000, rounds=3, rate=None, curve=True, idle=5)
-    answer = ask(bench.CONTENDERS["paceline"], question)
+    answer = paceline_hosts.host_exchange(question)
     assert (len(answer.round_s), answer.worst_error) == (3, 0.0)
 
 

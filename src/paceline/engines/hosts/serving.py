@@ -25,6 +25,7 @@ from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import Launcher, finished_run
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload, packed
+from paceline.model import descriptors
 from paceline.records.journal import Sink
 from paceline.records.logs import Log, notice
 from paceline.server.exchange import Launched
@@ -55,7 +56,13 @@ class HostLauncher(Launcher):
         required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
         encrypts = not plan.config.trusted_network
         self._secret = control.Secret(token.reveal(), encrypts)
-        self._listener = JoinListener(self._address, Security(token, encrypted=encrypts), required, self)
+        descriptors.raise_limit()  # as the listener does: a nursery does not serve a process whose limits have changed
+        self._take_nursery()  # it imports torch while machines join
+        try:
+            self._listener = JoinListener(self._address, Security(token, encrypted=encrypts), required, self)
+        except BaseException:
+            self._leave_nothing()
+            raise
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for

@@ -79,7 +79,8 @@ class Launcher:
         with interrupts() as descriptor:
             try:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
-                self._take_nursery(descriptor)
+                self._take_nursery()
+                self._await_nursery(descriptor)
                 self._start_server(self._plan.restore, append=False)
                 self._start_children()
                 if self._interruption.count:  # it came before there was a server
@@ -95,14 +96,19 @@ class Launcher:
 
     # -- births ------------------------------------------------------------------------------------------------------
 
-    def _take_nursery(self, interrupts: int) -> None:
-        """Get a nursery and wait until it is ready, or known to be useless; interrupts are handled meanwhile.
+    def _take_nursery(self) -> None:
+        """Get a nursery, which begins to import torch, unless there is one."""
+        if self._children.nursery is None and self._plan.config.start != "fresh" and nurseries.possible():
+            self._children.nursery = nurseries.take()
+
+    def _await_nursery(self, interrupts: int) -> None:
+        """Wait until the nursery is ready, or known to be useless; interrupts are handled meanwhile.
 
         Raises KeyboardInterrupt if it stays stopped after an interrupt: nothing has begun that could be reported.
         """
-        if self._plan.config.start == "fresh" or not nurseries.possible():
+        nursery = self._children.nursery
+        if nursery is None:
             return
-        nursery = self._children.nursery = nurseries.take()
         with contextlib.closing(Loop()) as waiting:
             waiting.watch_descriptor(interrupts, lambda: self._on_interrupt(interrupts))
             waiting.watch_descriptor(nursery.fileno(), nursery.listen)
