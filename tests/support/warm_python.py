@@ -95,6 +95,8 @@ def main(descriptor, launcher, path):
     nursery.resume_when_parent_dies()
     home = socket.socket(fileno=descriptor)
     nursery._preload()
+    import sklearn.datasets  # noqa: F401 - tasks and scripts load its digits
+
     from paceline import cli  # noqa: F401
     from paceline.engines.local import launcher as of_runs  # noqa: F401
 

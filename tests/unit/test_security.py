@@ -366,6 +366,7 @@ def test_a_forked_process_leaves_the_socket_to_its_parent():
 
 def test_without_an_answer_about_credentials_nobody_gets_in(monkeypatch):
     monkeypatch.setattr(gatekeeper, "HANDSHAKE_MS", 300)
+    monkeypatch.setattr(zeromq, "GET_IN_S", 1.0)
     hub = ZeromqHub(LOOPBACK, MODES["curve"])
     hub._socket.disable_monitor()
     hub._gatekeeper._end()
