@@ -17,9 +17,11 @@ another room on the same level is counted apart ("sideways"). Imports that run w
 import argparse
 import ast
 import contextlib
+import io
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +35,10 @@ ROOT = Path(__file__).parents[1]
 BEFORE = "a878fe5"
 COMMAND = "python benchmarks/structure.py"
 TOP = "(top)"
+NOT_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LAW = (
     ("core",),
     ("strategies", "model"),
@@ -85,6 +91,18 @@ class Module(NamedTuple):
     def lines(self) -> int:
         return self.text.count("\n")
 
+    @property
+    def code(self) -> int:
+        """Its lines without blank ones, comments and docstrings."""
+        found: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in NOT_CODE:
+                found.update(range(token.start[0], token.end[0] + 1))
+        for node in ast.walk(ast.parse(self.text)):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                found.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        return len(found)
+
 
 class Import(NamedTuple):
     """A module that another one imports."""
@@ -123,6 +141,7 @@ def sizes(modules: Sequence[Module]) -> dict[str, Any]:
             engines[parts[1]] += module.lines
     return {
         "lines": sum(rooms.values()),
+        "code": sum(module.code for module in modules),
         "rooms": dict(sorted(rooms.items())),
         "engines": engines,
         "files": len(modules),
@@ -308,6 +327,7 @@ CRITERIA = (
     Figure("imports against the law", _law("up module", "unplaced"), 0),
 )
 FIGURES = (
+    Figure("lines of code alone: no blank lines, comments and docstrings", lambda c: c["code"]),
     Figure("source files", lambda c: c["files"]),
     Figure("modules directly in src/paceline", _length("top")),
     Figure(f"files under {SHORT} lines (package files aside)", _length("short")),

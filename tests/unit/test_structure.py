@@ -100,6 +100,21 @@ def test_lines_are_counted_by_room_and_by_engine(tmp_path):
     assert counted["short"] == ["core/events.py", "engines/alone.py", "engines/ray/actor.py", "engines/sim/kernel.py"]
 
 
+def test_blank_lines_comments_and_docstrings_are_no_code(tmp_path):
+    text = """'''What it is.'''
+
+# why
+def f():
+    '''Do it.
+
+    At length.'''
+    return (  # so
+        1
+    )
+"""
+    assert structure.sizes(plant(tmp_path, session=text))["code"] == 4
+
+
 def test_an_engine_named_outside_of_engines_is_listed(tmp_path):
     text = 'def f(engine):\n    """A local run."""\n    from .engines.sim import kernel\n    return engine == "ray"\n'
     found = structure.engine_names(plant(tmp_path, launch=text, engines__sim__kernel='NAME = "sim"'))
