@@ -25,11 +25,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 from zmq.utils.monitor import recv_monitor_message
@@ -38,7 +39,7 @@ from paceline.core.errors import InternalError, PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Parameters
+from paceline.model.store import ArrivingNorm, Gradient
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
@@ -168,6 +169,7 @@ class Intake:
         self._codec, self._decode = codec, decode
         self._message: Any = None
         self._targets: deque[list[memoryview]] = deque()
+        self._norm: ArrivingNorm | None = None  # of the push that arrives
         self._long: bytearray | None = None  # the first chunks of a long message
         self._length = 0  # of it
 
@@ -193,16 +195,20 @@ class Intake:
                 self._begin_long(data)
                 return None
             self._message, loose = self._decode(memoryview(data))
-            for tensors in (loose, _mirrored(self._codec)):
-                self._targets.extend(chunks_of([bytes_of(tensor) for tensor in tensors]))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in loose]))
+            self._norm = _to_be_measured(self._codec, len(self._targets))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in _mirrored(self._codec)]))
         if not self._targets:
+            if self._norm is not None:
+                self._norm.finish()
+                self._norm = None
             self.whole.append(self._message)
             self._message = None
         return None
 
     def drop_unfinished(self) -> None:
         """Forget a message that has begun."""
-        self._message = self._long = None
+        self._message = self._long = self._norm = None
         self._targets.clear()
 
     def _begin_long(self, data: bytes) -> None:
@@ -242,6 +248,8 @@ class Intake:
         if size != expected:
             raise PeerError(f"a chunk of {size} bytes arrived where {expected} were announced")
         self._targets.popleft()
+        if self._norm is not None:
+            self._norm.add()
 
 
 def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
@@ -255,11 +263,10 @@ def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker
             send_part(socket, data[begin : begin + CHUNK], address)
     for chunk in chunks_of([bytes_of(tensor) for tensor in loose]):
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address)
-    sources = _written_on_the_way(codec)
+    unwritten = [holder.unwritten for holder in codec.shared if holder.unwritten is not None]
     for chunk in chunks_of([bytes_of(tensor) for tensor in _mirrored(codec)]):
-        if sources is not None:  # ZeroMQ's thread sends the chunks before meanwhile
-            for place, values in zip(chunk, next(sources), strict=True):
-                place[:] = values
+        for values in unwritten:  # ZeroMQ's thread sends the chunks before meanwhile
+            values.write(before=_end_of(chunk[-1]))
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy=False)
 
 
@@ -268,17 +275,17 @@ def _mirrored(codec: Codec) -> list[Any]:
     return [tensor for holder in codec.shared for tensor in holder.all()]
 
 
-def _written_on_the_way(codec: Codec) -> Iterator[list[memoryview]] | None:
-    """Return where the values of the mirrored tensors are, in their chunks; None if all are where they belong."""
-    found: list[Any] = []
-    unwritten = False
+def _to_be_measured(codec: Codec, loose: int) -> ArrivingNorm | None:
+    """Return the norm to be added up of a push whose worker left that to the server, if it has chunks of its own."""
     for holder in codec.shared:
-        if isinstance(holder, Parameters) and holder.unwritten is not None:
-            found += [*holder.unwritten, *holder.buffers]
-            holder.unwritten, unwritten = None, True
-        else:
-            found += holder.all()
-    return iter(chunks_of([bytes_of(tensor) for tensor in found])) if unwritten else None
+        if isinstance(holder, Gradient) and holder.norm is None and all(f.nbytes >= GATHERED for f in holder.flat):
+            return ArrivingNorm(holder, CHUNK, after=loose)
+    return None
+
+
+def _end_of(view: memoryview) -> int:
+    """Return the address after a view's last byte."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data) + len(view)
 
 
 def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
