@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from socket import AF_INET, AF_INET6, getaddrinfo
 from typing import Any
 
 import numpy as np
@@ -94,9 +95,19 @@ def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
 
 
 def speak_ip6(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Let the socket use IPv6 if the address does; not for a name, of which it would then try no IPv4 address."""
-    if "[" in address:
+    """Let the socket use IPv6 if the address does. ZeroMQ tries one kind of address: of a name, IPv4 if it has any."""
+    if not address.startswith(_OF_HOST) and family_of(address.removeprefix("tcp://").rpartition(":")[0]) == AF_INET6:
         socket.setsockopt(zmq.IPV6, 1)
+
+
+def family_of(host: str) -> int:
+    """Return the kind of address that is used for a host: IPv6 in brackets, or by a name that has no other."""
+    if host.startswith("["):
+        return AF_INET6
+    kinds: set[int] = set()
+    with suppress(OSError, UnicodeError):  # whoever connects will say that nobody knows the name
+        kinds = {kind for kind, *_ in getaddrinfo(host, None)}
+    return AF_INET6 if kinds == {AF_INET6} else AF_INET
 
 
 def require_network(address: str) -> None:
