@@ -90,32 +90,32 @@ def measure_beside(size: Size, repeat: int, idle: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def ratios(rows: list[dict[str, Any]], network: str, curve: str) -> list[float]:
+    """The times of paceline over those of the bare exchange beside it."""
+    found: dict[str, dict[tuple[int, int], float]] = {side: {} for side in CONTENDERS}
+    for row in rows:
+        if "idle" not in row and (row["network"], row["curve"]) == (network, curve):
+            found[row["side"]][row["repeat"], row["turn"]] = row["round_ms"]
+    return [found["paceline"][place] / ms for place, ms in found["bare"].items()]
+
+
 def judge(rows: list[dict[str, Any]], size: Size) -> list[bars.Bar]:
     """What must hold: the exchange beside the bare one, and the update beside idle members."""
-    alone: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
-    for row in rows:
-        if "idle" not in row:
-            found = alone.setdefault((row["side"], row["network"], row["curve"]), {})
-            found[row["repeat"], row["turn"]] = row["round_ms"]
     beside: dict[tuple[int, int], float] = {
         (row["repeat"], row["idle"]): row["round_ms"] for row in rows if "idle" in row
     }
     repeats = sorted({row["repeat"] for row in rows})
-
-    def over_bare(network: str, curve: str) -> float:
-        ours, bare = (alone[side, network, curve] for side in ("paceline", "bare"))
-        return statistics.median(ours[place] / bare[place] for place in bare)
 
     least, most = size.idle[0], size.idle[-1]
     growth = statistics.median(beside[n, most] / beside[n, least] for n in repeats)
     megabytes = f"{4 * size.parameters / 1e6:,.0f} MB"
     return [
         bars.Bar(
-            "shaped_with_curve", over_bare(size.rate, "yes"), 1.3, False,
+            "shaped_with_curve", statistics.median(ratios(rows, size.rate, "yes")), 1.3, False,
             f"push, apply and pull of {megabytes} over {size.rate} with CURVE, over the bare exchange with CURVE",
         ),
         bars.Bar(
-            "unshaped_without", over_bare(UNSHAPED, "no"), 1.3, False,
+            "unshaped_without", statistics.median(ratios(rows, UNSHAPED, "no")), 1.3, False,
             f"the same of {megabytes} on a network without a rate and without encryption",
         ),
         bars.Bar(
@@ -146,10 +146,13 @@ def facts_of(rows: list[dict[str, Any]], size: Size) -> dict[str, float]:
 
 
 def processors_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """How many processors both ends of a bare exchange without rate and encryption keep busy together, at its best."""
+    """What the exchanges without rate and encryption were like: the bare one at its best, and how the ratios differ."""
     plain = [row for row in rows if row["network"] == UNSHAPED and row["curve"] == "no" and row["side"] == "bare"]
     best = min(plain, key=lambda row: float(row["round_ms"]))
+    found = ratios(rows, UNSHAPED, "no")
     return {
+        "least_ratio": min(found),
+        "greatest_ratio": max(found),
         "bare_best_ms": best["round_ms"],
         "bare_processors": (best["worker_cpu_ms"] + best["server_cpu_ms"]) / best["round_ms"],
     }
@@ -187,9 +190,12 @@ alone need at that rate, and {facts["curve_over_plain_shaped"]:.2f} times the ro
 CURVE takes {facts["curve_over_plain_unshaped"]:.2f} times as long, and {facts["curve_cpu_over_plain"]:.2f} times the
 worker's processor time.
 
-Without rate and encryption the fastest of the bare exchanges took {facts["bare_best_ms"]:.0f} ms a round and kept
-{facts["bare_processors"]:.1f} of the machine's processors busy: what paceline does besides sending, a copy each of
-gradient and parameters, the norm and the step, has little left to overlap with.
+Without rate and encryption single ratios lie between {facts["least_ratio"]:.2f} and {facts["greatest_ratio"]:.2f}: both
+contenders have fast and slow processes, by where the scheduler leaves their threads. The fastest of the bare exchanges
+took {facts["bare_best_ms"]:.0f} ms a round and
+{facts["bare_processors"]:.1f} processor seconds per second: what paceline does besides sending, a copy each of gradient
+and parameters, the norm and the step, has little left to overlap with where there are two processors. Processor times
+of paceline's server are over the whole run.
 
 The machine's load was {facts["load_before"]:.1f} before and {facts["load_after"]:.1f} after, of which this benchmark
 makes up to two.
