@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import socket
 import stat
 import time
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ from paceline.engines.hosts import agent, tokens
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.hosts.serving import HostLauncher, command_to_join
+from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file, file_here, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.server_links import Member, ServerLinks
+from paceline.transport import zeromq
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
@@ -63,6 +66,7 @@ def test_variables_of_launchers():
         from_environment("env", {"MASTER_ADDR": "lab1"})
     assert rank_of({"SLURM_PROCID": "3"}) == 3
     assert rank_of({"RANK": "1", "SLURM_PROCID": "3"}) == 1
+    assert rank_of({"JOB_COMPLETION_INDEX": "0"}) == 0
     assert rank_of({}) is None
     with pytest.raises(OptionError, match="SLURM_PROCID must be a number"):
         rank_of({"SLURM_PROCID": "-1"})
@@ -277,6 +281,53 @@ def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(noted, securit
     assert noted.listener.idle() is noted.hosts[0]
 
 
+@pytest.mark.parametrize("nodes", [False, True])
+@pytest.mark.parametrize("theirs", ["own.py (ab)", "own.py (cd)", ""])
+def test_a_machine_is_asked_for_the_file_of_the_strategy_and_refused_with_both_values(noted, security, theirs, nodes):
+    noted.listener._required = msgspec.structs.replace(
+        REQUIRED, strategy=StrategySource("lab/own.py", "own.py (ab)", nodes)
+    )
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: machine.socket.poll(0))
+    assert machine.hear(m.StrategyAsked) == m.StrategyAsked("lab/own.py")
+    assert not noted.hosts
+    machine.say(msgspec.structs.replace(ASKED, strategy=theirs))
+    pumped(noted, lambda: noted.hosts or machine.socket.poll(0))
+    if theirs == "own.py (ab)" or not (theirs or nodes):
+        assert machine.hear(m.Admitted)
+        return
+    reason = machine.hear(m.Refused).reason
+    assert not noted.hosts
+    assert "lab/own.py" in reason
+    assert theirs in reason
+    assert "own.py (ab)" in reason
+
+
+def test_where_a_machine_has_the_strategy_of_a_run(folder, monkeypatch):
+    text = "from paceline.strategies.bsp import Bsp\n\nclass Own(Bsp):\n    pass\n"
+    lab = folder / "lab"
+    (lab / "pack").mkdir(parents=True)
+    for path in (lab / "own.py", lab / "pack" / "inner.py"):
+        path.write_text(text)
+    (lab / "pack" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    known = strategy_source(f"{lab}/own.py:Own")
+    assert known == StrategySource(f"{lab}/own.py", digest_of_file(lab / "own.py"), nodes_run_it=False)
+    assert strategy_source("ssp:staleness=2") is None
+    beside = folder / "elsewhere" / "train.py"
+    beside.parent.mkdir()
+    assert file_here("/nowhere/own.py", beside) is None
+    (beside.parent / "own.py").write_text("# another\n")
+    assert file_here("/nowhere/own.py", beside) == beside.parent / "own.py"
+    assert file_here(f"{lab}/own.py", beside) == lab / "own.py"
+    assert file_here("pack.inner", lab / "train.py") == lab / "pack" / "inner.py"  # nothing of it is run
+    assert file_here("pack.inner", None) is None
+    assert file_here("sys", None) is None
+    assert file_here("pack.inner.deeper", lab / "train.py") is None
+    monkeypatch.syspath_prepend(str(lab))
+    assert strategy_source("own:Own").place == "own"
+
+
 def test_words_about_an_earlier_process_are_dropped(noted, security):
     machine = Joining(noted, security)
     machine.say(ASKED)
@@ -455,3 +506,25 @@ def test_nonsense_of_a_process_of_this_machine_is_a_fault_of_ours(tmp_path):
     member, told = linked(tmp_path, pid=1)
     assert told == []
     assert not member.hung_up
+
+
+# -- names of hosts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "known", "family"),
+    [
+        ("[::1]", None, socket.AF_INET6), ("127.0.0.1", None, socket.AF_INET), ("*", None, socket.AF_INET),
+        ("no.such.host.invalid", None, socket.AF_INET),
+        ("six", {socket.AF_INET6}, socket.AF_INET6), ("both", {socket.AF_INET, socket.AF_INET6}, socket.AF_INET),
+    ],
+)  # fmt: skip
+def test_ip6_is_spoken_with_hosts_that_have_no_other_address(monkeypatch, host, known, family):
+    if known is not None:  # as a name server would answer
+        monkeypatch.setattr(zeromq, "getaddrinfo", lambda *_: [(kind, 0, 0, "", ()) for kind in known])
+    assert zeromq.family_of(host) == family
+    context = zmq.Context()
+    with contextlib.closing(context.socket(zmq.DEALER)) as made:
+        zeromq.speak_ip6(made, f"tcp://{host}:7000")
+        assert bool(made.getsockopt(zmq.IPV6)) == (family == socket.AF_INET6)
+    context.term()

@@ -61,7 +61,7 @@ def private_region(spec: ModelSpec) -> "Region":
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)  # as allocators do for large arrays
-    return Region(layout, memory)
+    return Region(layout, memory, mirrored=True)
 
 
 class Slot:
@@ -74,10 +74,11 @@ class Slot:
 
 
 class Region:
-    """The tensors of one worker's memory."""
+    """The tensors of one worker's memory. `mirrored`: its other side has a copy, and the transport sends it."""
 
-    def __init__(self, layout: RegionLayout, memory: Memory) -> None:
+    def __init__(self, layout: RegionLayout, memory: Memory, *, mirrored: bool = False) -> None:
         self.layout = layout
+        self.mirrored = mirrored
         self._memory = memory
         self.flat = self._flats(layout.parameters, layout.parameter_offsets)
         self.parameters = self._tensors(layout.parameters, layout.parameter_offsets)

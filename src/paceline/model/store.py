@@ -6,7 +6,8 @@ counters take the maximum.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,15 +23,45 @@ from paceline.model.regions import Region
 from paceline.model.spec import ModelSpec, dtype_of, state_of
 
 LARGE_BYTES = 1 << 24  # a copy of this size or more does not stay in the cache
+PIECE = 1 << 18  # elements that are written at once where the first ones are sent meanwhile
+HALVES = (torch.bfloat16, torch.float16)
 MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
 
 
+class Unwritten:
+    """Values that are still elsewhere than where they belong. Whoever sends the memory writes them on the way."""
+
+    def __init__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Each pair is the place of some values and the tensor that has them."""
+        parts = [(t, s) for pair in pairs for t, s in zip(*map(_cut, pair), strict=True)]
+        self._pieces = deque(sorted(parts, key=_address))
+
+    @property
+    def left(self) -> bool:
+        """Whether something is still to be written."""
+        return bool(self._pieces)
+
+    def write(self, before: int | None = None) -> None:
+        """Write what belongs before this address, or all."""
+        pieces = self._pieces
+        while pieces and (before is None or _address(pieces[0]) < before):
+            _copy(*pieces.popleft())
+
+
+def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return list(tensor.data.reshape(-1).split(PIECE))  # of `data`, so that torch counts no write to the tensor
+
+
+def _address(piece: tuple[torch.Tensor, torch.Tensor]) -> int:
+    return piece[0].data_ptr()
+
+
 class Gradient:
     """The contents of a push: tensors, which parameters had no gradient, and the optimizer's options."""
 
-    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "views")
+    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "unwritten", "views")
 
     def __init__(
         self,
@@ -42,9 +73,10 @@ class Gradient:
         norm: float | None = None,  # if the worker has measured it
         slot: int | None = None,  # of the worker's region, if the tensors lie in one
         views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, if already made
+        unwritten: Unwritten | None = None,
     ) -> None:
         self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
-        self.loss, self.norm, self.slot, self.views = loss, norm, slot, views
+        self.loss, self.norm, self.slot, self.views, self.unwritten = loss, norm, slot, views, unwritten
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
@@ -54,15 +86,15 @@ class Gradient:
 class Parameters:
     """One whole version, read by any number of workers and never written to.
 
-    `unwritten`: the values of `flat` are still in these tensors of the store. Whoever sends them writes them to `flat`
-    on the way; else the store does, before it changes.
+    `unwritten`: values of `flat` that are still in the store's memory. If nobody sends them, the store writes them
+    before it changes.
     """
 
     __slots__ = ("buffers", "flat", "unwritten", "version")
 
     def __init__(
         self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor],
-        unwritten: list[torch.Tensor] | None = None,
+        unwritten: Unwritten | None = None,
     ) -> None:  # fmt: skip
         self.version, self.flat, self.buffers, self.unwritten = version, flat, buffers, unwritten
 
@@ -70,11 +102,34 @@ class Parameters:
         """Return every tensor, in the order in which they are sent."""
         return [*self.flat, *self.buffers]
 
-    def write(self) -> None:
-        """Write what is unwritten."""
-        for target, source in zip(self.flat, self.unwritten or (), strict=self.unwritten is not None):
-            _copy(target, source)
-        self.unwritten = None
+
+class ArrivingNorm:
+    """The norm of a push that arrives in pieces, each measured while it is still in the processor's cache."""
+
+    def __init__(self, gradient: Gradient, length: int, after: int) -> None:
+        """`length`: bytes of a piece; the last one of each buffer may be shorter. `after`: pieces of other things come
+        first."""
+        self._gradient = gradient
+        self._others = after
+        self._pieces = deque(part for flat in gradient.flat for part in flat.split(length // flat.itemsize))
+        self._norms: list[float] = []
+
+    def add(self) -> None:
+        """Take note of the next piece, which has arrived."""
+        if self._others:
+            self._others -= 1
+        elif self._pieces:
+            self._norms.append(buffer_norm(self._pieces.popleft()))
+
+    def finish(self) -> None:
+        """Give the push its norm; all of it has arrived."""
+        self._gradient.norm = math.hypot(*self._norms) if _finite_buffers(self._gradient) else math.nan
+
+
+def buffer_norm(flat: torch.Tensor) -> float:
+    """Return the Euclidean norm of one buffer; that of half precision may exceed its range."""
+    half = flat.dtype in HALVES
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float32 if half else None))
 
 
 def flat_norm(flat: Sequence[torch.Tensor]) -> float:
@@ -88,10 +143,12 @@ def gradient_norm(gradient: Gradient) -> float:
     """Return the gradient's norm; not finite if any gradient or buffer change is not finite."""
     if gradient.norm is not None:
         return gradient.norm
+    return flat_norm(gradient.flat) if _finite_buffers(gradient) else math.nan
+
+
+def _finite_buffers(gradient: Gradient) -> bool:
     moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
-    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
-        return math.nan
-    return flat_norm(gradient.flat)
+    return all(bool(torch.isfinite(change).all()) for change in moved)
 
 
 def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
@@ -151,7 +208,7 @@ class Store:
         self.notice = self.optimizer.notice  # about the optimizer, for the user
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
-        self._handed_out: list[Parameters] = []  # of which some may be unwritten
+        self._handed_out: list[Unwritten] = []  # versions that may not have been sent
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
 
     @property
@@ -186,18 +243,15 @@ class Store:
 
     def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
         """Return the current version in memory with the store's layout; its parameters may be unwritten."""
-        self._handed_out = [version for version in self._handed_out if version.unwritten is not None]
-        found = Parameters(self.version, flat, buffers, self._flat)
-        if self.has_masters:
-            found.write()
-        else:
-            self._handed_out.append(found)
+        self._handed_out = [values for values in self._handed_out if values.left]
+        unwritten = Unwritten(zip(flat, self._flat, strict=True))
+        self._handed_out.append(unwritten)
         self.write_buffers(buffers)
-        return found
+        return Parameters(self.version, flat, buffers, unwritten)
 
     def _write_handed_out(self) -> None:
-        for version in self._handed_out:
-            version.write()
+        for values in self._handed_out:
+            values.write()
         self._handed_out.clear()
 
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -443,7 +497,7 @@ def _same_dtype(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _master(flat: torch.Tensor) -> torch.Tensor:
-    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+    return flat.float() if flat.dtype in HALVES else flat
 
 
 def model_state(store: Store) -> dict[str, torch.Tensor]:

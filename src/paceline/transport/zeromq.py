@@ -25,11 +25,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from socket import AF_INET, AF_INET6, getaddrinfo
 from typing import Any
 
+import numpy as np
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 from zmq.utils.monitor import recv_monitor_message
@@ -38,7 +40,7 @@ from paceline.core.errors import InternalError, PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Parameters
+from paceline.model.store import ArrivingNorm, Gradient
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
@@ -93,9 +95,19 @@ def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
 
 
 def speak_ip6(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Let the socket use IPv6 if the address does; not for a name, of which it would then try no IPv4 address."""
-    if "[" in address:
+    """Let the socket use IPv6 if the address does. ZeroMQ tries one kind of address: of a name, IPv4 if it has any."""
+    if not address.startswith(_OF_HOST) and family_of(address.removeprefix("tcp://").rpartition(":")[0]) == AF_INET6:
         socket.setsockopt(zmq.IPV6, 1)
+
+
+def family_of(host: str) -> int:
+    """Return the kind of address that is used for a host: IPv6 in brackets, or by a name that has no other."""
+    if host.startswith("["):
+        return AF_INET6
+    kinds: set[int] = set()
+    with suppress(OSError, UnicodeError):  # whoever connects will say that nobody knows the name
+        kinds = {kind for kind, *_ in getaddrinfo(host, None)}
+    return AF_INET6 if kinds == {AF_INET6} else AF_INET
 
 
 def require_network(address: str) -> None:
@@ -168,6 +180,7 @@ class Intake:
         self._codec, self._decode = codec, decode
         self._message: Any = None
         self._targets: deque[list[memoryview]] = deque()
+        self._norm: ArrivingNorm | None = None  # of the push that arrives
         self._long: bytearray | None = None  # the first chunks of a long message
         self._length = 0  # of it
 
@@ -193,16 +206,20 @@ class Intake:
                 self._begin_long(data)
                 return None
             self._message, loose = self._decode(memoryview(data))
-            for tensors in (loose, _mirrored(self._codec)):
-                self._targets.extend(chunks_of([bytes_of(tensor) for tensor in tensors]))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in loose]))
+            self._norm = _to_be_measured(self._codec, len(self._targets))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in _mirrored(self._codec)]))
         if not self._targets:
+            if self._norm is not None:
+                self._norm.finish()
+                self._norm = None
             self.whole.append(self._message)
             self._message = None
         return None
 
     def drop_unfinished(self) -> None:
         """Forget a message that has begun."""
-        self._message = self._long = None
+        self._message = self._long = self._norm = None
         self._targets.clear()
 
     def _begin_long(self, data: bytes) -> None:
@@ -242,6 +259,8 @@ class Intake:
         if size != expected:
             raise PeerError(f"a chunk of {size} bytes arrived where {expected} were announced")
         self._targets.popleft()
+        if self._norm is not None:
+            self._norm.add()
 
 
 def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
@@ -255,11 +274,10 @@ def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker
             send_part(socket, data[begin : begin + CHUNK], address)
     for chunk in chunks_of([bytes_of(tensor) for tensor in loose]):
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address)
-    sources = _written_on_the_way(codec)
+    unwritten = [holder.unwritten for holder in codec.shared if holder.unwritten is not None]
     for chunk in chunks_of([bytes_of(tensor) for tensor in _mirrored(codec)]):
-        if sources is not None:  # ZeroMQ's thread sends the chunks before meanwhile
-            for place, values in zip(chunk, next(sources), strict=True):
-                place[:] = values
+        for values in unwritten:  # ZeroMQ's thread sends the chunks before meanwhile
+            values.write(before=_end_of(chunk[-1]))
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy=False)
 
 
@@ -268,17 +286,17 @@ def _mirrored(codec: Codec) -> list[Any]:
     return [tensor for holder in codec.shared for tensor in holder.all()]
 
 
-def _written_on_the_way(codec: Codec) -> Iterator[list[memoryview]] | None:
-    """Return where the values of the mirrored tensors are, in their chunks; None if all are where they belong."""
-    found: list[Any] = []
-    unwritten = False
+def _to_be_measured(codec: Codec, loose: int) -> ArrivingNorm | None:
+    """Return the norm to be added up of a push whose worker left that to the server, if it has chunks of its own."""
     for holder in codec.shared:
-        if isinstance(holder, Parameters) and holder.unwritten is not None:
-            found += [*holder.unwritten, *holder.buffers]
-            holder.unwritten, unwritten = None, True
-        else:
-            found += holder.all()
-    return iter(chunks_of([bytes_of(tensor) for tensor in found])) if unwritten else None
+        if isinstance(holder, Gradient) and holder.norm is None and all(f.nbytes >= GATHERED for f in holder.flat):
+            return ArrivingNorm(holder, CHUNK, after=loose)
+    return None
+
+
+def _end_of(view: memoryview) -> int:
+    """Return the address after a view's last byte."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data) + len(view)
 
 
 def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:

@@ -25,7 +25,8 @@ from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Start
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import kernel_and_namespace
-from paceline.engines.hosts.serving import digest_of_file, name_of, versions_here
+from paceline.engines.hosts.serving import name_of, versions_here
+from paceline.engines.hosts.strategy_source import digest_of_file, file_here
 from paceline.engines.local import control, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.loop import Loop, interrupts
@@ -38,7 +39,7 @@ from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken
 from paceline.transport.shm import Channel
-from paceline.transport.zeromq import end_context, speak_ip6
+from paceline.transport.zeromq import end_context, family_of, speak_ip6
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C
 ATTACH_S = 5.0  # for a launcher of this host to pass a descriptor
@@ -86,7 +87,7 @@ class Agent:
         self._folder: Path | None = None
         self._process: Process | None = None
         self._child = 0
-        self._strategy: Path | None = None  # the file of the strategy, where nodes run one
+        self._strategy: Path | None = None  # the file of the run's strategy, if it is here
         self._admitted = False
         self._was_in = False
         self._leaving_until: float | None = None
@@ -115,6 +116,9 @@ class Agent:
         self._admitted = False
         self._link = LauncherLink(self._context, self._settings.address, self._secret)
         self._loop.watch_descriptor(self._link.fileno(), self._pump)
+        self._ask()
+
+    def _ask(self, strategy: str | None = None) -> None:
         self._send(
             m.JoinAsked(
                 format=m.FORMAT,
@@ -124,6 +128,7 @@ class Agent:
                 kernel=kernel_and_namespace(),
                 versions=versions_here(),
                 rank=self._settings.rank,
+                strategy=strategy,
             )
         )
 
@@ -174,6 +179,9 @@ class Agent:
             match message:
                 case m.Admitted():
                     self._on_admitted(message)
+                case m.StrategyAsked() if not self._admitted:
+                    self._strategy = file_here(message.place, self._script)
+                    self._ask("" if self._strategy is None else digest_of_file(self._strategy))
                 case m.Refused():
                     raise OptionError(f"{self._settings.address} does not let this machine in: {message.reason}")
                 case m.StartChild():
@@ -197,22 +205,13 @@ class Agent:
         self._admitted = self._was_in = True
         for remark in message.remarks:
             logger.warning("%s", remark)
-        if message.strategy:
-            self._strategy = self._found(message.strategy, message.strategy_digest)
         if message.attach:
             self._attach(message.attach, message.key)
         notice(f"joined {self._settings.address}" + (", on this machine" if self._local is not None else ""))
 
-    def _found(self, path: str, digest: str) -> Path:
-        """Return the file of the run's strategy on this machine: at the same path, or beside the script."""
-        beside = [Path(self._workload.script).parent / Path(path).name] if self._workload.script is not None else []
-        here = [place for place in (Path(path), *beside) if place.is_file()]
-        if not here:
-            raise OptionError(f"this machine has no {path}, the run's strategy ({digest}): copy it beside the script")
-        found = digest_of_file(here[0])
-        if found != digest:
-            raise OptionError(f"the strategy at {here[0]} is {found}, the run's {digest}: copy it from there")
-        return here[0]
+    @property
+    def _script(self) -> Path | None:
+        return None if self._workload.script is None else Path(self._workload.script)
 
     def _attach(self, path: str, key: str) -> None:
         """Connect to a launcher of this host, and say whether a descriptor can be passed."""
@@ -289,7 +288,7 @@ class Agent:
             return data
         own, settings = self._workload, self._settings
         strategy = message.peer
-        if strategy is not None and self._strategy is not None:
+        if strategy is not None and self._strategy is not None and ".py:" in strategy:
             strategy = f"{self._strategy}{strategy[strategy.index('.py:') + 3 :]}"
         return control.encode(
             msgspec.structs.replace(
@@ -394,9 +393,9 @@ def _connected(sock: socket.socket, path: str) -> socket.socket:
 
 def _address_towards(server: str) -> str:
     """Return the address of this machine that packets to the server carry."""
-    host = server.rpartition(":")[0].strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = server.rpartition(":")[0]
+    family = family_of(host)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing: it only makes the system choose an address
+        probe.connect((host.strip("[]"), 9))  # sends nothing: it only makes the system choose an address
         found: str = probe.getsockname()[0]
     return f"[{found}]" if family == socket.AF_INET6 else found

@@ -25,6 +25,7 @@ import zmq
 
 from paceline.core.errors import OptionError, PeerError
 from paceline.engines.hosts import messages as m
+from paceline.engines.hosts.strategy_source import StrategySource
 from paceline.engines.local.output import Voice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
@@ -56,8 +57,7 @@ class Requirements(msgspec.Struct, frozen=True):
     wire: int
     workload: str
     versions: dict[str, str]
-    strategy: str = ""  # the file of a strategy that nodes run
-    strategy_digest: str = ""
+    strategy: StrategySource | None = None
 
     def refusal(self, asked: m.JoinAsked) -> str | None:
         """Return why a machine may not join; None if it may."""
@@ -66,6 +66,8 @@ class Requirements(msgspec.Struct, frozen=True):
             return f"it speaks format {theirs}, this run {ours}: install the same version of paceline on both"
         if asked.workload != self.workload:
             return f"it would run {asked.workload}, this run {self.workload}: give both the same script"
+        if self.strategy is not None and asked.strategy is not None:
+            return self.strategy.refusal(asked.strategy)
         return None
 
     def remarks(self, asked: m.JoinAsked) -> list[str]:
@@ -300,13 +302,15 @@ class JoinListener:
                 logger.warning("%s may not join: %s", asked.host, refusal)
             self._post(identity, m.Refused(refusal))
             return
+        if self._required.strategy is not None and asked.strategy is None:
+            self._post(identity, m.StrategyAsked(self._required.strategy.place))
+            return
         host = self.hosts[identity] = JoinedHost(identity, asked, time.monotonic())
         remarks = self._required.remarks(asked)
         for remark in remarks:
             logger.warning("%s", remark)
         near = bool(asked.kernel) and asked.kernel == kernel_and_namespace()
-        attach, required = self._attach if near else "", self._required
-        self._post(identity, m.Admitted(attach, host.key, remarks, required.strategy, required.strategy_digest))
+        self._post(identity, m.Admitted(self._attach if near else "", host.key, remarks))
         if not (near and self._attach):
             host.ready = True
             self._events.on_host(host)

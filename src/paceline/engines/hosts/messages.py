@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.core.errors import PeerError
 
-FORMAT = 1  # of these messages; the number of the wire format is compared, too
+FORMAT = 2  # of these messages; the number of the wire format is compared, too
 BEAT_S = 1.0  # between two beats
 LOST_S = 30.0  # without a word; shorter cuts of the network pass unnoticed
 LONGEST = 1 << 20  # bytes of a message
@@ -36,6 +36,7 @@ class JoinAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kernel: str  # which kernel and network namespace this is, for shared memory
     versions: dict[str, str]
     rank: int | None = None  # a worker's number that it would like to have
+    strategy: str | None = None  # the digest of the run's strategy here, once asked for it; empty: it is not here
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
@@ -74,8 +75,12 @@ class Admitted(msgspec.Struct, frozen=True, tag=True):
     attach: str
     key: str
     remarks: list[str]
-    strategy: str = ""  # the file of a strategy that nodes run; empty: they need none
-    strategy_digest: str = ""
+
+
+class StrategyAsked(msgspec.Struct, frozen=True, tag=True):
+    """The run has a strategy from this file or module: the machine asks again, and says what it has there."""
+
+    place: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -116,7 +121,7 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     """The launcher does not know this machine, or has given it up: it may ask to join again."""
 
 
-ToAgent = Beat | Admitted | Refused | StartChild | ToChild | SignalChild | Dismissed | Unknown
+ToAgent = Beat | Admitted | StrategyAsked | Refused | StartChild | ToChild | SignalChild | Dismissed | Unknown
 
 _encoder = msgspec.msgpack.Encoder()
 _to_launcher: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(ToLauncher)

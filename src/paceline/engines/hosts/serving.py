@@ -5,7 +5,6 @@ a machine for each: at first for as many as the run waits for, later for newcome
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import platform
@@ -20,6 +19,7 @@ from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
+from paceline.engines.hosts.strategy_source import digest_of_file, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import Launcher, finished_run
@@ -31,8 +31,6 @@ from paceline.records.logs import Log, notice
 from paceline.server.exchange import Launched
 from paceline.server.plan import Plan, how_it_ended
 from paceline.server.progress import Progress
-from paceline.strategies import is_peer
-from paceline.strategies.sources import split
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken
 from paceline.transport.security import Security
@@ -53,7 +51,7 @@ class HostLauncher(Launcher):
         """`name` says what workers run, for machines that join to compare."""
         super().__init__(plan, workload, log, sink, progress)
         self._address = plan.config.listen or ""
-        required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
+        required = Requirements(WIRE_FORMAT, name, versions_here(), strategy_source(plan.config.strategy))
         encrypts = not plan.config.trusted_network
         self._secret = control.Secret(token.reveal(), encrypts)
         descriptors.raise_limit()  # as the listener does: a nursery does not serve a process whose limits have changed
@@ -207,22 +205,6 @@ class HostLauncher(Launcher):
 def versions_here() -> dict[str, str]:
     """Return the versions that results may depend on."""
     return {"paceline": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
-
-
-def digest_of_file(path: Path) -> str:
-    """Return a file's name and the digest of its contents."""
-    try:
-        return f"{path.name} ({hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _strategy_of_nodes(strategy: str) -> tuple[str, str]:
-    """Return the path and digest of the file of a user's own strategy that each node runs; empty if there is none."""
-    place = split(strategy)[0].rpartition(":")[0]
-    if not is_peer(strategy) or not place.endswith(".py"):
-        return "", ""
-    return place, digest_of_file(Path(place))
 
 
 def name_of(workload: Workload, task: str | None = None) -> str:

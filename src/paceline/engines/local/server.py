@@ -7,6 +7,7 @@ nobody else is left to clean up: the server then kills every worker's process gr
 import gc
 import heapq
 import itertools
+import logging
 import os
 import signal
 import time
@@ -36,6 +37,7 @@ from paceline.model.spec import ModelSpec
 from paceline.model.store import Parameters, Store
 from paceline.peers.server import PeerExchange
 from paceline.records.journal import Line, Observation, Tee, Writer, read
+from paceline.records.journal_tail import JournalTail
 from paceline.records.logs import LEVELS
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
@@ -57,6 +59,7 @@ LATE_S = 0.2  # the longest that a line waits for others, while lines keep comin
 LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
 LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
 IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
+logger = logging.getLogger("paceline")
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
 
 
@@ -198,6 +201,15 @@ def main(channel: Channel) -> None:
     gc.collect()
     gc.freeze()  # these objects live as long as the process: scanning them at each collection would delay workers
     server.serve()
+
+
+def _tail_in(folder: Path) -> JournalTail | None:
+    """Return the journal's last lines in the run's temporary folder; None if there is no room for them."""
+    try:
+        return JournalTail(folder / "journal-tail")
+    except OSError as error:
+        logger.debug("a restart would not know the journal's last lines: %s", error)
+        return None
 
 
 class LocalEngine:
@@ -413,12 +425,12 @@ class Server:
         self._struck_until = 0.0  # the last scenario event in the journal of an earlier server, in seconds
         self._writer: Writer | None = None
         if plan.journal is not None:
+            self._writer = Writer(plan.journal, append=setup.append, tail=_tail_in(Path(setup.folder)))
             if setup.append:
                 for line in read(plan.journal):
                     self._metrics.write(line)
                     if isinstance(line, Observation) and line.what == "scenario":
                         self._struck_until = max(self._struck_until, line.data["at"])
-            self._writer = Writer(plan.journal, append=setup.append)
         self._resumption = Resumption(Path(setup.restore)) if setup.restore is not None else None
         peer = is_peer(config.strategy)
         # The checkpoint's, because the run may have switched to bsp.
