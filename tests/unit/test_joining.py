@@ -25,6 +25,7 @@ from paceline.engines.hosts.serving import HostLauncher, command_to_join
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.server_links import Member, ServerLinks
+from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
@@ -364,6 +365,7 @@ class Recorder(HostLauncher):
         self._vacant, self._announced, self._places, self.sent = [], [], {}, []
         self._began = self._finished = None
         self._relinked_at = 0.0
+        self._joins = RefusalLog()
         self._plan = SimpleNamespace(workers=2, config=SimpleNamespace(evaluate_every=None))
         self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
         self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
