@@ -41,9 +41,11 @@ session.prepare(model, optimizer)
 folder, steps, began = os.path.dirname(os.path.abspath(__file__)), 0, time.monotonic()
 progress = open(os.path.join(folder, f"steps{{session.worker}}"), "w")
 relented = False
-for x, y in session.batches(data, batch_size=5, epochs=1):
+for x, y in session.batches(data, batch_size=5, epochs={epochs}):
     relented = relented or os.path.exists(os.path.join(folder, "relent"))
-    if not relented:
+    if relented and {endless}:
+        session.stop("the attack is over")
+    elif not relented and {pause}:
         time.sleep({pause})
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()
@@ -59,14 +61,17 @@ class Serve:
     """One run of `paceline serve` with honest workers, in a temporary folder."""
 
     def __init__(
-        self, *options: str, steps: int, pause_s: float = 0.02, width: int = 32, workers: int = 2,
+        self, *options: str, steps: int | None, pause_s: float = 0.02, width: int = 32, workers: int = 2,
         descriptors: int | None = None, environment: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`steps` of each worker; `descriptors`: the soft limit that serve starts with."""
+        """`steps` of each worker; None: until `relent`. `descriptors`: the limit that serve starts with."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hostile-")
         self.folder = Path(self._temporary.name)
-        samples = 5 * workers * steps
-        (self.folder / "train.py").write_text(SCRIPT.format(samples=samples, width=width, pause=pause_s))
+        script = SCRIPT.format(
+            samples=5 * workers * (steps or 1_000), epochs=1 if steps else 10_000, endless=steps is None, width=width,
+            pause=pause_s,
+        )  # fmt: skip
+        (self.folder / "train.py").write_text(script)
         self.token_file = self.folder / "token"
         tokens.write_new(self.token_file)
         self.token: JoinToken = read_token(self.token_file.read_text())

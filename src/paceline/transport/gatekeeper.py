@@ -19,6 +19,8 @@ soon as this process has grown: a connection with more unread than its reader al
 has shown no key, or whose first message nobody has read, and has sent more than FIRST_BYTES. A reader that is only slow
 loses nobody: ZeroMQ stops reading from a connection long before that.
 
+An address from which too many connections come that show no key is not heard for a while (`address_filter.py`).
+
 A forked process has no such thread and must not use the socket, as with every ZeroMQ socket.
 """
 
@@ -38,6 +40,7 @@ from contextlib import contextmanager, suppress
 import zmq
 
 from paceline.model import descriptors
+from paceline.transport.address_filter import Knocks, set_filter
 
 FIRST_BYTES = 16 << 10  # before anything of a connection is read: a handshake and a first message have less
 LOOK_S = 0.05  # between two looks at this process's memory: time for 20 MB at 400 MB/s, all that encryption allows
@@ -61,7 +64,8 @@ _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
 }
 _FOREIGN = "it does not speak this protocol"
-_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
+_WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_WATCHED |= zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
 _UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _TCP_ENDED = 1 << 0 | 1 << 2  # SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY
@@ -255,6 +259,8 @@ class Gatekeeper:
         self._admitted: dict[int, Name] = {}  # connections of finished handshakes
         self._backlogs: dict[int, Backlog] = {}  # of those from which something was read
         self._grown_from: int | None = None  # bytes of this process at the last look; None: nobody looks
+        self._knocks = Knocks()
+        self._listening_at: int | None = None  # the descriptor of the socket that accepts
         self._ended = EndedConnections()
         self._members: set[Name] = set()  # other ends of finished handshakes
         self._strangers: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends that are gone and were no members
@@ -325,6 +331,8 @@ class Gatekeeper:
                 self._take_events()
             self._take_ended()
             self._bound_unread()
+            if self._knocks.look(time.monotonic()) and self._listening_at is not None:
+                set_filter(self._listening_at, self._knocks.deaf_to)
             self.log.flush()
         self._take_events()
         self._take_ended()
@@ -360,7 +368,11 @@ class Gatekeeper:
 
     def _take_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._visitors[value] = _Visitor(peer_of(value))
+            visitor = self._visitors[value] = _Visitor(peer_of(value))
+            if visitor.name is not None:
+                self._knocks.knocked(visitor.name[0])
+        elif event == zmq.EVENT_LISTENING:
+            self._listening_at = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._claim()
         elif event == zmq.EVENT_DISCONNECTED:
@@ -408,6 +420,7 @@ class Gatekeeper:
             if name is not None and received_by(descriptor, name) >= self._credentials.hello_bytes:
                 del self._visitors[descriptor]
                 self._admitted[descriptor] = name
+                self._knocks.showed_key(name[0])
                 self._members.add(name)
                 return
         self._unclaimed += 1
