@@ -42,8 +42,8 @@ from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
 LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an update, and each worker's next grant
-REMARK_LETTERS = 4_000  # of a warning; a worker of another machine may send longer ones
-MOST_REMARKS = 200  # of a run
+REMARK_LETTERS = 500  # of a warning; a worker of another machine may send longer ones
+MOST_REMARKS = 100  # of a run
 MOST_ASKED = 1_000  # options that scripts ask for and nobody has given, kept for an error's text
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 

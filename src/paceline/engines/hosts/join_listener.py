@@ -10,7 +10,6 @@ the launcher passes over a socket of its private folder arrives. Then all links 
 """
 
 import contextlib
-import logging
 import os
 import secrets
 import signal
@@ -34,13 +33,12 @@ from paceline.transport.zeromq import end_context, speak_ip6
 
 ATTACH_S = 2.0  # for a process of this host to say who it is
 TURN = 256  # messages per pump
+UNREAD_BYTES = (m.UNREAD + 4) * m.LONGEST  # of one machine: only parts of one message without an end come to more
 DYING_S = 5.0  # for a killed process to be reported; after that its machine is taken for lost
 LINGER_MS = 2_000  # to send last words
 NAMESPACE = Path("/proc/self/ns/net")
 KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _KILLED = -int(signal.SIGKILL)
-
-logger = logging.getLogger("paceline")
 
 
 def kernel_and_namespace() -> str:
@@ -170,6 +168,7 @@ class JoinListener:
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
         self._socket.setsockopt(zmq.RCVHWM, m.UNREAD)
         self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+        self._gatekeeper.bound_unread()
         speak_ip6(self._socket, address)
         try:
             self._socket.bind(f"tcp://{address}")
@@ -256,9 +255,13 @@ class JoinListener:
         self._bell.hush()
         for _ in range(TURN):
             try:
-                identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            identity, parts = sender.bytes, [frame.bytes for frame in frames]
+            backlog = self._gatekeeper.backlog(sender, UNREAD_BYTES)
+            for part in parts:
+                backlog.read(len(part))
             try:
                 if len(parts) != 1:
                     raise PeerError(f"a message of a machine that joins has {len(parts)} parts instead of 1")

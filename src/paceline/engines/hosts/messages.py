@@ -16,7 +16,7 @@ FORMAT = 1  # of these messages; the number of the wire format is compared, too
 BEAT_S = 1.0  # between two beats
 LOST_S = 30.0  # without a word; shorter cuts of the network pass unnoticed
 LONGEST = 1 << 20  # bytes of a message
-UNREAD = 32  # messages of one machine that the launcher has not read; then they wait where they come from
+UNREAD = 16  # messages of one machine that the launcher has not read; then they wait where they come from
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(max_length=400)]  # as long as a file's name, and a digest

@@ -190,6 +190,8 @@ def main(channel: Channel) -> None:
     torch.set_num_threads(setup.plan.config.threads or 1)
     torch.set_grad_enabled(False)  # once, instead of for every step
     own_optimizer.take(setup.plan.optimizers)
+    if setup.listen:
+        own_optimizer.import_only((setup.plan.config.own_optimizers or "").split(","))
     try:
         server = Server(channel, setup, scratch.claim(Path(setup.folder)))
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
