@@ -162,7 +162,7 @@ class Attack:
             self._wrong.attack(port, AT_ONCE)
         else:
             sayings = [hostile_inputs.strangers(self._chance, self._recorded) for _ in range(AT_ONCE)]
-            hostile_clients.say(port, sayings)
+            hostile_clients.say(port, sayings, self._chance)
         self.strangers += AT_ONCE
 
     def close(self) -> None:
