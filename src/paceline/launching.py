@@ -168,6 +168,7 @@ def launch(
     listen: str | None = unset.listen,
     most_workers: int | None = unset.most_workers,
     token_file: Path | str | None = unset.token_file,
+    own_optimizers: str | None = unset.own_optimizers,
     trusted_network: bool = unset.trusted_network,
 ) -> Run:
     """Run `train` on every worker, wait for the end, and return the finished run.

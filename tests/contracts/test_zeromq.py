@@ -328,6 +328,14 @@ class TestOverTcp(TestZeromq):
         return LOOPBACK
 
 
+@pytest.fixture(autouse=True, scope="module")
+def patience():
+    """Nobody reads when workers are closed here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.transport.zeromq.PARTED_S", 0.1)
+        yield
+
+
 class TestEncrypted(TestOverTcp):
     """The same with keys of a join token."""
 

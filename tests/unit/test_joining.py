@@ -28,7 +28,9 @@ from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport import zeromq
+from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import new_token, read_token
+from paceline.transport.messages import More
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
 
@@ -367,7 +369,10 @@ def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(noted, securi
     assert machine.hear(m.Unknown) == m.Unknown()
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000])
+NOT_TEXT = m.encode(msgspec.structs.replace(ASKED, host="lab1")).replace(b"lab1", b"\xff\xfe\xc4\x80")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000, NOT_TEXT, b"\x91" * 100_000])
 def test_nonsense_is_refused_and_harms_nobody(noted, security, data):
     machine = Joining(noted, security)
     machine.socket.send(data)
@@ -415,6 +420,7 @@ class Recorder(HostLauncher):
         self._vacant, self._announced, self._places, self.sent = [], [], {}, []
         self._began = self._finished = None
         self._relinked_at = 0.0
+        self._joins = RefusalLog()
         self._plan = SimpleNamespace(workers=2, config=SimpleNamespace(evaluate_every=None))
         self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
         self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
@@ -452,6 +458,22 @@ def test_machines_that_wait_for_a_number_are_announced_to_a_restarted_server():
     launcher.on_host(hosts["2"])
     launcher._on_relinked()
     assert launcher.sent == [control.Newcomer(), control.Newcomer()]
+
+
+def test_a_machine_that_asks_twice_gets_one_place():
+    """It has an announcement of each question, and the server may give a number for both."""
+    (before,) = machines(1).values()
+    (again,) = machines(1).values()
+    launcher = Recorder({before.identity: before})
+    launcher._began = 0.0
+    launcher.on_host(before)
+    launcher._listener.hosts[again.identity] = again  # as the listener does when it asks again
+    launcher.on_host(again)
+    launcher._start(ProcessPlace(2, 0))
+    launcher._start(ProcessPlace(3, 0))
+    assert before.process is None
+    assert again.process.worker == 2
+    assert launcher.sent == [control.Newcomer(), control.Newcomer(), control.NeverStarted(3, 0)]
 
 
 def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():
@@ -528,3 +550,31 @@ def test_ip6_is_spoken_with_hosts_that_have_no_other_address(monkeypatch, host, 
         zeromq.speak_ip6(made, f"tcp://{host}:7000")
         assert bool(made.getsockopt(zmq.IPV6)) == (family == socket.AF_INET6)
     context.term()
+
+
+def test_a_control_message_with_text_that_is_none_is_a_fault_of_its_sender():
+    data = control.encode(control.Warned("text")).replace(b"text", b"\xff\xfe\xc4\x80")
+    with pytest.raises(PeerError, match="cannot be read"):
+        control.for_launcher(data)
+
+
+@pytest.mark.parametrize(("pid", "spared"), [(0, True), (0, False), (1, True)])
+def test_a_message_that_does_not_fit_costs_the_worker_its_place_where_others_go_on(tmp_path, pid, spared):
+    told = []
+    departures = SimpleNamespace(on_nonsense=lambda *what: told.append(what), can_spare=lambda worker: spared)
+
+    def on_message(*_):
+        raise OptionError("it has weight [3]")
+
+    ours, theirs = Channel.pair()
+    links = ServerLinks(ours, lambda: 7.0, tmp_path, lambda: None, lambda hello: None, exact=False)
+    links.run = SimpleNamespace(departures=departures, on_message=on_message)
+    member = Member(3, 1, pid, Garbled(), evaluator=False)
+    goes_on = pid == 0 and spared
+    with contextlib.nullcontext() if goes_on else pytest.raises(OptionError):
+        links._take(member, More(1))
+    assert member.hung_up is goes_on
+    assert told == ([(3, 1, "its More does not fit this run: it has weight [3]", 7.0)] if goes_on else [])
+    links.close()
+    for channel in (ours, theirs):
+        channel.close()

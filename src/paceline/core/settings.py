@@ -158,6 +158,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[Path | None, About(
         "Take the join token from this file, or write a new one to it (mode 0600).", "FILE",
         default="shown on a terminal, else in the run's folder", of_hosts=True, not_in_scenario=PLACE)] = None
+    own_optimizers: Annotated[str | None, About(
+        "Let the server import these optimizers of your own, and no others beside torch's.", "MODULE:CLASS[,...]",
+        default="none", why="importing a module runs it, and workers of other machines name it", of_hosts=True,
+        not_in_scenario=PLACE)] = None
     trusted_network: Annotated[bool, About(
         "Do not encrypt: everybody on the network can read and change what is sent.", of_hosts=True,
         not_in_scenario=MACHINE)] = False

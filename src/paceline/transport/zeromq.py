@@ -44,7 +44,7 @@ from paceline.model.store import ArrivingNorm, Gradient
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
-from paceline.transport.gatekeeper import Gatekeeper, RefusalLog
+from paceline.transport.gatekeeper import Backlog, Gatekeeper, RefusalLog, hang_up
 from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 from paceline.transport.security import Security
@@ -60,6 +60,7 @@ TURN = 256  # messages per pump, so that one worker's push does not block the se
 STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
 PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does not know
 LEAVING_MS = 5_000  # to send last messages
+PARTED_S = 5.0  # for the server to read the last of very many
 ENDING_S = 10.0  # for ZeroMQ to end, after that
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
@@ -75,9 +76,10 @@ RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop un
 # writes a checkpoint and does not read, or a network that is gone for some seconds; a process that ends is noticed at
 # once. ZeroMQ's thread sends heartbeats, whatever the script does.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 30_000
-# Of one worker that the server has not read; then the worker's own memory fills. No honest worker gets there: ZeroMQ
-# drops what it has not taken from the kernel when it sends to a worker that has left meanwhile.
-UNREAD_FRAMES = 4_096
+# Of one worker that the server has not read; then ZeroMQ stops reading from it, and the worker's own memory fills. A
+# worker that has sent more waits for the server's answer to its last word, so that none is lost when it hangs up.
+UNREAD_FRAMES = 16
+UNREAD_BYTES = (UNREAD_FRAMES + 4) * FRAME  # of one worker: only parts of one message without an end come to more
 MOST_STRANGERS = 1_024  # members with unknown tokens that are remembered
 _OF_HOST = "ipc://"
 logger = logging.getLogger("paceline")
@@ -181,6 +183,7 @@ class Intake:
         self._message: Any = None
         self._targets: deque[list[memoryview]] = deque()
         self._norm: ArrivingNorm | None = None  # of the push that arrives
+        self.size = 0  # bytes of the part that was taken last
         self._long: bytearray | None = None  # the first chunks of a long message
         self._length = 0  # of it
 
@@ -195,6 +198,7 @@ class Intake:
             self._take_chunk(socket, flags)
         else:
             data = socket.recv(flags)
+            self.size = len(data)
             if self._long is not None:
                 whole = self._joined(self._long, data)
                 if whole is None:
@@ -256,6 +260,7 @@ class Intake:
             for part in target if size == expected else ():
                 part[:] = data[place : place + len(part)]
                 place += len(part)
+        self.size = size
         if size != expected:
             raise PeerError(f"a chunk of {size} bytes arrived where {expected} were announced")
         self._targets.popleft()
@@ -263,7 +268,9 @@ class Intake:
             self._norm.add()
 
 
-def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
+def post(
+    socket: "zmq.Socket[bytes] | _Counted", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None
+) -> None:
     """Send a message and the bytes of its tensors. The caller may reuse tensors outside a region afterwards."""
     data, loose = codec.encode(message)
     if len(data) <= CHUNK:
@@ -299,11 +306,25 @@ def _end_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data) + len(view)
 
 
-def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
+def send_part(
+    socket: "zmq.Socket[bytes] | _Counted", data: bytes | memoryview, address: bytes | None, copy: bool = True
+) -> None:
     """Send one ZeroMQ message; `address` is the worker's, on a socket that serves several."""
     if address is not None:
         socket.send(address, zmq.SNDMORE)
     socket.send(data, 0, copy)
+
+
+class _Counted:
+    """A socket that reports the bytes of each part that is sent over it."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", report: Callable[[int], None]) -> None:
+        self._socket, self._report = socket, report
+
+    def send(self, data: Any, flags: int = 0, copy: bool = True) -> None:
+        self._socket.send(data, flags, copy)
+        if not flags & zmq.SNDMORE:
+            self._report(len(data))
 
 
 class _Attempts:
@@ -347,6 +368,8 @@ class ZeromqEndpoint:
         self._let_in = False
         self._lost = False
         self._refused = False
+        self._parted = False  # the server has read this worker's last word
+        self._unanswered = 0  # parts that were sent since the server sent something
         self._socket = _make(self._context, zmq.DEALER)
         if self._security is not None:
             self._security.connect_as(self._socket, "worker", to="server")
@@ -371,7 +394,10 @@ class ZeromqEndpoint:
                 return  # lost: the next `receive` raises
         if isinstance(message, Hello) and self._codec.region is not None:
             self._codec.region.take_in(message.values, message.buffers)
-        post(self._socket, self._codec, message)
+        post(self._socket if self._security is None else _Counted(self._socket, self._count), self._codec, message)
+
+    def _count(self, _nbytes: int) -> None:
+        self._unanswered += 1
 
     def receive(self) -> ToWorker:
         if self._closed:
@@ -429,8 +455,10 @@ class ZeromqEndpoint:
 
     def _take(self, flags: int) -> bool:
         try:
-            if self._intake.take(self._socket, flags) is not None:
-                self._let_in = True
+            word = self._intake.take(self._socket, flags)
+            self._let_in = self._let_in or word is not None
+            self._parted = self._parted or word == PARTING
+            self._unanswered = 0
         except zmq.Again:
             return False
         return True
@@ -463,10 +491,20 @@ class ZeromqEndpoint:
         lost = self._lost or not self._let_in or self._monitor in dict(self._poller.poll(0))
         if not (self._closed or lost):
             self._socket.send(PARTING)
+            if self._unanswered >= UNREAD_FRAMES:
+                self._await_parting()
         self._hang_up(0 if lost else LEAVING_MS)
         self._closed = True
         self._codec.forget()
         end_context(self._context)
+
+    def _await_parting(self) -> None:
+        """Wait until the server has read everything: ZeroMQ may drop what it has not taken from a closed connection."""
+        until = time.monotonic() + PARTED_S
+        with suppress(PacelineError):
+            while not (self._lost or self._parted) and time.monotonic() < until:
+                self._advance(max(0.0, until - time.monotonic()))
+                self._intake.whole.clear()
 
     def _hang_up(self, linger_ms: int) -> None:
         self._socket.disable_monitor()
@@ -492,6 +530,8 @@ class ZeromqServerEnd:
         self._gone = False
         self._fault: PacelineError | None = None
         self._faulty = False  # what comes after a fault is dropped
+        self._backlog: Backlog | None = None  # of a worker of another host
+        self._known_read = 0  # bytes that the worker had taken when that was last looked at
 
     @property
     def unfinished(self) -> bool:
@@ -509,7 +549,28 @@ class ZeromqServerEnd:
         if not self.linked:
             self._early.append(message)
             return
-        self._gone = not self._hub.post(self._address, self._codec, message)
+        self._gone = not self._hub.post(self._address, self._codec, message, self._backlog)
+        if self._backlog is not None and not self._gone:
+            self._require_reader(self._backlog)
+
+    def _require_reader(self, backlog: Backlog) -> None:
+        """Part with a worker that asks for more and more and takes none of it; ZeroMQ keeps that until it hangs up."""
+        most = 0 if self._codec.limits is None else self._codec.limits.most_waiting
+        if not most or backlog.sent - self._known_read <= most:
+            return
+        waiting = backlog.unsent()
+        self._known_read = backlog.sent - waiting
+        if waiting > most:
+            self._fail(PeerError(f"it does not take what it asks for: {waiting} bytes wait, the most are {most}"))
+            self._hub.recall(self)
+
+    def expel(self) -> None:
+        """Have `close` end the connection, too: the worker is not to be spoken to any more."""
+        self._fail(PeerError("this worker was taken out of the run"))
+
+    def _fail(self, error: PacelineError) -> None:
+        self._fault, self._faulty = error, True
+        self._intake.drop_unfinished()
 
     def collect(self) -> ToServer | None:
         if self._intake.whole:
@@ -528,9 +589,17 @@ class ZeromqServerEnd:
         self.deliver(Bye())
         self._gone = True
         self._hub.forget(self._address)
+        self._codec.forget()
+        if self._faulty and self._backlog is not None:
+            hang_up(self._backlog.descriptor, self._backlog.name)
 
     def flush(self) -> None:
         """Do nothing: ZeroMQ's thread sends."""
+
+    def begin(self, sender: zmq.Frame) -> None:
+        """Keep account of the connection that this frame came over."""
+        self._backlog = self._hub.backlog_of(sender)
+        self._known_read = 0
 
     def greet(self) -> None:
         """Answer the worker's handshake and send the messages that waited for it."""
@@ -542,25 +611,36 @@ class ZeromqServerEnd:
 
     @property
     def reachable(self) -> bool:
-        """Whether the worker can still be sent to; sends a HANDSHAKE to find out."""
+        """Whether the worker can still be sent to; sends a HANDSHAKE to find out.
+
+        Not to a worker of another host: ZeroMQ may drop what it has not taken from a connection that it cannot write
+        to. Its connection is open until all of it has been taken.
+        """
+        if self._backlog is not None:
+            self._gone = self._gone or not self._backlog.is_open
+            return not self._gone
         if not self._gone:
             self._gone = not self._hub.post(self._address, None, HANDSHAKE)
         return not self._gone
 
-    def take(self, socket: "zmq.Socket[bytes]") -> bool:
-        """Receive a part; return whether there is something to collect."""
+    def take(self, socket: "zmq.Socket[bytes]", sender: zmq.Frame) -> bool:
+        """Receive a part that follows its sender's frame; return whether there is something to collect."""
         if self._faulty:
             socket.recv()
             return False
         try:
             word = self._intake.take(socket, zmq.NOBLOCK)
         except PacelineError as error:
-            self._fault, self._faulty = error, True
-            self._intake.drop_unfinished()
+            self._fail(error)
             return True
         if word == HANDSHAKE:
+            self.begin(sender)
             self.greet()
-        elif word == PARTING:
+        if self._backlog is not None:
+            self._backlog.read(self._intake.size)
+        if word == PARTING and self._backlog is not None:
+            self._hub.post(self._address, None, PARTING)  # it may hang up: nothing of it is left unread
+        if word == PARTING:
             self._gone = self.parted = True
         return word == PARTING or bool(self._intake.whole)
 
@@ -584,14 +664,16 @@ class ZeromqHub:
             self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
             bound_link(self._socket)
             self._socket.setsockopt(zmq.RCVHWM, UNREAD_FRAMES)
+            self._gatekeeper.bound_unread()
         self._log = RefusalLog() if self._gatekeeper is None else self._gatekeeper.log
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
             self._gatekeeper.listens_at(self.address)
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._ends: dict[bytes, ZeromqServerEnd] = {}
-        self._strangers: dict[bytes, float] = {}  # time of each unknown token's handshake
-        self._left: set[bytes] = set()
+        self._strangers: dict[bytes, tuple[float, zmq.Frame]] = {}  # time and sender of each unknown token's handshake
+        self._left: dict[bytes, None] = {}  # tokens of links that were dropped, the last ones
+        self._recalled: list[ServerEnd] = []  # ends with something to collect that no message brought
 
     def fileno(self) -> int:
         """Readable while `pump` has something to do."""
@@ -601,32 +683,46 @@ class ZeromqHub:
         """Return the link of the worker with this token."""
         address = token.encode()
         end = self._ends[address] = ZeromqServerEnd(self, address, Limits() if self._gatekeeper is not None else None)
-        if self._strangers.pop(address, None) is not None:
+        waiting = self._strangers.pop(address, None)
+        if waiting is not None:
+            end.begin(waiting[1])
             end.greet()
         return end
+
+    def backlog_of(self, sender: zmq.Frame) -> Backlog | None:
+        """Return the account of the connection that this frame came over; None: connections are not bounded."""
+        return None if self._gatekeeper is None else self._gatekeeper.backlog(sender, UNREAD_BYTES)
+
+    def recall(self, end: ServerEnd) -> None:
+        """Have the next `pump` return this end."""
+        self._recalled.append(end)
+        self._bell.ring()
 
     def forget(self, address: bytes) -> None:
         """Drop the link; later messages from this address are ignored."""
         if self._ends.pop(address, None) is not None:
-            self._left.add(address)
+            self._left[address] = None
+            if len(self._left) > MOST_STRANGERS:
+                del self._left[next(iter(self._left))]
 
     def pump(self) -> list[ServerEnd]:
         """Receive what has arrived; return the ends that have something to collect."""
         self._bell.hush()
-        ready: dict[int, ServerEnd] = {}
+        ready: dict[int, ServerEnd] = {id(end): end for end in self._recalled}
+        self._recalled.clear()
         streaming = False
         until = time.monotonic() + STREAM_S
         for _ in range(TURN):
             try:
-                address = self._socket.recv(zmq.NOBLOCK)
+                sender = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 if not streaming or ready or time.monotonic() > until or not self._socket.poll(1):
                     break
                 continue
-            end = self._ends.get(address)
+            end = self._ends.get(sender.bytes)
             if end is None:
-                self._refuse(address)
-            elif end.take(self._socket):
+                self._refuse(sender)
+            elif end.take(self._socket, sender):
                 ready[id(end)] = end
             streaming = end is not None and end.unfinished
             while self._socket.getsockopt(zmq.RCVMORE):
@@ -653,13 +749,18 @@ class ZeromqHub:
             self._bell.ring()
         return list(ready.values())
 
-    def post(self, address: bytes, codec: Codec | None, message: Any) -> bool:
+    @property
+    def has_more(self) -> bool:
+        """Whether something has arrived that `pump` has not received."""
+        return bool(self._socket.poll(0))
+
+    def post(self, address: bytes, codec: Codec | None, message: Any, backlog: Backlog | None = None) -> bool:
         """Send to one worker; False if it is gone. Without a codec, `message` is bytes."""
         try:
             if codec is None:
                 send_part(self._socket, message, address)
             else:
-                post(self._socket, codec, message, address)
+                post(self._socket if backlog is None else _Counted(self._socket, backlog.send), codec, message, address)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -669,15 +770,15 @@ class ZeromqHub:
             self._bell.ring()
         return True
 
-    def _refuse(self, address: bytes) -> None:
-        word = self._socket.recv()
+    def _refuse(self, sender: zmq.Frame) -> None:
+        word, address = self._socket.recv(), sender.bytes
         now = time.monotonic()
         if word == HANDSHAKE:
             if len(self._strangers) < MOST_STRANGERS:
-                self._strangers[address] = now
+                self._strangers[address] = now, sender
         elif address not in self._left:
             self._log.warn(f"a message from {address!r} was dropped: no worker has this token")
-        for stranger, since in list(self._strangers.items()):
+        for stranger, (since, _) in list(self._strangers.items()):
             if now - since > PATIENCE_S:
                 self._dismiss(stranger)
 

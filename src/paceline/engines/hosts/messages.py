@@ -5,9 +5,10 @@ they do on one machine (`engines/local/control.py`): the agent only passes that 
 second, so that each knows that the other is there. Neither ever reads the other's clock.
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from paceline.core.errors import PeerError
 
@@ -15,8 +16,10 @@ FORMAT = 2  # of these messages; the number of the wire format is compared, too
 BEAT_S = 1.0  # between two beats
 LOST_S = 30.0  # without a word; shorter cuts of the network pass unnoticed
 LONGEST = 1 << 20  # bytes of a message
+UNREAD = 16  # messages of one machine that the launcher has not read; then they wait where they come from
 
 T = TypeVar("T")
+Name = Annotated[str, Meta(max_length=400)]  # as long as a file's name, and a digest
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -31,10 +34,10 @@ class JoinAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     format: int
     wire: int  # the format of messages between worker and server
-    workload: str  # what is run: the digest of a script, or the name of a task
-    host: str  # the machine's name, for people
-    kernel: str  # which kernel and network namespace this is, for shared memory
-    versions: dict[str, str]
+    workload: Name  # what is run: the digest of a script, or the name of a task
+    host: Name  # the machine's name, for people
+    kernel: Name  # which kernel and network namespace this is, for shared memory
+    versions: Annotated[dict[Name, Name], Meta(max_length=16)]
     rank: int | None = None  # a worker's number that it would like to have
     strategy: str | None = None  # the digest of the run's strategy here, once asked for it; empty: it is not here
 
@@ -148,5 +151,5 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes | bytearray, whos
         raise PeerError(f"a message of {whose} has {len(data)} bytes, at most {LONGEST} are possible")
     try:
         return decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"a message of {whose} cannot be read: {error}") from error

@@ -32,6 +32,7 @@ from paceline.server.exchange import Launched
 from paceline.server.plan import Plan, how_it_ended
 from paceline.server.progress import Progress
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
+from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import JoinToken
 from paceline.transport.security import Security
 from paceline.worker import context
@@ -64,6 +65,7 @@ class HostLauncher(Launcher):
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for
+        self._joins = RefusalLog("notices of machines that join", notice)
         self._relinked_at = -RELINK_S  # when all processes were last given links to a restarted server
 
     def run(self) -> Outcome:
@@ -103,20 +105,25 @@ class HostLauncher(Launcher):
 
     def _start(self, place: ProcessPlace) -> None:
         """Give the place to a machine; before training the run waits for one, later it does without."""
-        if self._announced:
-            host: JoinedHost | None = self._announced.pop(0)
-        else:
-            host = self._listener.idle(place.worker)
-        if host is not None and host.process is None and host.identity in self._listener.hosts:
+        host = self._next_announced() or self._listener.idle(place.worker)
+        if host is not None:
             process = self._listener.start(host, place.worker)
             self._places[process] = place
             self._children.occupy(place, process)
             shared = "shares memory with the server" if host.channel is not None else "over the network"
-            notice(f"{host.hostname} runs worker {place.worker} ({shared})")
+            self._joins.warn(f"{host.hostname} runs worker {place.worker} ({shared})")
         elif self._began is None:
             self._vacant.append(place)
         else:
             self._send_to_server(control.NeverStarted(place.worker, place.incarnation))
+
+    def _next_announced(self) -> JoinedHost | None:
+        """Return the next machine that waits for a number; one may be gone, or have asked again as another."""
+        while self._announced:
+            host = self._announced.pop(0)
+            if host.process is None and self._listener.hosts.get(host.identity) is host:
+                return host
+        return None
 
     def on_host(self, host: JoinedHost) -> None:
         if self._finished is not None:
@@ -135,11 +142,12 @@ class HostLauncher(Launcher):
         self._start(place)
         missing = len(self._vacant)
         if missing:
-            notice(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
+            self._joins.warn(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
 
     def _on_no_place(self, reason: str) -> None:
-        if self._announced:
-            self._listener.dismiss(self._announced.pop(0), reason, True)
+        host = self._next_announced()
+        if host is not None:
+            self._listener.dismiss(host, reason, True)
 
     # -- what machines say -------------------------------------------------------------------------------------------
 
@@ -155,7 +163,7 @@ class HostLauncher(Launcher):
         self._on_exit(place)
         host = process.host
         comes_back = self._plan.config.respawn and process.code != 0 and self._finished is None
-        if host.identity in self._listener.hosts and not comes_back:
+        if self._listener.hosts.get(host.identity) is host and not comes_back:
             self._listener.dismiss(host, *self._why_dismissed(process))
 
     def _why_dismissed(self, process: JoinedProcess) -> tuple[str, bool]:

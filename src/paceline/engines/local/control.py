@@ -291,5 +291,5 @@ def for_child(data: bytes | bytearray) -> ToChild:
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes | bytearray, whose: str) -> T:
     try:
         return decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # text that is none, lists in lists
         raise PeerError(f"a control message for the {whose} cannot be read: {error}") from error

@@ -57,7 +57,8 @@ PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
 LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
 
 LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
-LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
+LAST_WORDS_S = 5.0  # for a busy launcher to read the last message, and for those of a worker of another machine
+LEAVING_S = 0.01  # between looks for the latter
 IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
 logger = logging.getLogger("paceline")
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
@@ -192,6 +193,8 @@ def main(channel: Channel) -> None:
     torch.set_num_threads(setup.plan.config.threads or 1)
     torch.set_grad_enabled(False)  # once, instead of for every step
     own_optimizer.take(setup.plan.optimizers)
+    if setup.listen:
+        own_optimizer.import_only((setup.plan.config.own_optimizers or "").split(","))
     try:
         server = Server(channel, setup, scratch.claim(Path(setup.folder)))
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
@@ -229,6 +232,7 @@ class LocalEngine:
         self._effort = Effort()
         exact = setup.plan.scenario is not None
         self._links = ServerLinks(channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact)
+        self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory
@@ -274,7 +278,9 @@ class LocalEngine:
             patience = min(patience, left)
         if limit is not None and run.active and run.phases.running:
             patience = min(patience, max(0.0, limit - self.now()))
-        something = self._links.wait(patience)
+        something = self._links.wait(min(patience, LEAVING_S) if self._leaving else patience)
+        if self._leaving:
+            self._look_at_leaving()
         self._alarms.ring(self.now())
         if not something:
             self._on_idle()
@@ -312,10 +318,8 @@ class LocalEngine:
             case m.Linked():
                 self._on_linked(message, descriptors)
             case m.Exited():
-                worker = EVALUATOR if message.evaluator else message.worker
-                known = self._links.unlink(message) is not None
-                ended = self.run.on_exit if known else self.run.on_unknown_exit
-                ended(worker, message.incarnation, message.code, self.now())
+                self._leaving.append((message, time.monotonic() + LAST_WORDS_S))
+                self._look_at_leaving()
             case m.Interrupt():
                 self.run.interrupt(self.now())
             case m.Newcomer():
@@ -330,6 +334,18 @@ class LocalEngine:
                 self.run.departures.liveness.debugging(message.worker, message.waits)
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
+
+    def _look_at_leaving(self) -> None:
+        """Take leave of processes that have exited, once their last messages have come."""
+        leaving, self._leaving = self._leaving, []
+        for message, until in leaving:
+            if time.monotonic() < until and self._links.may_still_speak(message):
+                self._leaving.append((message, until))
+                continue
+            worker = EVALUATOR if message.evaluator else message.worker
+            known = self._links.unlink(message) is not None
+            ended = self.run.on_exit if known else self.run.on_unknown_exit
+            ended(worker, message.incarnation, message.code, self.now())
 
     def _on_linked(self, message: m.Linked, descriptors: list[int]) -> None:
         worker = EVALUATOR if message.evaluator else message.worker

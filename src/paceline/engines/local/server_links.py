@@ -11,7 +11,16 @@ from typing import Any, Protocol
 
 import zmq
 
-from paceline.core.errors import InternalError, OptionError, PacelineError
+from paceline.core.errors import (
+    CheckpointError,
+    InternalError,
+    JournalError,
+    OptionError,
+    PacelineError,
+    PeerError,
+    StorageError,
+    UserError,
+)
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.model.regions import Region
@@ -24,6 +33,10 @@ from paceline.transport.shm import Channel, ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
 WRITE_S = 0.001  # between attempts to write to a full link
+
+# What a message can raise that its own values are to blame for, and what can only be this process's fault.
+_MISFITS = (UserError, PeerError, LookupError, ValueError, TypeError, ArithmeticError, RuntimeError)
+_OURS = (JournalError, CheckpointError, StorageError)
 
 Place = tuple[int, int, bool]  # worker, incarnation, whether it is the evaluator
 
@@ -107,6 +120,17 @@ class ServerLinks:
             self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(member, link))
         return member
 
+    def may_still_speak(self, message: Exited) -> bool:
+        """Return whether last messages of a process of another machine may be on their way, whose exit another
+        connection has told. Do not wait for them: whoever is hostile says so and keeps its link open."""
+        member = self._processes.get((message.worker, message.incarnation, message.evaluator))
+        if member is None or member.pid or member.hung_up or self._hub is None:
+            return False
+        link = member.link
+        if not isinstance(link, ZeromqServerEnd) or not link.linked or link.parted:
+            return False
+        return link.reachable or self._hub.has_more
+
     def unlink(self, message: Exited) -> Member | None:
         """Read the last messages of a process that has exited and remove it; return None if it was never linked."""
         place = (message.worker, message.incarnation, message.evaluator)
@@ -114,7 +138,7 @@ class ServerLinks:
         if member is None:
             return None
         if self._hub is not None and isinstance(member.link, ZeromqServerEnd) and not member.hung_up:
-            for link in self._hub.drain(member.link):
+            for link in self._hub.drain(member.link) if member.pid else self._hub.pump():
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
@@ -179,9 +203,15 @@ class ServerLinks:
                     self._drain(self._by_link[id(link)])
 
     def _take(self, member: Member, message: ToServer) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(message)
-        self.run.on_message(member.number, member.incarnation, message, self._now())
+        """Hand a message to the run; go on without a worker of another machine whose message does not fit the run."""
+        try:
+            if isinstance(message, Hello):
+                self._on_hello(message)
+            self.run.on_message(member.number, member.incarnation, message, self._now())
+        except _MISFITS as error:
+            if member.pid or isinstance(error, _OURS) or not self.run.departures.can_spare(member.number):
+                raise
+            self._part_with(member, f"its {type(message).__name__} does not fit this run: {error}")
 
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
         """Handle what one read of a ready link yields; if more has arrived since, the next wait reports it."""
@@ -209,9 +239,14 @@ class ServerLinks:
         except PacelineError as error:
             if member.pid:
                 raise  # a process of this machine: the fault is ours
-            self.run.departures.on_nonsense(member.number, member.incarnation, str(error), self._now())
-            self.hang_up(member)
+            self._part_with(member, str(error))
             return None
+
+    def _part_with(self, member: Member, why: str) -> None:
+        self.run.departures.on_nonsense(member.number, member.incarnation, why, self._now())
+        if isinstance(member.link, ZeromqServerEnd):
+            member.link.expel()
+        self.hang_up(member)
 
     def _unregister(self, member: Member) -> None:
         with contextlib.suppress(KeyError, ValueError):
