@@ -126,6 +126,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     transport: Annotated[Transport, About(
         "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
         of_processes=True)] = "shm"
+    servers: Annotated[Annotated[int, Meta(ge=1, le=64)], About(
+        "How many processes hold the weights, each a range of them.", "N",
+        why="one is enough until its core or its link is the limit", of_processes=True, not_in_scenario=MACHINE)] = 1
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
@@ -317,6 +320,11 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
         raise OptionError(
             f"--most-workers {config.most_workers} is less than the {config.workers or 1} that the run begins with; "
             "raise it, or begin with fewer"
+        )
+    if config.servers > 1 and (config.transport == "zeromq" or engine.open_to_joiners):
+        raise OptionError(
+            f"--servers {config.servers} needs workers that share memory with the server: use the local engine with "
+            "--transport shm, or leave --servers out"
         )
     if engine.open_to_joiners and config.listen is None:
         raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")

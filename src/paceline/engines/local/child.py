@@ -29,6 +29,7 @@ from paceline.core.errors import InternalError, PeerError, ScriptError, UserErro
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import (
+    SHARD,
     Debugging,
     Failure,
     Finished,
@@ -85,7 +86,7 @@ def begin(name: str, descriptor: int) -> NoReturn:
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        code = serve(channel) if name == "server" else work(channel)
+        code = serve(channel) if name == "server" else hold(channel) if name.startswith(SHARD) else work(channel)
     except Lost:
         end_own_group()
     sys.exit(code)
@@ -102,6 +103,14 @@ def serve(channel: Channel) -> int:
         channel.send(encode(Finished("error", b"", Failure("internal", text, traceback.format_exc()))))
         channel.finish(LAST_WORDS_S)
         return 1
+    return 0
+
+
+def hold(channel: Channel) -> int:
+    """Be a shard; return the exit code."""
+    from paceline.engines.local import shard_process  # workers do not need it
+
+    shard_process.main(channel)
     return 0
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import zmq
 
@@ -29,7 +29,7 @@ from paceline.server.run import ServerRun
 from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.messages import Hello, ToServer
 from paceline.transport.security import Security
-from paceline.transport.shm import Channel, ShmServerEnd
+from paceline.transport.shm import Channel, ShareRegion, ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
 WRITE_S = 0.001  # between attempts to write to a full link
@@ -79,16 +79,18 @@ class ServerLinks:
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], folder: Path, on_control: Callable[[], None],
-        on_hello: Callable[[Hello], None], *, exact: bool,
+        on_hello: Callable[[Hello], None], *, exact: bool, share: ShareRegion | None = None,
     ) -> None:  # fmt: skip
         """`folder` is this process's own, in that of the run.
 
-        `exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit.
+        `exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit. `share`
+        hands workers' regions on to shards.
         """
         self._channel = channel
         self._folder = folder
         self._now = now
         self._on_hello = on_hello
+        self._share = share
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
         self._processes: dict[Place, Member] = {}
@@ -108,7 +110,7 @@ class ServerLinks:
     def link(self, message: Linked, descriptors: list[int]) -> Member:
         """Register the link of a process that the launcher announced."""
         if descriptors:
-            link: Any = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])))
+            link: Any = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])), self._share)
         elif self._hub is not None:
             link = self._hub.expect(message.token)
         else:
@@ -166,7 +168,7 @@ class ServerLinks:
             key.data()
         return bool(events)
 
-    def orphaned(self) -> None:
+    def orphaned(self) -> NoReturn:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
         local = [member.pid for member in self._processes.values() if member.pid]
         groups = {leader: scratch.group_of(leader) for leader in local}
