@@ -60,9 +60,10 @@ def assert_same(one, other):
         assert torch.equal(value, other.model_state[name]), name
 
 
-def test_bsp_is_bit_identical_whatever_the_number_of_shards(tmp_path):
+@pytest.mark.parametrize("transport", ["shm", "zeromq"])
+def test_bsp_is_bit_identical_whatever_the_number_of_shards(tmp_path, transport):
     whole = launch(Job(tmp_path), workers=3)
-    shared = launch(Job(tmp_path), tmp_path, workers=3, servers=3, evaluate_every="4v")
+    shared = launch(Job(tmp_path), tmp_path, workers=3, servers=3, evaluate_every="4v", transport=transport)
     assert_same(shared, whole)
     assert shared.summary.metrics == {"size": 5.0}
     assert replay(shared.journal).difference is None
@@ -70,9 +71,11 @@ def test_bsp_is_bit_identical_whatever_the_number_of_shards(tmp_path):
     assert spent["cpu_s"] >= spent["apply_s"] > 0
 
 
-def test_after_a_shards_death_all_go_back_to_the_last_checkpoint(tmp_path, caplog):
+@pytest.mark.parametrize("transport", ["shm", "zeromq"])
+def test_after_a_shards_death_all_go_back_to_the_last_checkpoint(tmp_path, caplog, transport):
     whole = launch(Job(tmp_path), workers=2)
-    done = launch(Job(tmp_path, kills="shard 1"), tmp_path, servers=2, checkpoint_every="3v")
+    job = Job(tmp_path, kills="shard 1")
+    done = launch(job, tmp_path, servers=2, checkpoint_every="3v", transport=transport)
     assert (tmp_path / "killed").exists()
     assert_same(done, whole)
     assert "shard 1 of the server was killed by SIGKILL: going on from" in caplog.text

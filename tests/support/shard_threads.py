@@ -14,6 +14,7 @@ from paceline.transport.shm import Channel
 def _serve(link, shard, shards):
     torch.set_grad_enabled(False)  # of this thread
     host = ShardHost(link, shard, shards)
+    host.introduce()
     with contextlib.suppress(Lost):
         while True:
             host.handle(link.receive())

@@ -8,17 +8,20 @@ import pytest
 import torch
 from shard_threads import shard_links
 
-from paceline.core.errors import CheckpointError, InternalError, OptionError
+from paceline.core.errors import CheckpointError, InternalError, OptionError, PeerError, UserError
 from paceline.core.updates import PushRef
 from paceline.model import sharding
 from paceline.model.joint_optimizer import make_optimizer
 from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe, joined
-from paceline.model.regions import Region, RegionLayout
+from paceline.model.regions import Region, RegionLayout, private_region
 from paceline.model.sharding import BLOCK, ModelSplit, joined_tensors, require_splittable, shapes_of
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Store, store_of
-from paceline.shards.sharded_store import ShardedStore
-from paceline.transport.shm import anonymous_file
+from paceline.model.store import Gradient, Parameters, Store, store_of
+from paceline.shards import commands as c
+from paceline.shards.sharded_store import ShardedStore, ShardLinks
+from paceline.transport.codec import Codec
+from paceline.transport.messages import Hello, Push, Welcome
+from paceline.transport.shm import Channel, anonymous_file
 
 SHAPES = [(70, 30), (5,), (41, 90), (), (33, 64), (0, 3)]
 ELEMENTWISE = [name for name in (*EXACT, *SCALED) if name not in sharding.OF_TENSORS]
@@ -353,3 +356,93 @@ def test_a_model_smaller_than_a_block_is_one_shards_alone():
         assert math.isclose(found.norm, expected.norm, rel_tol=1e-6)
         assert_same(parameters(store), parameters(plain))
         assert make_optimizer(spec.optimizer, values).notice is None
+
+
+# -- workers that share no memory --------------------------------------------------------------------------------------
+
+
+def test_what_a_shard_sends_together_with_an_answer_is_taken_in():
+    mine, theirs = Channel.pair()
+    theirs.send(c.encode(c.Listens("")))
+    links = ShardLinks([mine], lambda shard: pytest.fail(f"shard {shard} is gone"))
+    links._tokens[4] = "hers"
+    for message in (c.Done(), c.Held(4, 9), c.Held(5, 9), c.Broken("t", "nonsense")):
+        theirs.send(c.encode(message))
+    links.ask(c.Reach(), c.Done)
+    assert links.news
+    assert links._held == {4: {9: 1}}
+    assert [each.text for each in links.broken] == ["nonsense"]
+    theirs.send(c.encode(c.Fault("user", "no such thing", "")))
+    with pytest.raises(UserError, match="no such thing"):
+        links.listen()
+    theirs.send(c.encode(c.Done()))
+    with pytest.raises(InternalError, match="unasked"):
+        links.listen()
+    links.close()
+    theirs.close()
+
+
+def test_a_push_has_come_when_every_shard_holds_it():
+    pairs = [Channel.pair() for _ in range(2)]
+    for _, theirs in pairs:
+        theirs.send(c.encode(c.Listens("")))
+    links = ShardLinks([mine for mine, _ in pairs], lambda shard: pytest.fail(f"shard {shard} is gone"))
+    pairs[0][1].send(c.encode(c.Held(1, 5)))
+    pairs[0][1].send(c.encode(c.Held(1, 6)))
+    region = private_region(model()[1])
+    assert links._number(region) == 1
+    links._tokens[1] = "hers"
+    links.listen()
+    assert not links.take(region, 6)
+    pairs[1][1].send(c.encode(c.Held(1, 6)))
+    links.listen()
+    assert not links.take(region, 5)
+    assert links.take(region, 6)
+    assert not links.take(region, 6)
+    for ticket in range(100, 170):
+        pairs[0][1].send(c.encode(c.Held(1, ticket)))
+    links.listen()
+    assert "parts of 65 pushes at once" in links.broken[0].text
+    links.close()
+    for _, theirs in pairs:
+        theirs.close()
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_push_in_parts_is_taken_where_it_is_expected_alone(in_parts):
+    _, spec = model()
+    worker, server = Codec(), Codec(private_region)
+    worker.region = private_region(spec)
+    server.at_server(bytearray(worker.encode(Hello(spec, [], []))[0]))
+    server.in_parts = in_parts
+    slot = worker.region.slots[1]
+    gradient = Gradient(slot.flat, frozenset({1}), [], [], 0.5, 1.0, 1, slot.views)
+    gradient.in_parts = True
+    data, _ = worker.encode(Push(3, 4, gradient))
+    assert not [tensor for holder in worker.shared for tensor in holder.all()]
+    if not in_parts:
+        with pytest.raises(PeerError, match="slot must be 0 to 1, not 3"):
+            server.at_server(bytearray(data))
+        return
+    found = server.at_server(bytearray(data))[0].gradient
+    assert (found.in_parts, found.slot, found.missing) == (True, 1, frozenset({1}))
+    gradient.norm = None
+    with pytest.raises(PeerError, match="has to say its norm"):
+        server.at_server(bytearray(worker.encode(Push(3, 4, gradient))[0]))
+    gradient.in_parts = False
+    with pytest.raises(PeerError, match="slot must be 2 to 3, not 1"):
+        server.at_server(bytearray(worker.encode(Push(3, 4, gradient))[0]))
+
+
+def test_a_version_in_parts_names_their_number_and_brings_buffers_alone():
+    _, spec = model(buffers=[torch.zeros(3)])
+    worker, server = Codec(), Codec(private_region)
+    worker.region = private_region(spec)
+    server.at_server(bytearray(worker.encode(Hello(spec, [], []))[0]))
+    data, _ = server.encode(Welcome(Parameters(7, server.region.flat, server.region.buffers, parts=40)))
+    assert [tensor for holder in server.shared for tensor in holder.all()] == server.region.buffers
+    with pytest.raises(PeerError, match="in the server's memory"):
+        worker.at_worker(bytearray(data))
+    worker.in_parts = True
+    found = worker.at_worker(bytearray(data))[0].parameters
+    assert (found.version, found.parts, found.flat is worker.region.flat) == (7, 40, True)

@@ -153,7 +153,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
         not_in_scenario=PLACE)] = None
     listen: Annotated[str | None, About(
-        "Where workers of other machines join; the next port is used, too, for tensors.", "HOST:PORT", of_hosts=True,
+        "Where workers of other machines join; tensors use the next port, and --servers one more each.",
+        "HOST:PORT", of_hosts=True,
         not_in_scenario=MACHINE, then=host_and_port)] = None
     most_workers: Annotated[Count | None, About(
         "Turn away who would be one worker more.", "N", default="no limit", of_hosts=True,
@@ -321,10 +322,11 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             f"--most-workers {config.most_workers} is less than the {config.workers or 1} that the run begins with; "
             "raise it, or begin with fewer"
         )
-    if config.servers > 1 and (config.transport == "zeromq" or engine.open_to_joiners):
+    last = LAST_PORT + 1 - (config.servers if config.servers > 1 else 0)
+    if config.listen is not None and int(config.listen.rpartition(":")[2]) >= last:
         raise OptionError(
-            f"--servers {config.servers} needs workers that share memory with the server: use the local engine with "
-            "--transport shm, or leave --servers out"
+            f"--listen {config.listen}: with --servers {config.servers} the {config.servers + 1} ports after it are "
+            f"used, too; choose one below {last}"
         )
     if engine.open_to_joiners and config.listen is None:
         raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")

@@ -62,7 +62,9 @@ def _address(piece: tuple[torch.Tensor, torch.Tensor]) -> int:
 class Gradient:
     """The contents of a push: tensors, which parameters had no gradient, and the optimizer's options."""
 
-    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "unwritten", "views")
+    __slots__ = (
+        "buffer_change", "flat", "in_parts", "loss", "missing", "norm", "options", "slot", "unwritten", "views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -78,30 +80,33 @@ class Gradient:
     ) -> None:
         self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
         self.loss, self.norm, self.slot, self.views, self.unwritten = loss, norm, slot, views, unwritten
+        self.in_parts = False  # its flat tensors go to shards, each a part
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
-        return [*self.flat, *(change for change in self.buffer_change if change is not None)]
+        flat = () if self.in_parts else self.flat
+        return [*flat, *(change for change in self.buffer_change if change is not None)]
 
 
 class Parameters:
     """One whole version, read by any number of workers and never written to.
 
     `unwritten`: values of `flat` that are still in the store's memory. If nobody sends them, the store writes them
-    before it changes.
+    before it changes. `parts`: shards send the parameters, under this number.
     """
 
-    __slots__ = ("buffers", "flat", "unwritten", "version")
+    __slots__ = ("buffers", "flat", "parts", "unwritten", "version")
 
     def __init__(
         self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor],
-        unwritten: Unwritten | None = None,
+        unwritten: Unwritten | None = None, parts: int | None = None,
     ) -> None:  # fmt: skip
-        self.version, self.flat, self.buffers, self.unwritten = version, flat, buffers, unwritten
+        self.version, self.flat, self.buffers = version, flat, buffers
+        self.unwritten, self.parts = unwritten, parts
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
-        return [*self.flat, *self.buffers]
+        return [*(self.flat if self.parts is None else ()), *self.buffers]
 
 
 class ArrivingNorm:

@@ -41,6 +41,26 @@ class MapRegion(msgspec.Struct, frozen=True, tag=True):
     spec: ModelSpec
 
 
+class ExpectWorker(msgspec.Struct, frozen=True, tag=True):
+    """A worker that shares no memory will connect, and prove itself by this token."""
+
+    token: str
+
+
+class MirrorRegion(msgspec.Struct, frozen=True, tag=True):
+    """Mirror the shard's part of the region of such a worker, which has prepared this model."""
+
+    region: int
+    spec: ModelSpec
+    token: str
+
+
+class ForgetWorker(msgspec.Struct, frozen=True, tag=True):
+    """Close the link to such a worker."""
+
+    token: str
+
+
 class DropRegion(msgspec.Struct, frozen=True, tag=True):
     """Forget a region that nobody needs any more."""
 
@@ -85,6 +105,13 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
     region: int
 
 
+class SendVersion(msgspec.Struct, frozen=True, tag=True):
+    """Send the current version to the worker of a mirrored region, under this number."""
+
+    region: int
+    number: int
+
+
 class Reach(msgspec.Struct, frozen=True, tag=True):
     """Answer `Done`: every command before this one is carried out."""
 
@@ -125,12 +152,33 @@ class CountEffort(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = (
-    MakeStore | MapRegion | DropRegion | Merge | Extend | CopyOut | DropCopy | Publish | Reach | ScaleRate | ReadState
+    MakeStore | MapRegion | ExpectWorker | MirrorRegion | ForgetWorker | DropRegion | Merge | Extend | CopyOut
+    | DropCopy | Publish | SendVersion | Reach | ScaleRate | ReadState
     | LoadState | Save | Restore | CountEffort
 )  # fmt: skip
 
 
 # -- from a shard ------------------------------------------------------------------------------------------------------
+
+
+class Listens(msgspec.Struct, frozen=True, tag=True):
+    """The first message: where workers that share no memory find this shard; empty: they do not."""
+
+    address: str
+
+
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """All bytes of the shard's part of this push have come. Sent unasked."""
+
+    region: int
+    ticket: int
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """A worker has sent what is no message. Sent unasked."""
+
+    token: str
+    text: str
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
@@ -181,7 +229,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
-Answer = Made | Measured | Done | StateRead | Saved | Effort | Fault
+Answer = Listens | Held | Broken | Made | Measured | Done | StateRead | Saved | Effort | Fault
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -23,28 +23,37 @@ from paceline.model.spec import dtype_of
 from paceline.model.store import Gradient, Store, StoreSnapshot, add_in_place
 from paceline.records import private_files
 from paceline.shards import commands as c
+from paceline.shards.remote_workers import RemoteWorkers
 from paceline.transport.shm import Channel, Frame, require_sealed
 
 
 class ShardRegion:
-    """A shard's range of one worker's region."""
+    """A shard's range of one worker's region: parameters, and each slot's gradients."""
 
-    def __init__(self, split: ModelSplit, layout: RegionLayout, memory: mmap.mmap) -> None:
+    def __init__(self, flat: list[torch.Tensor], slots: list[list[torch.Tensor]]) -> None:
+        self.flat = flat
+        self.slots = slots
+
+    @staticmethod
+    def mapped(split: ModelSplit, layout: RegionLayout, memory: mmap.mmap) -> "ShardRegion":
+        """Return the range in memory that holds the whole region."""
+
         def own(offsets: Sequence[int]) -> list[torch.Tensor]:
             dtypes = [layout.parameters.dtypes[mine.buffer] for mine in split.ranges]
             pairs = zip(split.ranges, dtypes, strict=True)
             return [tensor_in(memory, dtype, mine.end - mine.begin, offsets[mine.buffer] + mine.begin * dtype.itemsize)
                     for mine, dtype in pairs]  # fmt: skip
 
-        self.flat = own(layout.parameter_offsets)
-        self.slots = [own(layout.slot_offsets[number]) for number in range(SLOTS)]
+        return ShardRegion(own(layout.parameter_offsets), [own(layout.slot_offsets[slot]) for slot in range(SLOTS)])
 
 
 class ShardHost:
     """Carries out commands, one after the other."""
 
-    def __init__(self, link: Channel, shard: int, shards: int) -> None:
+    def __init__(self, link: Channel, shard: int, shards: int, remote: RemoteWorkers | None = None) -> None:
+        """`remote`: workers that share no memory, where there are such."""
         self._link = link
+        self._remote = remote
         self._shard, self._shards = shard, shards
         self._split: ModelSplit | None = None
         self._store: Store | None = None
@@ -94,7 +103,20 @@ class ShardHost:
                 return self._make_store(command, given[0]), ()
             case c.MapRegion():
                 self._map_region(command, given[0])
+            case c.SendVersion():
+                self.remote.send_version(command.region, command.number, self.store)
+            case c.ExpectWorker():
+                self.remote.expect(command.token)
+            case c.ForgetWorker():
+                self.remote.forget(command.token)
+            case c.MirrorRegion():
+                split = ModelSplit(command.spec, self._shard, self._shards)
+                mirror = self.remote.mirror(command.region, split, command.token)
+                if mirror is not None:
+                    self._regions[command.region] = ShardRegion(mirror.flat, [slot.flat for slot in mirror.slots])
             case c.DropRegion():
+                if self._remote is not None:
+                    self._remote.drop(command.region)
                 self._regions.pop(command.region, None)
                 self._views = {key: views for key, views in self._views.items() if key[0] != command.region}
             case c.ScaleRate():
@@ -108,6 +130,21 @@ class ShardHost:
             case _:
                 assert_never(command)
         return None, ()
+
+    def introduce(self) -> None:
+        """Send the coordinator the first message."""
+        self._link.send(c.encode(c.Listens("" if self._remote is None else self._remote.address)))
+
+    def pump(self) -> None:
+        """Receive what remote workers have sent, and tell the coordinator."""
+        for note in self.remote.pump():
+            self._link.send(c.encode(note))
+
+    @property
+    def remote(self) -> RemoteWorkers:
+        if self._remote is None:
+            raise InternalError("a shard was told of a worker that shares no memory, and does not listen")
+        return self._remote
 
     @property
     def store(self) -> Store:
@@ -141,7 +178,9 @@ class ShardHost:
         with open(descriptor, "rb+") as file:
             memory = mmap.mmap(file.fileno(), layout.nbytes)
         # The worker may come before the first store, and with the spec of the next one.
-        self._regions[command.region] = ShardRegion(ModelSplit(command.spec, self._shard, self._shards), layout, memory)
+        self._regions[command.region] = ShardRegion.mapped(
+            ModelSplit(command.spec, self._shard, self._shards), layout, memory
+        )
 
     def _flat(self, push: c.PushPlace) -> list[torch.Tensor]:
         if push.slot is None:

@@ -14,8 +14,9 @@ import math
 import mmap
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -38,9 +39,11 @@ from paceline.model.spec import ModelSpec
 from paceline.model.store import MODEL, SERVER, Gradient, Parameters, Store, StoreSnapshot, extend, sorted_out
 from paceline.shards import commands as c
 from paceline.transport.base import Lost
-from paceline.transport.shm import Channel, anonymous_file
+from paceline.transport.shm import Channel, Frame, anonymous_file
+from paceline.transport.zeromq import ZeromqServerEnd
 
 A = TypeVar("A")
+MOST_HELD = 64  # pushes of one worker that some shards hold and the coordinator has not seen; an honest one has two
 
 
 class ShardLinks:
@@ -55,7 +58,13 @@ class ShardLinks:
         self._regions: dict[int, int] = {}  # numbers, by the identity of a region's lists of tensors
         self._last = 0
         self._dropped: list[int] = []  # regions that nothing here refers to any more
+        self._held: dict[int, Counter[int]] = {}  # how many shards hold their part, by region and ticket
+        self._tokens: dict[int, str] = {}  # of workers that share no memory, by region
+        self.broken: list[c.Broken] = []  # workers that have sent what is no message
+        self.news = False  # all shards hold a push, or a worker is broken
+        self._versions = 0  # sent so far to workers that share no memory
         self.behind = False  # commands were sent after the last one that was answered
+        self.addresses = [answer.address for answer in self.collect(c.Listens)]  # for workers that share no memory
 
     def __len__(self) -> int:
         return len(self._links)
@@ -106,20 +115,81 @@ class ShardLinks:
             self._on_lost(shard)
 
     def _answer(self, shard: int, kind: type[A]) -> tuple[A, list[int]]:
-        try:
-            frame = self._links[shard].receive()
-        except Lost:
-            self._on_lost(shard)
-        answer = c.answer_of(frame.data) if frame is not None else None
+        while True:
+            try:
+                frame = self._links[shard].receive()
+            except Lost:
+                self._on_lost(shard)
+            answer = c.answer_of(frame.data) if frame is not None else None
+            if not self._noted(answer):
+                break
+        self._require_sound(shard, answer)
+        if frame is None or not isinstance(answer, kind):
+            raise InternalError(f"shard {shard} answered {answer!r} where {kind.__name__} was due")
+        self._read_ahead(shard)
+        return answer, frame.descriptors
+
+    def _read_ahead(self, shard: int) -> None:
+        """Take in what was read together with an answer: no event loop would report it."""
+        with suppress(Lost):  # the next command will show it
+            while (frame := self._links[shard].buffered()) is not None:
+                self._require_note(shard, frame)
+
+    def _require_sound(self, shard: int, answer: c.Answer | None) -> None:
+        """Raise what went wrong in a shard."""
         if isinstance(answer, c.Fault):
             if answer.blame == "user":
                 raise UserError(answer.text)
             error = InternalError(f"shard {shard} failed: {answer.text}")
             error.add_note(answer.traceback)
             raise error
-        if frame is None or not isinstance(answer, kind):
-            raise InternalError(f"shard {shard} answered {answer!r} where {kind.__name__} was due")
-        return answer, frame.descriptors
+
+    def _require_note(self, shard: int, frame: Frame) -> None:
+        answer = c.answer_of(frame.data)
+        self._require_sound(shard, answer)
+        if not self._noted(answer):
+            raise InternalError(f"shard {shard} sent {answer!r} unasked")
+
+    # -- what shards send unasked ------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take in what shards have sent unasked."""
+        for shard, link in enumerate(self._links):
+            try:
+                while (frame := link.collect()) is not None:
+                    self._require_note(shard, frame)
+            except Lost:
+                self._on_lost(shard)
+
+    def _noted(self, answer: c.Answer | None) -> bool:
+        """Take note of what is no answer; return whether it was that."""
+        if isinstance(answer, c.Held) and answer.region in self._tokens:  # else its worker has gone meanwhile
+            held = self._held.setdefault(answer.region, Counter())
+            held[answer.ticket] += 1
+            self.news = self.news or held[answer.ticket] == len(self._links)
+            if len(held) > MOST_HELD:
+                self.broken.append(
+                    c.Broken(self._tokens[answer.region], f"it sent parts of {len(held)} pushes at once")
+                )
+                self.news = True
+        elif isinstance(answer, c.Broken):
+            self.broken.append(answer)
+            self.news = True
+        return isinstance(answer, c.Held | c.Broken)
+
+    def take(self, region: Region, ticket: int) -> bool:
+        """Return whether all shards hold a push of the worker with this region; then its parts are no longer noted."""
+        held = self._held.get(self.region_of(region.flat))
+        if held is None or held[ticket] < len(self._links):
+            return False
+        del held[ticket]
+        return True
+
+    def send_version(self, flat: list[torch.Tensor]) -> int:
+        """Let the shards send the current version to the worker with these parameters; return its number."""
+        self._versions += 1
+        self.send(c.SendVersion(self.region_of(flat), self._versions))
+        return self._versions
 
     # -- regions -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +197,25 @@ class ShardLinks:
         """Let the shards map the region of a worker that shares its memory."""
         number = self._number(region)
         self.send(c.MapRegion(number, spec), (descriptor,))
+
+    def mirror(self, region: Region, spec: ModelSpec, token: str) -> None:
+        """Let the shards mirror their parts of the region of a worker that shares no memory."""
+        number = self._number(region)
+        self._tokens[number] = token
+        self.send(c.MirrorRegion(number, spec, token))
+
+    def expect(self, token: str, end: ZeromqServerEnd) -> None:
+        """Let a worker that shares no memory connect to the shards; `end` is its link to the coordinator."""
+        self.send(c.ExpectWorker(token))
+        end.leave_to_shards(lambda region, spec: self.mirror(region, spec, token))
+
+    def forget(self, token: str, region: Region | None) -> None:
+        """Let the shards close their links to such a worker; its pushes that were not handled are void."""
+        self.send(c.ForgetWorker(token))
+        if region is not None:
+            number = self.region_of(region.flat)
+            self._held.pop(number, None)
+            self._tokens.pop(number, None)
 
     def _number(self, region: Region) -> int:
         number = self._last = self._last + 1
@@ -141,6 +230,21 @@ class ShardLinks:
         if found is None:
             raise InternalError("a model's tensors lie in no region that the shards know")
         return found
+
+    @property
+    def channels(self) -> list[Channel]:
+        """The links, for an event loop: call `listen` when one is readable."""
+        return self._links
+
+    def flush(self) -> bool:
+        """Send what full links have not taken yet; return whether there was something."""
+        full = [shard for shard, link in enumerate(self._links) if link.wants_write]
+        for shard in full:
+            try:
+                self._links[shard].flush()
+            except Lost:
+                self._on_lost(shard)
+        return bool(full)
 
     def close(self) -> None:
         """Close all links; the shards then exit."""
@@ -258,6 +362,11 @@ class ShardedStore(Store):
         self.write_buffers(buffers)
         self._links.ask(c.Publish(self._links.region_of(flat)), c.Done)
         return self.version
+
+    def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
+        """Let the shards send the current version to a worker that shares no memory."""
+        self.write_buffers(buffers)
+        return Parameters(self.version, flat, buffers, parts=self._links.send_version(flat))
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,8 @@ ToServer = Setup | ShardLinked | Linked | Exited | Interrupt | Debugged | Newcom
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """The address at which workers find the server (zeromq); none of them begins without it."""
+    """The address at which workers find the server (zeromq), and those of its shards after spaces; none of the workers
+    begins without it."""
 
     address: str
 
@@ -255,6 +256,11 @@ class ShardRole(msgspec.Struct, frozen=True, tag=True):
     shard: int
     shards: int
     threads: int
+    folder: str  # the run's temporary folder
+    listens: bool = False  # there may be workers that share no memory
+    over_tcp: bool = False  # they connect to a port of the loopback
+    listen: str = ""  # where workers of other machines connect to; empty: none do
+    secret: Secret = Secret()
 
 
 class Relinked(msgspec.Struct, frozen=True, tag=True):

@@ -158,8 +158,14 @@ class Launcher:
             theirs, servers = socket.socketpair()
             with theirs, servers:
                 self._send_to_server(control.ShardLinked(number), (servers.fileno(),))
-                role = control.ShardRole(number, count, self._plan.config.threads or 1)
-                shard.send(control.encode(role), (theirs.fileno(),))
+                shard.send(control.encode(self._shard_role(number)), (theirs.fileno(),))
+
+    def _shard_role(self, number: int) -> control.ShardRole:
+        config, listening = self._plan.config, self._listening(number + 1)
+        return control.ShardRole(
+            number, config.servers, config.threads or 1, os.fspath(self._children.folder or ""),
+            listens=bool(listening) or config.transport == "zeromq", over_tcp=addresses.over_tcp, **listening,
+        )  # fmt: skip
 
     def _end_shards(self) -> None:
         """End the shards of a server that is gone: what they hold is of no use to its successor."""
@@ -181,8 +187,9 @@ class Launcher:
             self._lost_shard = f"{shard.name} of the server {how_it_ended(code)}"
             self._server.signal(signal.SIGKILL)
 
-    def _listening(self) -> dict[str, Any]:
-        """Return where the server listens for workers of other machines, if it does."""
+    def _listening(self, shard: int = 0) -> dict[str, Any]:
+        """Return where the server, or one of its shards, counted from 1, listens for workers of other machines."""
+        del shard
         return {}
 
     def _start_children(self) -> None:

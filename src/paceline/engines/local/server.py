@@ -239,7 +239,7 @@ class LocalEngine:
         self._shards = self._link_shards(setup.plan.config.servers)
         self._links = ServerLinks(
             channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact,
-            share=None if self._shards is None else self._shards.share,
+            shards=self._shards,
         )  # fmt: skip
         self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
@@ -295,7 +295,8 @@ class LocalEngine:
         setup = self._setup
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
-            self.send_to_launcher(m.Listening(at))
+            shards = [] if self._shards is None else self._shards.addresses
+            self.send_to_launcher(m.Listening(" ".join([at, *shards])))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
