@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import threading
 
 import pytest
 import torch
@@ -18,10 +19,13 @@ from paceline.model.sharding import BLOCK, ModelSplit, joined_tensors, require_s
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters, Store, store_of
 from paceline.shards import commands as c
+from paceline.shards.remote_workers import RemoteWorkers
+from paceline.shards.sharded_endpoint import ShardedEndpoint
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.transport.codec import Codec
-from paceline.transport.messages import Hello, Push, Welcome
+from paceline.transport.messages import Hello, Note, Push, Welcome
 from paceline.transport.shm import Channel, anonymous_file
+from paceline.transport.zeromq import ZeromqHub
 
 SHAPES = [(70, 30), (5,), (41, 90), (), (33, 64), (0, 3)]
 ELEMENTWISE = [name for name in (*EXACT, *SCALED) if name not in sharding.OF_TENSORS]
@@ -446,3 +450,78 @@ def test_a_version_in_parts_names_their_number_and_brings_buffers_alone():
     worker.in_parts = True
     found = worker.at_worker(bytearray(data))[0].parameters
     assert (found.version, found.parts, found.flat is worker.region.flat) == (7, 40, True)
+
+
+class FarWorker(threading.Thread):
+    """A worker over ZeroMQ: it pushes, reads a version, and sends a shard what is no part of a push."""
+
+    def __init__(self, addresses, spec):
+        super().__init__()
+        self.addresses, self.spec = addresses, spec
+        self.read = None
+
+    def run(self):
+        endpoint = ShardedEndpoint(self.addresses, "t")
+        region = endpoint.adopt(self.spec)
+        endpoint.send(Hello(self.spec, region.parameters, region.buffers))
+        endpoint.receive()
+        slot = region.slots[1]
+        for flat in slot.flat:
+            flat.copy_(torch.arange(len(flat)))
+        endpoint.send(Push(3, 4, Gradient(slot.flat, frozenset(), [], [], None, 1.0, 1, slot.views)))
+        version = endpoint.receive().parameters
+        self.read = [version.version, *(flat.clone() for flat in version.flat)]
+        endpoint._shards[0].send(Note("loss", 1.0))
+        endpoint.close()
+
+
+def collected(remotes, hub, end):
+    """The next message to the coordinator, and what shards had to tell meanwhile."""
+    told = []
+    while (message := end.collect()) is None:
+        hub.pump()
+        for remote in remotes:
+            told.extend(remote.pump())
+    return message, told
+
+
+def test_a_far_worker_sends_each_shard_its_part_and_reads_one_version_from_all(tmp_path):
+    values, spec = model()
+    splits = [ModelSplit(spec, shard, 2) for shard in range(2)]
+    hub, *hubs = [ZeromqHub(f"ipc://{tmp_path / name}") for name in ("hub", "one", "two")]
+    remotes, mirrored = [RemoteWorkers(each) for each in hubs], []
+    end = hub.expect("t")
+    end.leave_to_shards(
+        lambda region, spec: mirrored.extend(r.mirror(1, s, "t") for r, s in zip(remotes, splits, strict=True))
+    )
+    for remote in remotes:
+        remote.expect("t")
+    worker = FarWorker(" ".join([hub.address, *(remote.address for remote in remotes)]), spec)
+    worker.start()
+    with torch.no_grad():
+        hello, told = collected(remotes, hub, end)
+        assert isinstance(hello, Hello)
+        end.deliver(Welcome(None))
+        push, more = collected(remotes, hub, end)
+        told += more
+        assert (push.ticket, push.gradient.slot, push.gradient.in_parts) == (3, 1, True)
+        while len(told) < len(remotes):
+            told += [note for remote in remotes for note in remote.pump()]
+        assert told == [c.Held(1, 3)] * 2
+        for split, mirror in zip(splits, mirrored, strict=True):
+            expected = split.narrow([torch.arange(length).float() for length in spec.layout.lengths])
+            assert_same(mirror.slots[1].flat, expected)
+        stores = [Store(s.spec, [v.clone() for v in s.spec.layout.views(s.narrow(spec.layout.pack(values)))], [], False)
+                  for s in splits]  # fmt: skip
+        for remote, store in zip(remotes, stores, strict=True):
+            remote.send_version(1, 7, store)  # whose message never comes: it is skipped
+            remote.send_version(1, 8, store)
+        end.deliver(Welcome(Parameters(5, end.region.flat, end.region.buffers, parts=8)))
+        while not (notes := list(remotes[0].pump())):
+            hub.pump()
+        assert "takes parts of pushes, not a Note" in notes[0].text
+    worker.join()
+    assert worker.read[0] == 5
+    assert_same(worker.read[1:], spec.layout.pack(values))
+    for each in (*remotes, hub):
+        each.close()

@@ -320,6 +320,7 @@ class ShardedStore(Store):
         self._handed_out = []
         self.before_apply = None
         self._copies = 0  # made so far of pushes whose slots were needed
+        self._sent_to: list[torch.Tensor] | None = None  # whose version is the last command, of those without memory
         home = MasterMemory(spec)
         descriptor = anonymous_file(home.nbytes)
         with ExitStack() as last:
@@ -366,6 +367,7 @@ class ShardedStore(Store):
     def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
         """Let the shards send the current version to a worker that shares no memory."""
         self.write_buffers(buffers)
+        self._sent_to = flat
         return Parameters(self.version, flat, buffers, parts=self._links.send_version(flat))
 
     # -- pushes ------------------------------------------------------------------------------------------------------
@@ -378,9 +380,13 @@ class ShardedStore(Store):
         return c.PushPlace(self._links.region_of(gradient.views), gradient.slot)
 
     def free_slot(self, region: Region, last: int) -> int:
-        """Return the slot for the worker's next push, once no shard reads from it any more."""
+        """Return the slot for the worker's next push, once no shard reads from it any more.
+
+        A worker that waits for its version from the shards cannot come too early: they send it after that.
+        """
+        copies = self._copies
         slot = super().free_slot(region, last)
-        if self._links.behind:
+        if self._links.behind and (self._sent_to is not region.flat or copies != self._copies):
             self._reach()
         return slot
 
@@ -390,6 +396,7 @@ class ShardedStore(Store):
         return extend(held, samples, piece, piece_samples, add=self._add)
 
     def _add(self, held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> None:
+        self._sent_to = None
         self._links.send(c.Extend(self._place(held), samples, self._place(piece), piece_samples))
 
     def _out_of_slot(self, gradient: Gradient) -> Gradient:
@@ -411,6 +418,7 @@ class ShardedStore(Store):
         options = list(mean_options([gradient.options for gradient in gradients], samples))
         absent = frozenset.intersection(*[gradient.missing for gradient in gradients])
         places = [self._place(gradient) for gradient in gradients]
+        self._sent_to = None
         self._links.send(c.Merge(places, list(weights), options, sorted(absent), stock))
         self._merge_buffers(gradients, weights)
         self.version += 1
