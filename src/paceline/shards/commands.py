@@ -5,7 +5,6 @@ one version. Tensors are never in a command: pushes and versions lie in workers'
 unnamed memory whose descriptor travels with the command.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from paceline.core.errors import PeerError
 from paceline.model import tensor_files
 from paceline.model.mass_optimizer import GroupOptions
 from paceline.model.spec import ModelSpec
+from paceline.transport.shm import anonymous_file
 
 # -- to a shard --------------------------------------------------------------------------------------------------------
 
@@ -256,14 +256,16 @@ def answer_of(data: bytes | bytearray) -> Answer:
 
 def in_memory(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the descriptor of unnamed memory that holds these tensors."""
-    descriptor = os.memfd_create("paceline-state", os.MFD_CLOEXEC)
+    parts = list(tensor_files.parts(tensors, {}))
+    descriptor = anonymous_file(sum(len(part) for part in parts))
     with open(descriptor, "wb", closefd=False) as file:
-        tensor_files.write(file, tensors)
+        for part in parts:
+            file.write(part)
     return descriptor
 
 
 def from_memory(descriptor: int) -> dict[str, torch.Tensor]:
-    """Return the tensors behind a descriptor, and close it."""
+    """Return the tensors behind a descriptor, each in its own memory (sums depend on alignment), and close it."""
     with open(descriptor, "rb") as file:
         file.seek(0)
-        return tensor_files.from_bytes(file.read())[0]
+        return {name: tensor.clone() for name, tensor in tensor_files.from_bytes(file.read())[0].items()}
