@@ -17,7 +17,7 @@ from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe
 from paceline.model.regions import Region, RegionLayout, private_region
 from paceline.model.sharding import BLOCK, ModelSplit, joined_tensors, require_splittable, shapes_of
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Parameters, Store, store_of
+from paceline.model.store import Gradient, Parameters, Store, Unwritten, store_of
 from paceline.shards import commands as c
 from paceline.shards.remote_workers import RemoteWorkers
 from paceline.shards.sharded_endpoint import ShardedEndpoint
@@ -370,11 +370,11 @@ def test_what_a_shard_sends_together_with_an_answer_is_taken_in():
     theirs.send(c.encode(c.Listens("")))
     links = ShardLinks([mine], lambda shard: pytest.fail(f"shard {shard} is gone"))
     links._tokens[4] = "hers"
-    for message in (c.Done(), c.Held(4, 9), c.Held(5, 9), c.Broken("t", "nonsense")):
+    for message in (c.Done(), c.Held(4, 9, 1.0), c.Held(5, 9, 1.0), c.Broken("t", "nonsense")):
         theirs.send(c.encode(message))
     links.ask(c.Reach(), c.Done)
     assert links.news
-    assert links._held == {4: {9: 1}}
+    assert links._held == {4: {9: [1.0]}}
     assert [each.text for each in links.broken] == ["nonsense"]
     theirs.send(c.encode(c.Fault("user", "no such thing", "")))
     with pytest.raises(UserError, match="no such thing"):
@@ -391,20 +391,20 @@ def test_a_push_has_come_when_every_shard_holds_it():
     for _, theirs in pairs:
         theirs.send(c.encode(c.Listens("")))
     links = ShardLinks([mine for mine, _ in pairs], lambda shard: pytest.fail(f"shard {shard} is gone"))
-    pairs[0][1].send(c.encode(c.Held(1, 5)))
-    pairs[0][1].send(c.encode(c.Held(1, 6)))
+    pairs[0][1].send(c.encode(c.Held(1, 5, 3.0)))
+    pairs[0][1].send(c.encode(c.Held(1, 6, 3.0)))
     region = private_region(model()[1])
     assert links._number(region) == 1
     links._tokens[1] = "hers"
     links.listen()
-    assert not links.take(region, 6)
-    pairs[1][1].send(c.encode(c.Held(1, 6)))
+    assert links.take(region, 6) is None
+    pairs[1][1].send(c.encode(c.Held(1, 6, 4.0)))
     links.listen()
-    assert not links.take(region, 5)
-    assert links.take(region, 6)
-    assert not links.take(region, 6)
+    assert links.take(region, 5) is None
+    assert links.take(region, 6) == 5.0
+    assert links.take(region, 6) is None
     for ticket in range(100, 170):
-        pairs[0][1].send(c.encode(c.Held(1, ticket)))
+        pairs[0][1].send(c.encode(c.Held(1, ticket, 1.0)))
     links.listen()
     assert "parts of 65 pushes at once" in links.broken[0].text
     links.close()
@@ -430,9 +430,6 @@ def test_a_push_in_parts_is_taken_where_it_is_expected_alone(in_parts):
         return
     found = server.at_server(bytearray(data))[0].gradient
     assert (found.in_parts, found.slot, found.missing) == (True, 1, frozenset({1}))
-    gradient.norm = None
-    with pytest.raises(PeerError, match="has to say its norm"):
-        server.at_server(bytearray(worker.encode(Push(3, 4, gradient))[0]))
     gradient.in_parts = False
     with pytest.raises(PeerError, match="slot must be 2 to 3, not 1"):
         server.at_server(bytearray(worker.encode(Push(3, 4, gradient))[0]))
@@ -466,9 +463,8 @@ class FarWorker(threading.Thread):
         endpoint.send(Hello(self.spec, region.parameters, region.buffers))
         endpoint.receive()
         slot = region.slots[1]
-        for flat in slot.flat:
-            flat.copy_(torch.arange(len(flat)))
-        endpoint.send(Push(3, 4, Gradient(slot.flat, frozenset(), [], [], None, 1.0, 1, slot.views)))
+        late = Unwritten((flat, torch.arange(len(flat)).float()) for flat in slot.flat)
+        endpoint.send(Push(3, 4, Gradient(slot.flat, frozenset(), [], [], None, None, 1, slot.views, late)))
         version = endpoint.receive().parameters
         self.read = [version.version, *(flat.clone() for flat in version.flat)]
         endpoint._shards[0].send(Note("loss", 1.0))
@@ -507,7 +503,9 @@ def test_a_far_worker_sends_each_shard_its_part_and_reads_one_version_from_all(t
         assert (push.ticket, push.gradient.slot, push.gradient.in_parts) == (3, 1, True)
         while len(told) < len(remotes):
             told += [note for remote in remotes for note in remote.pump()]
-        assert told == [c.Held(1, 3)] * 2
+        assert [(note.region, note.ticket) for note in told] == [(1, 3)] * 2
+        whole = math.sqrt(sum(float((torch.arange(n).double() ** 2).sum()) for n in spec.layout.lengths))
+        assert math.hypot(*(note.norm for note in told)) == pytest.approx(whole, rel=1e-6)
         for split, mirror in zip(splits, mirrored, strict=True):
             expected = split.narrow([torch.arange(length).float() for length in spec.layout.lengths])
             assert_same(mirror.slots[1].flat, expected)

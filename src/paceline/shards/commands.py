@@ -172,6 +172,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
     region: int
     ticket: int
+    norm: float  # of this part
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from paceline.core.errors import PacelineError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.sharding import ModelSplit
-from paceline.model.store import Store
+from paceline.model.store import Store, gradient_norm
 from paceline.shards import commands as c
 from paceline.shards.messages import PushPart, VersionPart
 from paceline.transport.base import Lost, ServerEnd
@@ -81,7 +81,7 @@ class RemoteWorkers:
         try:
             while (message := end.collect()) is not None:
                 if isinstance(message, PushPart) and token in self._regions:
-                    yield c.Held(self._regions[token], message.ticket)
+                    yield c.Held(self._regions[token], message.ticket, gradient_norm(message.gradient))
                 else:
                     yield c.Broken(token, f"a shard takes parts of pushes, not a {type(message).__name__}")
         except Lost:

@@ -72,12 +72,18 @@ class ShardedEndpoint(ZeromqEndpoint):
 
     def send(self, message: ToServer) -> None:
         if isinstance(message, Push) and message.gradient is not None and message.gradient.slot is not None:
-            slot = message.gradient.slot
-            for shard in self._shards:
-                own = shard.region.slots[slot]  # type: ignore[union-attr]
-                shard.send(PushPart(message.ticket, Gradient(own.flat, frozenset(), (), slot=slot, views=own.views)))
-            message.gradient.in_parts = True
+            self._send_parts(message.ticket, message.gradient, message.gradient.slot)
         super().send(message)
+
+    def _send_parts(self, ticket: int, gradient: Gradient, slot: int) -> None:
+        """Send each shard its part; what the slot does not have yet is written on the way."""
+        for shard in self._shards:
+            own = shard.region.slots[slot]  # type: ignore[union-attr]
+            part = Gradient(own.flat, frozenset(), (), slot=slot, views=own.views, unwritten=gradient.unwritten)
+            shard.send(PushPart(ticket, part))
+        if gradient.unwritten is not None:
+            gradient.unwritten.write()
+        gradient.in_parts = True
 
     def receive(self) -> ToWorker:
         message = super().receive()

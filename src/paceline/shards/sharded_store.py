@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -58,7 +57,7 @@ class ShardLinks:
         self._regions: dict[int, int] = {}  # numbers, by the identity of a region's lists of tensors
         self._last = 0
         self._dropped: list[int] = []  # regions that nothing here refers to any more
-        self._held: dict[int, Counter[int]] = {}  # how many shards hold their part, by region and ticket
+        self._held: dict[int, dict[int, list[float]]] = {}  # norms of the parts that shards hold, by region and ticket
         self._tokens: dict[int, str] = {}  # of workers that share no memory, by region
         self.broken: list[c.Broken] = []  # workers that have sent what is no message
         self.news = False  # all shards hold a push, or a worker is broken
@@ -164,9 +163,10 @@ class ShardLinks:
     def _noted(self, answer: c.Answer | None) -> bool:
         """Take note of what is no answer; return whether it was that."""
         if isinstance(answer, c.Held) and answer.region in self._tokens:  # else its worker has gone meanwhile
-            held = self._held.setdefault(answer.region, Counter())
-            held[answer.ticket] += 1
-            self.news = self.news or held[answer.ticket] == len(self._links)
+            held = self._held.setdefault(answer.region, {})
+            norms = held.setdefault(answer.ticket, [])
+            norms.append(answer.norm)
+            self.news = self.news or len(norms) == len(self._links)
             if len(held) > MOST_HELD:
                 self.broken.append(
                     c.Broken(self._tokens[answer.region], f"it sent parts of {len(held)} pushes at once")
@@ -177,13 +177,12 @@ class ShardLinks:
             self.news = True
         return isinstance(answer, c.Held | c.Broken)
 
-    def take(self, region: Region, ticket: int) -> bool:
-        """Return whether all shards hold a push of the worker with this region; then its parts are no longer noted."""
-        held = self._held.get(self.region_of(region.flat))
-        if held is None or held[ticket] < len(self._links):
-            return False
-        del held[ticket]
-        return True
+    def take(self, region: Region, ticket: int) -> float | None:
+        """Return the norm of a push that all shards hold, of the worker with this region; None if some do not."""
+        held = self._held.get(self.region_of(region.flat), {})
+        if len(held.get(ticket, ())) < len(self._links):
+            return None
+        return math.hypot(*held.pop(ticket))
 
     def send_version(self, flat: list[torch.Tensor]) -> int:
         """Let the shards send the current version to the worker with these parameters; return its number."""
@@ -426,7 +425,7 @@ class ShardedStore(Store):
         return self._combined(self._links.collect(c.Measured)) if self.statistics else UNMEASURED
 
     def _combined(self, parts: Sequence[c.Measured]) -> Merged:
-        norm = math.sqrt(math.fsum(part.norm**2 for part in parts))
+        norm = math.hypot(*(part.norm for part in parts))
         products = [part.inner_product for part in parts if part.inner_product is not None]
         return Merged(norm, math.fsum(products) if len(products) == len(parts) else None)
 

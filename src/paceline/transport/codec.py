@@ -266,8 +266,6 @@ class Codec:
         where -= first
         if missing and not 0 <= min(missing) <= max(missing) < len(region.parameters):
             raise ValueError(f"a parameter without gradient is not one of the model's {len(region.parameters)}")
-        if self.in_parts and norm is None:
-            raise ValueError("a push whose gradient goes to shards has to say its norm")
         slot = region.slots[where]
         changes: list[torch.Tensor | None] = []
         if what:

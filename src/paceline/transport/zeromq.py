@@ -297,7 +297,9 @@ def _mirrored(codec: Codec) -> list[Any]:
 def _to_be_measured(codec: Codec, loose: int) -> ArrivingNorm | None:
     """Return the norm to be added up of a push whose worker left that to the server, if it has chunks of its own."""
     for holder in codec.shared:
-        if isinstance(holder, Gradient) and holder.norm is None and all(f.nbytes >= GATHERED for f in holder.flat):
+        if not isinstance(holder, Gradient) or holder.norm is not None or holder.in_parts:
+            continue
+        if all(flat.nbytes >= GATHERED for flat in holder.flat):
             return ArrivingNorm(holder, CHUNK, after=loose)
     return None
 

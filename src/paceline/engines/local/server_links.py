@@ -224,7 +224,10 @@ class ServerLinks:
         region = member.link.region
         if push.gradient is None or region is None or self._shards is None:
             return True
-        return self._shards.take(region, push.ticket)
+        norm = self._shards.take(region, push.ticket)
+        if norm is not None and push.gradient.norm is None:
+            push.gradient.norm = norm
+        return norm is not None
 
     def orphaned(self) -> NoReturn:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
