@@ -567,8 +567,10 @@ class ZeromqServerEnd:
         return self._codec.region
 
     def use_region(self, region: Region) -> None:
-        """Mirror the worker's memory in this region."""
+        """Mirror the worker's memory in this region, which bounds what the worker may have and send."""
         self._codec.region = region
+        if self._codec.limits is not None:
+            self._codec.limits.announce(region.layout.parameters.nbytes)
 
     def leave_to_shards(self, share: ShareMirror) -> None:
         """Expect gradients and send versions without their tensors; `share` gets each mirror and its model."""

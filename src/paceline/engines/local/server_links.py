@@ -199,8 +199,7 @@ class ServerLinks:
             broken = shards.broken.pop()
             member = self._by_token.get(broken.token)
             if member is not None and not member.hung_up:
-                self.run.departures.on_nonsense(member.number, member.incarnation, broken.text, self._now())
-                self.hang_up(member)
+                self._part_with(member, broken.text)
         for member in list(self._held_back):
             self._release(member)
 
