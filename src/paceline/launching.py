@@ -157,6 +157,7 @@ def launch(
     data_dir: Path | str | None = unset.data_dir,
     threads: int | None = unset.threads,
     transport: Transport = unset.transport,
+    servers: int = unset.servers,
     start: Start = unset.start,
     respawn: bool = unset.respawn,
     worker_timeout: Patience | str | float | None = unset.worker_timeout,
@@ -250,6 +251,11 @@ def _strategy(config: RunConfig, workers: int) -> str:
         raise OptionError(
             f"--scale-lr {config.scale_lr}: under {machine_class(spelled).name} each node steps by itself, over its "
             "own batch, so nothing grows with the workers: leave it out"
+        )
+    if is_peer(spelled) and config.servers > 1:
+        raise OptionError(
+            f"--servers {config.servers}: under {machine_class(spelled).name} each node has its own model, and no "
+            "server holds the weights: leave it out"
         )
     if _capabilities(config.engine).own_processes:
         require_findable(spelled)

@@ -96,6 +96,22 @@ def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
     assert sum(each["versions"] for each in told) == len(applied) - lines[restart].restored.version
 
 
+def test_shards_serve_near_and_far_workers_and_go_back_together(site, folder):
+    """To the bits of one server that nothing happens to."""
+    serve = site.serve("--workers", "2", "--servers", "2", "--checkpoint-every", "5v")
+    joined = [site.join(far=True), site.join()]
+    wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+    for pid in processes_of(serve, "shard 1"):
+        os.kill(pid, signal.SIGKILL)
+    serve.wait_for("shard 1 of the server was killed by SIGKILL: going on from")
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+    here = folder / "local"
+    command = site.run_here("--workers", "2", "--runs-dir", here / "runs")
+    assert command.end() == 0, command.said
+    ours, theirs = model_of(here), site.model
+    assert all(theirs[name].equal(ours[name]) for name in ours)
+
+
 def test_a_worker_that_dies_comes_back_on_its_machine(long_site):
     serve = long_site.serve("--workers", "2", "--respawn", "--max-versions", "120")
     joined = [long_site.join(far=True), long_site.join()]

@@ -55,6 +55,7 @@ HANDSHAKE = b"\x00"  # from a worker, and the server's answer; not the number of
 PARTING = b"\xff"
 LONG = b"\xfe"  # and eight bytes: so long is the message whose chunks follow
 FRAME = CHUNK + GATHERED + 1024  # bytes of the longest frame, with what encryption adds
+ShareMirror = Callable[[Region, ModelSpec], None]
 TICK_S = 0.001  # resolution of ZeroMQ's poller
 TURN = 256  # messages per pump, so that one worker's push does not block the server
 STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
@@ -296,7 +297,9 @@ def _mirrored(codec: Codec) -> list[Any]:
 def _to_be_measured(codec: Codec, loose: int) -> ArrivingNorm | None:
     """Return the norm to be added up of a push whose worker left that to the server, if it has chunks of its own."""
     for holder in codec.shared:
-        if isinstance(holder, Gradient) and holder.norm is None and all(f.nbytes >= GATHERED for f in holder.flat):
+        if not isinstance(holder, Gradient) or holder.norm is not None or holder.in_parts:
+            continue
+        if all(flat.nbytes >= GATHERED for flat in holder.flat):
             return ArrivingNorm(holder, CHUNK, after=loose)
     return None
 
@@ -477,12 +480,31 @@ class ZeromqEndpoint:
         self._codec.region = private_region(spec)
         return self._codec.region
 
+    @property
+    def region(self) -> Region | None:
+        """The memory that the server mirrors."""
+        return self._codec.region
+
+    def use_region(self, region: Region) -> None:
+        """Let the other end mirror this region."""
+        self._codec.region = region
+
     def reconnect(self) -> None:
         if self._closed or self._relink is None:
             self._closed = True
             raise Closed
+        self.move_to(*self._relink())
+
+    def move_to(self, address: str, token: str) -> None:
+        """Leave a lost server for the one at this address."""
         self._hang_up(0)
-        self._connect(*self._relink())
+        self._connect(address, token)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server is gone, as far as is known without a wait."""
+        self._look()
+        return self._lost
 
     def close(self) -> None:
         """Send what is left, then close. The region lives as long as its tensors."""
@@ -521,8 +543,9 @@ class ZeromqServerEnd:
     def __init__(self, hub: "ZeromqHub", address: bytes, limits: Limits | None = None) -> None:
         self._hub = hub
         self._address = address
-        self._codec = Codec(_mirror)
+        self._codec = Codec(self._mirror)
         self._codec.limits = limits
+        self._share: ShareMirror | None = None
         self._intake = Intake(self._codec, self._codec.at_server)
         self._early: list[ToWorker] = []
         self.linked = False  # the worker's handshake has come
@@ -542,6 +565,23 @@ class ZeromqServerEnd:
     def region(self) -> Region | None:
         """This side's mirror of the worker's memory, once its `Hello` has come."""
         return self._codec.region
+
+    def use_region(self, region: Region) -> None:
+        """Mirror the worker's memory in this region, which bounds what the worker may have and send."""
+        self._codec.region = region
+        if self._codec.limits is not None:
+            self._codec.limits.announce(region.layout.parameters.nbytes)
+
+    def leave_to_shards(self, share: ShareMirror) -> None:
+        """Expect gradients and send versions without their tensors; `share` gets each mirror and its model."""
+        self._share, self._codec.in_parts = share, True
+
+    def _mirror(self, spec: ModelSpec) -> Region:
+        require_region(spec)
+        region = private_region(spec)
+        if self._share is not None:
+            self._share(region, spec)
+        return region
 
     def deliver(self, message: ToWorker) -> None:
         if self._gone:
@@ -643,11 +683,6 @@ class ZeromqServerEnd:
         if word == PARTING:
             self._gone = self.parted = True
         return word == PARTING or bool(self._intake.whole)
-
-
-def _mirror(spec: ModelSpec) -> Region:
-    require_region(spec)
-    return private_region(spec)
 
 
 class ZeromqHub:

@@ -24,9 +24,10 @@ from collections.abc import Sequence, Set
 import torch
 
 from paceline.model.buffers import Changes, write_changes
+from paceline.model.flat import master_dtype
 from paceline.model.regions import SLOTS, Region, Slot
 from paceline.model.spec import ModelSpec
-from paceline.model.store import HALVES, Gradient, Parameters, Unwritten, buffer_norm
+from paceline.model.store import Gradient, Parameters, Unwritten, buffer_norm
 from paceline.worker.replica import News, Replica
 
 HOOKED = 1 << 15  # elements; from here on copying a gradient from the cache saves more than the hook costs
@@ -289,7 +290,7 @@ class SlotReplica(Replica):
     def _add_to_sum(self, samples: int) -> None:
         gathered = self._gathered.flat
         if self._sum is None:
-            self._sum = [torch.empty_like(flat, dtype=_summing_dtype(flat.dtype)) for flat in gathered]
+            self._sum = [torch.empty_like(flat, dtype=master_dtype(flat.dtype)) for flat in gathered]
         for total, flat in zip(self._sum, gathered, strict=True):
             if self._summed:
                 total.add_(flat, alpha=samples)
@@ -337,10 +338,6 @@ def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
     for home, value in zip(homes, values, strict=True):
         if home is not value:
             home.copy_(value)
-
-
-def _summing_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
 
 
 def _norm(flat: Sequence[torch.Tensor]) -> float:

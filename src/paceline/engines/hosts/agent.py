@@ -310,9 +310,11 @@ class Agent:
         )
 
     def _as_seen_here(self, address: str) -> str:
-        """Return the server's address with the host under which this machine knows it."""
-        port = address.rpartition(":")[2]
-        return f"tcp://{self._settings.address.rpartition(':')[0]}:{port}" if address.startswith("tcp://") else address
+        """Return the server's address, and those of its shards, with the host under which this machine knows it."""
+        host = self._settings.address.rpartition(":")[0]
+        return " ".join(
+            f"tcp://{host}:{each.rpartition(':')[2]}" if each.startswith("tcp://") else each for each in address.split()
+        )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

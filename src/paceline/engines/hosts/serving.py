@@ -86,11 +86,11 @@ class HostLauncher(Launcher):
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
-    def _listening(self) -> dict[str, Any]:
+    def _listening(self, shard: int = 0) -> dict[str, Any]:
         if self._children.folder is not None and not self._listener.is_open_locally:
             self._loop.watch_descriptor(self._listener.open_locally(self._children.folder), self._listener.accept)
         host, _, port = self._address.rpartition(":")
-        return {"listen": f"tcp://{host}:{int(port) + 1}", "secret": self._secret}
+        return {"listen": f"tcp://{host}:{int(port) + 1 + shard}", "secret": self._secret}
 
     def _start_children(self) -> None:
         self._vacant.clear()  # of a server that died before anything was trained

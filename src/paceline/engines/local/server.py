@@ -10,10 +10,11 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import safetensors.torch
@@ -46,6 +47,9 @@ from paceline.server.engine import EVALUATOR, Call, Control
 from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
 from paceline.server.waits import Waits
+from paceline.shards.commands import CountEffort
+from paceline.shards.commands import Effort as ShardEffort
+from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
@@ -53,6 +57,7 @@ from paceline.transport.base import Lost
 from paceline.transport.messages import Cancelled, Hello, Work
 from paceline.transport.shm import Channel
 
+logger = logging.getLogger("paceline")
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
 LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
 
@@ -231,11 +236,35 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._links = ServerLinks(channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact)
+        self._shards = self._link_shards(setup.plan.config.servers)
+        self._links = ServerLinks(
+            channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact,
+            shards=self._shards,
+        )  # fmt: skip
         self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory
+
+    def _link_shards(self, count: int) -> ShardLinks | None:
+        """Return the links to the shards, which the launcher announces first of all; None if there are none."""
+        links: list[Channel] = []
+        while count > 1 and len(links) < count:
+            frame = self._channel.receive()
+            message = m.for_server(frame.data) if frame is not None else None
+            if frame is None or not isinstance(message, m.ShardLinked):
+                raise InternalError(f"the launcher sent {message!r} before all {count} shards")
+            links.append(Channel(socket.socket(fileno=frame.descriptors[0])))
+        return ShardLinks(links, self._on_lost_shard) if links else None
+
+    def _on_lost_shard(self, shard: int) -> NoReturn:
+        """Wait for the end: the launcher knows how the shard died, and starts a successor from a checkpoint."""
+        logger.debug("shard %d is gone", shard)
+        try:
+            while True:
+                self._channel.receive()
+        except Lost:
+            self._links.orphaned()
 
     def carry(self, run: ServerRun) -> None:
         """Set the run that messages go to."""
@@ -250,6 +279,8 @@ class LocalEngine:
         if self._clock.zero is None:
             self._clock.start(at)
         self._effort.begin()
+        if self._shards is not None:
+            self._shards.ask(CountEffort(begin=True), ShardEffort)
         if self._clock.zero is not None:
             self.send_to_launcher(m.Began(self._clock.zero))
 
@@ -264,7 +295,8 @@ class LocalEngine:
         setup = self._setup
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
-            self.send_to_launcher(m.Listening(at))
+            shards = [] if self._shards is None else self._shards.addresses
+            self.send_to_launcher(m.Listening(" ".join([at, *shards])))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
@@ -398,6 +430,8 @@ class LocalEngine:
     ) -> Store:  # fmt: skip
         self._weights.close()  # of a store that this one takes the place of
         self._weights = SharedWeights(self._remark)
+        if self._shards is not None:
+            return ShardedStore(hello.spec, values, buffers, statistics, self._shards)
         return TimedStore(hello.spec, values, buffers, statistics, self._effort)
 
     def region(self, worker: int) -> Region | None:
@@ -422,12 +456,18 @@ class LocalEngine:
 
     def effort(self) -> dict[str, float]:
         total = time.process_time() - self._effort.since
-        return {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
+        found = {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
+        if self._shards is not None:
+            for each in self._shards.ask(CountEffort(), ShardEffort):
+                found = {name: seconds + getattr(each, name) for name, seconds in found.items()}
+        return found
 
     def close(self) -> None:
         """Close the shared weights and all links."""
         self._weights.close()
         self._links.close()
+        if self._shards is not None:
+            self._shards.close()
 
 
 class Server:
