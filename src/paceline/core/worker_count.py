@@ -7,6 +7,7 @@ whoever starts the run says the number.
 import os
 
 from paceline.core.errors import OptionError
+from paceline.core.quantities import resource_amounts
 from paceline.core.scenario.file import Scenario
 from paceline.core.settings import Capabilities, RunConfig
 from paceline.core.values import shown
@@ -26,9 +27,11 @@ def usual_workers(devices: int) -> int:
 
 
 def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
-    """Return torch's threads per process: as set, else a share of the cores, or 1 in the simulator."""
+    """Return torch's threads per process: as set, else what a worker asks a cluster for, a share of the cores, or 1."""
     if config.threads is not None:
         return config.threads
+    if engine.asks_a_cluster:
+        return max(1, int(resource_amounts(config.worker_resources).get("CPU", 1.0)))
     return max(1, cores() // workers) if engine.own_processes else 1
 
 

@@ -59,6 +59,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "nursery"
     trusted_network: bool = False
     rank: int | None = None
+    strategy: Path | None = None  # where the run's own strategy is here, if not at the same path or beside the script
 
 
 def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
@@ -206,7 +207,8 @@ class Agent:
     def _found(self, path: str, digest: str) -> Path:
         """Return the file of the run's strategy on this machine: at the same path, or beside the script."""
         beside = [Path(self._workload.script).parent / Path(path).name] if self._workload.script is not None else []
-        here = [place for place in (Path(path), *beside) if place.is_file()]
+        given = [] if self._settings.strategy is None else [self._settings.strategy]
+        here = [place for place in (*given, Path(path), *beside) if place.is_file()]
         if not here:
             raise OptionError(f"this machine has no {path}, the run's strategy ({digest}): copy it beside the script")
         found = digest_of_file(here[0])
