@@ -106,7 +106,7 @@ def patience_or_none(given: Patience) -> Patience | None:
 
 
 def resource_amounts(text: str) -> dict[str, float]:
-    """Read what a process asks a cluster for, such as `CPU=2,GPU=0.5,memory=2e9`."""
+    """Read what a process asks a cluster for, such as `CPU=2,GPU=0.5,memory=2e9`; what is 0 is left out."""
     amounts: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         found = _RESOURCE.fullmatch(part)
@@ -115,7 +115,7 @@ def resource_amounts(text: str) -> dict[str, float]:
             wrong = f"{name} is there twice" if found else f"not {shown(part)}"
             raise OptionError(f"must be names and amounts >= 0, such as CPU=2,GPU=0.5,memory=2e9; {wrong}")
         amounts[name] = float(found["amount"]) * 10 ** int(found["zeros"] or 0)
-    return amounts
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def resources_written(text: str) -> str:

@@ -84,6 +84,16 @@ def host_and_port(text: str) -> str:
     return f"{host}:{int(port)}"
 
 
+def cluster_address(text: str) -> str:
+    """Check the address of a cluster: `auto`, or where its head listens."""
+    if text.strip().startswith("ray://"):
+        raise OptionError(
+            f"Ray's client is not supported ({shown(text)}); run the command on a machine of the cluster, or by `ray "
+            "job submit`, with auto"
+        )
+    return text.strip() if text.strip() == "auto" else host_and_port(text)
+
+
 # fmt: off
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a run; None leaves a value to the script or the scenario."""
@@ -174,7 +184,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     address: Annotated[str | None, About(
         "The Ray cluster: auto, or HOST:PORT of its head.", "auto|HOST:PORT",
         default="RAY_ADDRESS, else a Ray of this machine, which ends with the run", of_clusters=True,
-        not_in_scenario=MACHINE)] = None
+        not_in_scenario=MACHINE, then=cluster_address)] = None
     working_dir: Annotated[Path | None, About(
         "Send this folder to every machine by Ray's runtime environment; the script must be in it.", "FOLDER",
         default="each has the script at the same path", of_clusters=True, not_in_scenario=PLACE)] = None

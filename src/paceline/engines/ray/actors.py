@@ -180,9 +180,8 @@ class RayLauncher(HostLauncher):
         self._vain = 0  # ends of actors since the last one joined, and of processes before training began
         self._look_at = 0.0
 
-    @contextlib.contextmanager
-    def _interrupts(self) -> Iterator[int]:
-        yield self._interrupted
+    def _interrupts(self) -> contextlib.AbstractContextManager[int]:
+        return contextlib.nullcontext(self._interrupted)
 
     def _address_for_tensors(self) -> str:
         return f"tcp://{self._address}"
@@ -193,8 +192,6 @@ class RayLauncher(HostLauncher):
             return super().run()
         finally:
             self._actors.part()
-
-    # -- actors ------------------------------------------------------------------------------------------------------
 
     def _kill_the_late(self) -> None:
         super()._kill_the_late()
@@ -237,8 +234,6 @@ class RayLauncher(HostLauncher):
             self._fail(self._script_failure or control.Failure("peer", f"no worker gets as far as to train: {why}"))
         else:
             self._wanted, self._vain = len(self._actors), 0
-
-    # -- places ------------------------------------------------------------------------------------------------------
 
     def _start(self, place: ProcessPlace) -> None:
         super()._start(place)

@@ -18,8 +18,8 @@ from typing import Any
 
 from paceline.core.errors import OptionError
 from paceline.core.quantities import resource_amounts
-from paceline.core.settings import RunConfig
-from paceline.core.worker_count import cores
+from paceline.core.settings import RunConfig, cluster_address
+from paceline.core.worker_count import usual_cpus
 from paceline.engines.local import scratch
 from paceline.records import private_files
 from paceline.records.logs import notice
@@ -52,17 +52,15 @@ def connected(config: RunConfig, workers: int) -> Iterator[bool]:
         yield False
         return
     with contextlib.ExitStack() as until_the_end:
-        options: dict[str, Any] = (
-            {"address": address} if address else until_the_end.enter_context(_own(config, workers))
-        )
+        options = {"address": address} if address else until_the_end.enter_context(_own(config, workers))
         ray = load()
-        _require_answer(address or "")
-        if config.working_dir is not None:
-            options["runtime_env"] = {"working_dir": os.fspath(config.working_dir.absolute())}
+        if address:
+            _require_answer(cluster_address(address))
+        travels = {} if config.working_dir is None else {"working_dir": os.fspath(config.working_dir.absolute())}
         until_the_end.callback(ray.shutdown)
         before = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(logging_level=logging.WARNING, **options)
+            ray.init(logging_level=logging.WARNING, runtime_env=travels, **options)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise OptionError(f"--engine ray: no Ray at {address or 'this machine'}: {reason_of(error)}") from error
         if threading.current_thread() is threading.main_thread():
@@ -72,14 +70,7 @@ def connected(config: RunConfig, workers: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _own(config: RunConfig, workers: int) -> Iterator[dict[str, Any]]:
-    """Yield what a Ray of this machine is started with; afterwards nothing of it is left.
-
-    It has as many processors as the run asks for, even if the machine has fewer: they are shared, as by `local`.
-    """
-    server, worker = (
-        resource_amounts(text).get("CPU", 0) for text in (config.server_resources, config.worker_resources)
-    )
-    cpus = max(cores(), math.ceil(server + max(workers, config.most_workers or 0) * worker))
+    """Yield what a Ray of this machine is started with; afterwards nothing of it is left."""
     folder, before = scratch.make(inside=SOCKETS), set(os.environ)
     try:
         with private_files.open_file(folder / "ray-token", "wb") as file:
@@ -87,6 +78,7 @@ def _own(config: RunConfig, workers: int) -> Iterator[dict[str, Any]]:
         os.environ.setdefault("RAY_AUTH_TOKEN_PATH", os.fspath(folder / "ray-token"))
         if "ray" not in sys.modules:  # it reads this when it is imported
             os.environ.setdefault("RAY_AUTH_MODE", "token")
+        cpus = usual_cpus(config, workers)
         yield {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": os.fspath(folder)}
     finally:
         for name in [name for name in os.environ if name.startswith("RAY_") and name not in before]:
@@ -96,9 +88,6 @@ def _own(config: RunConfig, workers: int) -> Iterator[dict[str, Any]]:
 
 def _require_answer(address: str) -> None:
     """Raise if nobody is there: Ray would try for long and say little."""
-    if address.startswith("ray://"):
-        fix = "run the command on a machine of the cluster, or by `ray job submit`, with --address auto"
-        raise OptionError(f"--address {address}: Ray's client is not supported; {fix}")
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -107,9 +96,6 @@ def _require_answer(address: str) -> None:
     except OSError as error:
         fix = "start one with `ray start --head`, or leave --address out for a Ray of this machine"
         raise OptionError(f"--address: no Ray answers at {address} ({error.strerror or error}): {fix}") from error
-
-
-# -- resources ---------------------------------------------------------------------------------------------------------
 
 
 def actor_options(resources: str) -> dict[str, Any]:
@@ -125,17 +111,14 @@ def actor_options(resources: str) -> dict[str, Any]:
 def placed(config: RunConfig, workers: int, name: str, *, own: bool) -> Iterator[Any]:
     """Yield a placement group for the server, on this machine, and the first workers; remove it afterwards."""
     ray, here = load(), node_address()
-    server, each = (
-        {resource: amount for resource, amount in resource_amounts(text).items() if amount}
-        for text in (config.server_resources, config.worker_resources)
-    )
+    server, each = resource_amounts(config.server_resources), resource_amounts(config.worker_resources)
     if not each:
         raise OptionError("--worker-resources: a worker must ask for something, such as CPU=0.1")
     server[f"node:{here}"] = 0.001  # every machine of a cluster has a resource of this name
     strategy = "SPREAD" if config.spread else "PACK"
     group = ray.util.placement_group([server, *[each] * workers], strategy=strategy, name=name)
     try:
-        asked = f"{config.server_resources} for the server, on this machine ({here}), and {workers} times "
+        asked = f"{config.server_resources or 'nothing'} for the server, on this machine ({here}), and {workers} times "
         _await(group, OWN_S if own else config.resource_timeout, f"{asked}{config.worker_resources} for workers")
         yield group
     finally:

@@ -34,7 +34,6 @@ from paceline.worker import context
 NEWS_S = 1.0  # that the server's actor waits for something to tell
 LOOK_S = 0.2  # between two looks for an interrupt
 LAST_S = 15.0  # for the run to end at once, at a second interrupt
-CALLS = 4  # of the server's actor at a time: the run, news, and two interrupts
 
 logger = logging.getLogger("paceline")
 
@@ -81,10 +80,10 @@ def _carried_out(job: RunJob, tell: Callable[[News], None]) -> tuple[Outcome, by
 
     where = PlacementGroupSchedulingStrategy(job.group, placement_group_bundle_index=0)
     made: Any = ray.remote(PacelineServer).options(
-        name=f"{job.name} server", max_concurrency=CALLS, scheduling_strategy=where,
+        name=f"{job.name} server", max_concurrency=4, scheduling_strategy=where,
         **clusters.actor_options(job.plan.config.server_resources),
     )  # fmt: skip
-    server = made.remote()
+    server = made.remote()  # at a time it has calls for the run, for news, and for two interrupts
     try:
         ended = server.run.remote(job)
         with interrupts() as descriptor:
