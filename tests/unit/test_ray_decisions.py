@@ -1,5 +1,6 @@
 """The Ray engine without Ray: settings, refusals, where files are found, and who is asked for when an actor ends."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,17 +107,31 @@ def test_a_worker_whose_actor_has_one_device_trains_on_that_one(monkeypatch):
 # -- files on other machines -------------------------------------------------------------------------------------------
 
 
+def job_in(folder, root):
+    return RunJob(
+        plan=None, workload=Workload(), folder=folder, root=root, import_path=[], log_level=30, name="", group=None,
+        wants_lines=False, wants_progress=False,
+    )  # fmt: skip
+
+
 def test_files_are_found_below_the_folder_that_travels_or_at_the_same_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = RunJob(
-        plan=None, workload=Workload(), folder=Path("/home/me/project/sub"), root=Path("/home/me/project"),
-        import_path=[], log_level=0, name="", group=None, wants_lines=False, wants_progress=False,
-    )  # fmt: skip
+    job = job_in(Path("/home/me/project/sub"), Path("/home/me/project"))
     assert job.here("train.py") == tmp_path / "sub" / "train.py"
     assert job.here(".") == tmp_path / "sub"
     assert job.here("/home/me/project/mine.py") == tmp_path / "mine.py"
     assert job.here("/data/mnist") == Path("/data/mnist")
     assert job.here(None) is None
+
+
+def test_an_actor_that_asks_for_no_gpu_sees_none(monkeypatch):
+    job = job_in(Path("/"), None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(actors.logger, "level", 30)
+    job.settle("CPU=1,GPU=0.5")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    job.settle("CPU=1,GPU=0")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 # -- who is asked for --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.errors import OptionError, PacelineError
+from paceline.core.quantities import resource_amounts
 from paceline.core.settings import is_elastic
 from paceline.engines.hosts.agent import INTERRUPTED, Agent, JoinSettings
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess
@@ -67,6 +68,12 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
             return found
         return Path.cwd() / found.relative_to(self.root)
 
+    def settle(self, resources: str) -> None:
+        """Set up the process of an actor; Ray would let one that asks for no GPU see all of them."""
+        logger.setLevel(self.log_level)
+        if "GPU" not in resource_amounts(resources):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 class PacelineWorker:
     """Runs one worker's process, whose output is in this actor's log."""
@@ -78,7 +85,7 @@ class PacelineWorker:
         """Join the run at this address and take part until its end; `number` tells the run's actors apart."""
         config, script, folder = job.plan.config, job.here(job.workload.script), job.here(".")
         logging.basicConfig(format="paceline: %(message)s", force=True)
-        logger.setLevel(job.log_level)
+        job.settle(config.worker_resources)
         settings = JoinSettings(
             address=address, rank=number, trusted_network=config.trusted_network, data_dir=job.here(config.data_dir),
             strategy=job.here(file_of(config.strategy)), start="fresh",  # a nursery would start one process, no other
@@ -106,9 +113,7 @@ class WorkerActors:
     """The actors that run workers, living or asked for."""
 
     def __init__(self, job: RunJob, token: JoinToken, address: str) -> None:
-        self._job = job
-        self._token = token
-        self._address = address
+        self._job, self._token, self._address = job, token, address
         self._count = 0
         self._bundles = list(range(1, job.plan.workers + 1))  # of the placement group, those that are free
         self._alive: dict[Any, tuple[int, int | None, Any]] = {}  # by the call of `run`: number, bundle, actor
@@ -270,8 +275,8 @@ class PacelineServer:
         """Carry the run to its end; return how it ended, and the model."""
         os.chdir(job.folder)  # this is the driver's machine
         sys.path[:0] = [folder for folder in job.import_path if folder not in sys.path]
+        job.settle(job.plan.config.server_resources)
         logger.addHandler(QueueHandler(self._news))
-        logger.setLevel(job.log_level)
         logger.propagate = False
         journal = "nowhere" if job.plan.journal is None else job.plan.journal.absolute()
         print(f"{job.name}: its journal is {journal}, what workers print in their actors' logs", flush=True)

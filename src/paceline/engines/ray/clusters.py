@@ -102,9 +102,8 @@ def actor_options(resources: str) -> dict[str, Any]:
     """Return the options of an actor that asks for these resources."""
     amounts = resource_amounts(resources)
     usual = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    own = {name: amount for name, amount in amounts.items() if name not in usual}
-    asked = {usual[name]: amounts[name] for name in usual if name in amounts}
-    return {"num_cpus": 0, **asked, "resources": own, "max_restarts": 0}
+    asked = {option: amounts.pop(name) for name, option in usual.items() if name in amounts}
+    return {"num_cpus": 0, **asked, "resources": amounts, "max_restarts": 0}
 
 
 @contextlib.contextmanager
@@ -115,8 +114,7 @@ def placed(config: RunConfig, workers: int, name: str, *, own: bool) -> Iterator
     if not each:
         raise OptionError("--worker-resources: a worker must ask for something, such as CPU=0.1")
     server[f"node:{here}"] = 0.001  # every machine of a cluster has a resource of this name
-    strategy = "SPREAD" if config.spread else "PACK"
-    group = ray.util.placement_group([server, *[each] * workers], strategy=strategy, name=name)
+    group = ray.util.placement_group([server, *[each] * workers], "SPREAD" if config.spread else "PACK", name)
     try:
         asked = f"{config.server_resources or 'nothing'} for the server, on this machine ({here}), and {workers} times "
         _await(group, OWN_S if own else config.resource_timeout, f"{asked}{config.worker_resources} for workers")

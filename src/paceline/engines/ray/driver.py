@@ -1,7 +1,6 @@
 """A run on a Ray cluster, as seen by whoever starts it: places, the server's actor, and what it tells until the end.
 
-The server's actor is on the driver's machine, where the run's folder is, and so is the evaluator. The driver shows what
-the actor logs, hands on interrupts, and gets report and model from it. If the driver dies, Ray ends the run's actors.
+Server and evaluator are on the driver's machine, where the run's folder is. If the driver dies, Ray ends all actors.
 """
 
 import contextlib
