@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import hosts
+import warm_python
 from ray_clusters import RayCluster
 
 import bench_lab_runs as lab_runs
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         sources.checked(given, measured=(*sources.MEASURED, *HELPERS))
     hosts.PATIENCE_S = lab_runs.PATIENCE_S
     load = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder, warm_python.kept():
         rows = measure(size, RayRuns(Path(folder), given.data_dir.resolve()), not options.json)
     load.append(os.getloadavg()[0])
     judged = [lab_runs.learned(row, row["run"]) for row in rows]

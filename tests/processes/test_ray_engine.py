@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
+import hosts
 import pytest
 import ray_clusters
+import warm_python
 from hosts import Site, wait_until
 from ray_clusters import RayCluster
 
@@ -17,29 +18,10 @@ from paceline.transport.join_token import PREFIX
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """
-import os, sys, time
-import torch
-import paceline
-from torch.utils.data import TensorDataset
-
-session = paceline.init()
-torch.manual_seed(1)
-x = torch.randn(400, 6)
-data = TensorDataset(x, x @ torch.randn(6, 1))
-model = torch.nn.Linear(6, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-session.prepare(model, optimizer)
-print("worker", session.worker, "in", os.getcwd(), "sees", dict(os.environ).get("CUDA_VISIBLE_DEVICES"), flush=True)
-for x, y in session.batches(data, batch_size=5, epochs={epochs}):
-    time.sleep(0.0 if os.path.exists("hurry") else {pause})
-    optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(x), y)
-    loss.backward()
-    session.report(loss=loss)
-    optimizer.step()
-"""
-
+SCRIPT = hosts.SCRIPT.replace("import sys, time", "import os, sys, time").replace(
+    "time.sleep({pause})", 'time.sleep(0.0 if os.path.exists("hurry") else {pause})'
+)
+SCRIPT = SCRIPT.replace('"done"', '"in", os.getcwd(), "sees", dict(os.environ).get("CUDA_VISIBLE_DEVICES")')
 JOB = """
 import ray, torch, paceline
 from torch.utils.data import TensorDataset
@@ -75,7 +57,7 @@ print(first.summary.engine, second.summary.engine, second.summary.workers, "tabl
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(warm):
     """One head for all tests of this file, with room for a server and two workers."""
     ray_clusters.require()
     with RayCluster(cpus=3, gpus=2) as made:
@@ -187,7 +169,7 @@ def test_a_worker_that_dies_comes_back_in_an_actor_of_its_own_and_a_server_from_
 def test_a_program_that_is_connected_to_ray_launches_functions_on_tables_and_without_a_server(cluster, folder):
     (folder / "job.py").write_text(JOB)
     environment = {**os.environ, **cluster.environment, "RAY_ADDRESS": cluster.address}
-    done = subprocess.run([sys.executable, "job.py"], env=environment, capture_output=True, text=True, check=False)
+    done = warm_python.run([sys.executable, "job.py"], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "ray ray 2 tables: 1 nodes: 2 connected: True"
 

@@ -197,6 +197,14 @@ def test_what_vanishes_from_a_range_is_asked_for_again():
     assert launcher.look((1, GONE)) == 4
 
 
+def test_who_comes_before_the_server_has_noticed_a_loss_is_asked_for_again():
+    launcher = Deciding(most=4)
+    launcher._announced.append("a machine")
+    launcher._listener.dismiss = lambda host, reason, failed: None
+    launcher._on_no_place("the run has 4 workers, and --most-workers is 4")
+    assert launcher.look((0, DISMISSED)) == 4
+
+
 @pytest.mark.parametrize("how", [GONE, DISMISSED])
 @pytest.mark.parametrize("most", [None, 4])
 @pytest.mark.parametrize("first", ["the server", "the actor"])

@@ -178,12 +178,11 @@ class RayLauncher(HostLauncher):
         config = msgspec.structs.replace(job.plan.config, listen=f"{host}:*")  # any port that is free
         plan, token = msgspec.structs.replace(job.plan, config=config), new_token()
         super().__init__(plan, job.workload, name_of(job.workload), token, Log(), sink, progress)
-        self._interrupted = interrupts
+        self._interrupted, self._look_at = interrupts, 0.0
         self._actors = WorkerActors(job, token, self._listener.address)
         self._wanted = config.most_workers or plan.workers  # actors that there should be
-        self._joined: set[int] = set()  # those that are in the run
+        self._joined: set[int | None] = set()  # those that are in the run
         self._vain = 0  # ends of actors since the last one joined, and of processes before training began
-        self._look_at = 0.0
 
     def _interrupts(self) -> contextlib.AbstractContextManager[int]:
         return contextlib.nullcontext(self._interrupted)
@@ -245,12 +244,15 @@ class RayLauncher(HostLauncher):
         if self._began is not None and place not in self._children.alive:
             self._wanted += 1  # the server has been told that nobody is there; it will be asked again when one has come
 
+    def _on_no_place(self, reason: str) -> None:
+        super()._on_no_place(reason)
+        self._wanted += 1  # the server has not noticed yet that the one is gone whom this one was to replace
+
     def _waits_for_others(self) -> bool:
         return self._wanted > 0
 
     def on_host(self, host: JoinedHost) -> None:
-        if host.rank is not None:
-            self._joined.add(host.rank)
+        self._joined.add(host.rank)
         if self._began is not None:
             self._vain = 0
         super().on_host(host)
