@@ -59,8 +59,8 @@ class Node:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
+            time.sleep(0.02)
+        self._process.wait()
 
 
 class RayCluster:

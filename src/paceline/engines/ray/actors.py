@@ -113,8 +113,7 @@ class WorkerActors:
     """The actors that run workers, living or asked for."""
 
     def __init__(self, job: RunJob, token: JoinToken, address: str) -> None:
-        self._job, self._token, self._address = job, token, address
-        self._count = 0
+        self._job, self._token, self._address, self._count = job, token, address, 0
         self._bundles = list(range(1, job.plan.workers + 1))  # of the placement group, those that are free
         self._alive: dict[Any, tuple[int, int | None, Any]] = {}  # by the call of `run`: number, bundle, actor
 
@@ -214,7 +213,6 @@ class RayLauncher(HostLauncher):
 
     def _on_actor_end(self, number: int, how: Left | str) -> None:
         """Decide whether another is asked for. Before training begins always, since the run waits for it."""
-        config = self._plan.config
         joined, text = number in self._joined, how if isinstance(how, str) else how[1]
         self._joined.discard(number)
         if text and not isinstance(how, str) and not joined and self._began is None:
@@ -222,7 +220,7 @@ class RayLauncher(HostLauncher):
         elif not joined and isinstance(how, str):
             logger.warning("actor %d has ended before it could join: %s", number, text)
             self._count_vain(text)
-        elif isinstance(how, str) and is_elastic(config) and not config.respawn:
+        elif isinstance(how, str) and is_elastic(self._plan.config) and not self._plan.config.respawn:
             logger.warning("actor %d is gone, and another one is asked for: %s", number, text)
         elif self._began is not None:
             self._wanted -= 1  # it has ended by itself, or the server decides whether to start it again
@@ -280,7 +278,7 @@ class PacelineServer:
         job.settle(job.plan.config.server_resources)
         logger.addHandler(QueueHandler(self._news))
         logger.propagate = False
-        journal = "nowhere" if job.plan.journal is None else job.plan.journal.absolute()
+        journal = job.plan.journal and job.plan.journal.absolute()
         print(f"{job.name}: its journal is {journal}, what workers print in their actors' logs", flush=True)
         try:
             launcher = RayLauncher(
