@@ -1,24 +1,24 @@
-"""Does a listening hub bear ten thousand hostile inputs?
+"""Does a whole `paceline serve` bear ten thousand hostile inputs?
 
     python benchmarks/bench_hostile.py            # writes results/hostile.md and .json
     python benchmarks/bench_hostile.py --inputs 500 --json
 
-The victim is `hostile_hub.py`: socket, keys, decoders, in a process of its own; whatever reads a join token and writes
-its address can take its place. Six of ten inputs come from a client that holds a valid key: recorded frames of every
-message, damaged (`hostile_inputs.py`), each over a connection of its own. The others come from clients with wrong keys
-and from strangers who send bytes: cut, oversized, replayed, of other versions. An honest worker exchanges a message
-with the victim all along. Bars: the victim answers, exits with 0 at the end, has at most 50 MB more memory than after
-its first hundred inputs, and has written at most 100 KB.
+The victim is a run with two honest workers over TCP (hostile_serve.py). Six of ten inputs come from machines that hold
+a valid token (hostile_clients.py). Most of these get a worker's place and then send recorded frames of every message,
+damaged (hostile_inputs.py), as that worker; the others send damaged messages of every kind to the launcher. The rest
+comes from clients with wrong keys and from strangers who send bytes: cut, oversized, replayed, of other versions.
+A damaged message that is still one by which a member may steer the run (STEERING) is damaged again: a member may end a
+run, and that is not what is asked here. Bars: the honest workers go on all along, the run exits with 0 and with the
+bits of an undisturbed run, launcher and server have at most 50 MB more memory than after the first hundred inputs, and
+the log has at most 100 KB. `--planted` gives the victim a fault that must be found.
 """
 
 import argparse
+import collections
 import json
 import random
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,25 +27,37 @@ from typing import Any
 import msgspec
 import zmq
 
+import hostile_clients
 import hostile_inputs
+import hostile_serve
 import results
 import sources
+from hostile_clients import Machine, WrongKeys
 from hostile_inputs import TO_SERVER, Frames, Maker, Mutator
-from paceline.transport.base import Lost
-from paceline.transport.join_token import JoinToken, new_token
-from paceline.transport.messages import Note
-from paceline.transport.security import Security
-from paceline.transport.zeromq import HANDSHAKE, ZeromqEndpoint
+from hostile_serve import Serve
+from paceline.core.errors import PacelineError
+from paceline.engines.hosts import messages as m
+from paceline.model.regions import private_region
+from paceline.transport.codec import Codec
+from paceline.transport.limits import Limits
 from results import Verdict
 
 INPUTS = 10_000
 MEMBERS_SHARE = 0.62
-AT_ONCE = 25  # connections of one turn
+AT_ONCE = 20  # inputs of one turn
 WARM = 100  # inputs before the memory counts: the first load code and fill caches
+STEPS = 10_000  # of the honest workers: more than they make during the attack
+PAUSE_S = 0.05
 MOST_BYTES = 50_000_000
 MOST_LOG = 100_000
-PATIENCE_S = 20.0
-HUB = Path(__file__).parent / "hostile_hub.py"
+PATIENCE_S = 20.0  # for the honest workers to make a step
+STEERING = ("Stop", "Ready", "ModelLoaded", "OptimizerLoaded", "CollectiveKept")
+PLANTED = {  # code that the victim's processes run at their start
+    "queue": "import paceline.transport.zeromq as z; z.UNREAD_FRAMES = 0; z.UNREAD_BYTES = 1 << 40",
+    "crash": "import paceline.engines.local.server_links as s; s._MISFITS = ()",
+    "leak": "import paceline.transport.zeromq as z; kept = []; take = z.ZeromqServerEnd.take; "
+            "z.ZeromqServerEnd.take = lambda *a: (kept.append(bytearray(b'x') * (1 << 20)), take(*a))[1]",
+}  # fmt: skip
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -53,24 +65,27 @@ class Outcome(msgspec.Struct, frozen=True):
 
     members: int
     strangers: int
-    answered: int  # of the honest worker's messages
-    asked: int
-    code: int
+    stalled: bool  # the honest workers made no step for PATIENCE_S
+    codes: dict[str, int]
+    same_bits: bool
     more_bytes: int
     log_bytes: int
     seconds: float
-    messages: dict[str, int]
-    faults: dict[str, int]
+    answered: dict[str, int]  # inputs by their kind after which the server still listened to that worker
+    hung_up: dict[str, int]  # after which it had hung up
+    silent: int  # inputs after which neither was the case
     damages: dict[str, int]
     log: str
 
     def complaints(self) -> list[str]:
         """Say what the victim did not bear."""
         found = []
-        if self.answered < self.asked:
-            found.append(f"{self.asked - self.answered} of {self.asked} honest messages were not answered")
-        if self.code != 0:
-            found.append(f"exit code {self.code}")
+        if self.stalled:
+            found.append(f"honest workers made no step for {PATIENCE_S:g} s")
+        if any(self.codes.values()):
+            found.append(f"exit codes {self.codes}")
+        if not self.same_bits:
+            found.append("other bits than undisturbed")
         if self.more_bytes > MOST_BYTES:
             found.append(f"{self.more_bytes / 1e6:.1f} MB more")
         if self.log_bytes > MOST_LOG:
@@ -80,254 +95,187 @@ class Outcome(msgspec.Struct, frozen=True):
         return found
 
 
-class Victim:
-    """A process that listens, and an honest worker of it."""
+class Attack:
+    """All attackers of one run."""
 
-    def __init__(self, command: list[str], token: JoinToken) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(token.reveal().encode() + b"\n")
-        self._process.stdin.flush()
-        self.address = self._process.stdout.readline().decode().strip()
-        self.port = int(self.address.rpartition(":")[2])
-        self._worker = ZeromqEndpoint(self.address, "honest", security=Security(token))
-        self.asked = self.answered = 0
-
-    def ask(self) -> bool:
-        """Exchange a message; return whether the victim answered."""
-        self.asked += 1
-        until = time.monotonic() + PATIENCE_S
-        with suppress(Lost):
-            self._worker.send(Note("honest", float(self.asked)))
-            while time.monotonic() < until:
-                if self._worker.poll(1.0) and self._worker.receive().ticket == self.asked:  # type: ignore[union-attr]
-                    self.answered += 1
-                    return True
-        return False
-
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes in memory, and the most that there have been."""
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-        except OSError:
-            return 0, 0
-        found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Vm")}
-        return int(found.get("VmRSS", 0)) * 1024, int(found.get("VmHWM", 0)) * 1024
-
-    def end(self) -> tuple[int, str, str]:
-        """End it; return its exit code, what it reports and its log."""
-        with suppress(Lost):
-            self._worker.close()
-        try:
-            out, _ = self._process.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            out, _ = self._process.communicate()
-        self._log.seek(0)
-        log = self._log.read().decode(errors="replace")
-        self._log.close()
-        return self._process.returncode, out.decode(), log
-
-
-class Members:
-    """Clients that hold the run's key, each with a connection of its own."""
-
-    def __init__(self, address: str, security: Security) -> None:
+    def __init__(self, run: Serve, chance: random.Random) -> None:
+        self._run, self._chance = run, chance
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._address, self._security, self._number = address, security, 0
+        script = hostile_clients.name_of_script(str(run.folder / "train.py"))
+        self._machines = [Machine(self._context, run.port, run.token, script) for _ in range(AT_ONCE)]
+        self._maker, self._mutator = Maker(chance), Mutator(chance)
+        self._wrong = WrongKeys(self._context, run.token, chance)
+        self._recorded = hostile_clients.record(run.port, run.token)
+        self._words = [m.encode(message) for message in hostile_clients.machine_messages()]  # type: ignore[arg-type]
+        self.members = self.strangers = self.silent = 0
+        self.answered: collections.Counter[str] = collections.Counter()
+        self.hung_up: collections.Counter[str] = collections.Counter()
+        self.damages: collections.Counter[str] = collections.Counter()
 
-    def attack(self, inputs: list[Frames]) -> None:
-        """Send each input over a connection of its own, once it is let in."""
-        clients = [self._connect() for _ in inputs]
-        until = time.monotonic() + PATIENCE_S
-        for client, frames in zip(clients, inputs, strict=True):
-            if client.poll(max(0, int((until - time.monotonic()) * 1000))):
-                for frame in frames:
-                    with suppress(zmq.Again):
-                        client.send(frame, zmq.NOBLOCK)
-        for client in clients:
-            client.close(linger=300)
+    def as_workers(self) -> None:
+        """Join with every machine, and send an input as a worker with each."""
+        for machine in self._machines:
+            machine.ask()
+        sent = []
+        for machine in self._machines:
+            if machine.enter():
+                kind = TO_SERVER[self.members % len(TO_SERVER)]
+                machine.send(self._damaged(kind))
+                self.members += 1
+                sent.append((machine, kind.__name__))
+            else:
+                machine.reset()
+        for machine, name in sent:
+            outcome = machine.outcome()
+            if outcome == "answered":
+                self.answered[name] += 1
+            elif outcome == "hung up":
+                self.hung_up[name] += 1
+            else:
+                self.silent += 1
+            machine.leave(hang_up=self._chance.random() < 0.8)
+        for machine in self._machines:
+            machine.forget_worker()
 
-    def _connect(self) -> "zmq.Socket[bytes]":
-        self._number += 1
-        client = self._context.socket(zmq.DEALER)
-        client.setsockopt(zmq.ROUTING_ID, b"hostile %d" % self._number)
-        client.setsockopt(zmq.RECONNECT_IVL, 3_600_000)
-        self._security.connect_as(client, "worker", to="server")
-        client.connect(self._address)
-        client.send(HANDSHAKE)
-        return client
+    def _damaged(self, kind: Any) -> Frames:
+        while True:
+            frames = self._mutator.damage(self._maker.frames(kind))
+            if not steers(frames):
+                self.damages[self._mutator.name] += 1
+                return frames
+
+    def as_machines(self) -> None:
+        """Send the launcher damaged messages."""
+        for machine in self._machines:
+            (data, *_) = self._mutator.damage([self._chance.choice(self._words)]) or [b""]
+            self.damages[self._mutator.name] += 1
+            with suppress(zmq.Again):
+                machine.say(data)
+            self.members += 1
+        for machine in self._machines:
+            machine.reset()
+
+    def as_strangers(self) -> None:
+        """Try to get in without a key, at both ports."""
+        port = self._run.port + self._chance.randrange(2)
+        if self._chance.random() < 0.3:
+            self._wrong.attack(port, AT_ONCE)
+        else:
+            sayings = [hostile_inputs.strangers(self._chance, self._recorded) for _ in range(AT_ONCE)]
+            hostile_clients.say(port, sayings, self._chance)
+        self.strangers += AT_ONCE
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
 
-class WrongKeys(Members):
-    """Clients with keys of another run, another role, or none."""
-
-    def __init__(self, address: str, token: JoinToken, chance: random.Random) -> None:
-        super().__init__(address, Security(new_token()))
-        self._token, self._chance = token, chance
-
-    def attack(self, inputs: list[Frames]) -> None:
-        clients = []
-        for _ in inputs:
-            client = self._context.socket(zmq.DEALER)
-            client.setsockopt(zmq.RECONNECT_IVL, 3_600_000)
-            pose = self._chance.choice(["none", "run", "role", "own", "password"])
-            if pose == "run":
-                self._security.connect_as(client, "worker", to="server")
-            elif pose == "role":
-                Security(self._token).connect_as(client, "node", to="server")
-            elif pose == "own":
-                client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
-                client.curve_serverkey = self._token.keys("server").public
-            elif pose == "password":
-                Security(self._token, encrypted=False).connect_as(client, "worker", to="server")
-            client.connect(self._address)
-            with suppress(zmq.Again):
-                client.send(HANDSHAKE, zmq.NOBLOCK)
-            clients.append(client)
-        time.sleep(0.05)
-        for client in clients:
-            assert not client.poll(0), "a client without a key got an answer"
-            client.close(linger=0)
+def steers(frames: Frames) -> bool:
+    """Whether these frames begin with a whole message that a member may steer the run by."""
+    codec = Codec(private_region)
+    codec.limits = Limits()
+    for frame in frames:
+        with suppress(PacelineError):
+            if type(codec.at_server(memoryview(bytearray(frame)))[0]).__name__ in STEERING:
+                return True
+    return False
 
 
-def say(port: int, sayings: list[bytes]) -> None:
-    """Connect as strangers and send bytes; half of them stay a little."""
-    open_ones = []
-    for words in sayings:
-        with suppress(OSError):
-            stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
-            open_ones.append(stranger)
-            stranger.settimeout(0.2)
-            stranger.sendall(words)
-    for stranger in open_ones:
-        stranger.close()
+def attack(inputs: int = INPUTS, seed: int = 1, planted: str | None = None, steps: int = STEPS) -> Outcome:
+    """Attack a run with so many inputs, and return what came of it."""
+    began, chance = time.monotonic(), random.Random(seed)
+    digest = hostile_serve.undisturbed_digest(steps)
+    with tempfile.TemporaryDirectory() as name:
+        environment = {}
+        if planted is not None:
+            (Path(name) / "sitecustomize.py").write_text(PLANTED[planted])
+            environment["PYTHONPATH"] = name
+        with Serve("--start", "fresh", steps=steps, pause_s=PAUSE_S, environment=environment) as run:
+            run.await_steps(5)
+            return _attacked(run, Attack(run, chance), inputs, digest, began)
 
 
-def record(victim: Victim, token: JoinToken) -> bytes:
-    """Return the bytes that a member sends from its first to its first message, for others to replay."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    seen = bytearray()
-
-    def relay() -> None:
-        one, _ = listener.accept()
-        other = socket.create_connection(("127.0.0.1", victim.port))
-        back = threading.Thread(target=_copy, args=(other, one, None))
-        back.start()
-        _copy(one, other, seen)
-        back.join()
-        one.close()
-        other.close()
-
-    thread = threading.Thread(target=relay)
-    thread.start()
-    worker = ZeromqEndpoint(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "recorded", security=Security(token))
-    worker.send(Note("recorded", 1.0))
-    worker.poll(PATIENCE_S)
-    worker.close()
-    thread.join()
-    listener.close()
-    return bytes(seen)
-
-
-def _copy(source: socket.socket, sink: socket.socket, seen: bytearray | None) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            if seen is not None:
-                seen += data
-            sink.sendall(data)
-    with suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
-
-
-def attack(inputs: int = INPUTS, seed: int = 1, command: list[str] | None = None, *options: str) -> Outcome:
-    """Attack a victim with so many inputs, and return what came of it."""
-    begun, chance, token = time.monotonic(), random.Random(seed), new_token()
-    victim = Victim(command or [sys.executable, str(HUB), *options], token)
-    maker, mutator = Maker(chance), Mutator(chance)
-    damages: dict[str, int] = {}
-    members, wrong = Members(victim.address, Security(token)), WrongKeys(victim.address, token, chance)
-    recorded = record(victim, token)
-    by_members = by_strangers = 0
-    base = 0
-    while by_members + by_strangers < inputs:
-        if by_members < MEMBERS_SHARE * (by_members + by_strangers + AT_ONCE):
-            batch = []
-            for number in range(by_members, by_members + AT_ONCE):
-                batch.append(mutator.damage(maker.frames(TO_SERVER[number % len(TO_SERVER)])))
-                damages[mutator.name] = damages.get(mutator.name, 0) + 1
-            members.attack(batch)
-            by_members += AT_ONCE
+def _attacked(run: Serve, attackers: Attack, inputs: int, digest: str, began: float) -> Outcome:
+    base = most = 0
+    stalled = False
+    while (done := attackers.members + attackers.strangers) < inputs and run.runs and not stalled:
+        if attackers.members >= MEMBERS_SHARE * (done + AT_ONCE):
+            attackers.as_strangers()
+        elif attackers.members % 4 == 3 or attackers.members % (5 * AT_ONCE) == 0:
+            attackers.as_machines()
         else:
-            if chance.random() < 0.3:
-                wrong.attack([[]] * AT_ONCE)
-            else:
-                say(victim.port, [hostile_inputs.strangers(chance, recorded) for _ in range(AT_ONCE)])
-            by_strangers += AT_ONCE
-        if not victim.ask():
-            break
-        if by_members + by_strangers <= WARM:
-            base = victim.memory()[0]
-    _, most = victim.memory()
-    members.close()
-    wrong.close()
-    code, said, log = victim.end()
-    report = json.loads(said) if said.strip() else {"messages": {}, "faults": {}}
+            attackers.as_workers()
+        stalled = not goes_on(run)
+        resident = sum(now for now, _ in run.memory().values())
+        base, most = (resident if done <= WARM else base), max(most, resident)
+    peak = sum(top for _, top in run.memory().values())
+    attackers.close()
+    run.relent()
+    codes = run.end()
     return Outcome(
-        by_members, by_strangers, victim.answered, victim.asked, code, most - base, len(log),
-        time.monotonic() - begun, report["messages"], report["faults"], damages, log[-4_000:],
+        attackers.members, attackers.strangers, stalled, codes, run.digest() == digest, max(most, peak) - base,
+        len(run.said()), time.monotonic() - began, dict(attackers.answered), dict(attackers.hung_up), attackers.silent,
+        dict(attackers.damages), run.said()[-4_000:],
     )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Hostile inputs against a listening hub.")
-    parser.add_argument("--inputs", type=int, default=INPUTS)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and write nothing")
-    given = parser.parse_args()
-    of = sources.look()
-    outcome = attack(given.inputs, given.seed)
-    if given.json:
-        print(json.dumps(msgspec.to_builtins(outcome)))
-        sys.exit(bool(outcome.complaints()))
-    silent = [kind.__name__ for kind in TO_SERVER if not outcome.messages.get(kind.__name__)]
+def goes_on(run: Serve) -> bool:
+    """Whether the honest workers make another step."""
+    before, until = run.steps, time.monotonic() + PATIENCE_S
+    while run.steps <= before and run.runs:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def verdicts_of(outcome: Outcome) -> list[Verdict]:
+    """What must hold."""
     total = outcome.members + outcome.strangers
-    memory = f"{outcome.more_bytes / 1e6:.1f} MB"
-    answers = f"{outcome.answered} of {outcome.asked}"
-    verdicts = [
+    silent = [kind.__name__ for kind in TO_SERVER if not reached(outcome, kind.__name__)]
+    return [
         Verdict("hostile inputs", f"{total}", ">= 10,000", total >= INPUTS),
         Verdict("of them with a valid key", f"{outcome.members}", ">= 6,000", outcome.members >= 6_000),
-        Verdict("honest messages answered meanwhile", answers, "all", outcome.answered == outcome.asked),
-        Verdict("exit code", f"{outcome.code}", "0", outcome.code == 0),
-        Verdict("most memory beyond that after 100 inputs", memory, "<= 50 MB", outcome.more_bytes <= MOST_BYTES),
+        Verdict("honest workers", "stood still" if outcome.stalled else "went on", "go on", not outcome.stalled),
+        Verdict("exit codes", f"{outcome.codes}", "all 0", not any(outcome.codes.values())),
+        Verdict("bits", "the same" if outcome.same_bits else "others", "as undisturbed", outcome.same_bits),
+        Verdict("most memory beyond that after 100 inputs", f"{outcome.more_bytes / 1e6:.1f} MB", "<= 50 MB",
+                outcome.more_bytes <= MOST_BYTES),
         Verdict("log", f"{outcome.log_bytes} bytes", "<= 100 KB", outcome.log_bytes <= MOST_LOG),
-        Verdict("kinds of message that were never decoded", f"{len(silent)}", "none", not silent),
-    ]
-    names = [kind.__name__ for kind in TO_SERVER]
+        Verdict("kinds of message that never came to their decoder", f"{len(silent)}", "none", not silent),
+    ]  # fmt: skip
+
+
+def reached(outcome: Outcome, kind: str) -> int:
+    """How many inputs of this kind the server has judged."""
+    return outcome.answered.get(kind, 0) + outcome.hung_up.get(kind, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Hostile inputs against a whole serve.")
+    parser.add_argument("--inputs", type=int, default=INPUTS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--planted", choices=list(PLANTED))
+    parser.add_argument("--json", action="store_true", help="print one JSON object and write nothing")
+    sources.add_options(parser)
+    given = parser.parse_args()
+    of = None if given.json or given.planted else sources.checked(given)
+    outcome = attack(given.inputs, given.seed, given.planted)
+    if of is None:
+        print(json.dumps({**msgspec.to_builtins(outcome), "complaints": outcome.complaints()}))
+        sys.exit(bool(outcome.complaints()))
     rows: list[dict[str, Any]] = [
-        {"kind": name, "decoded": outcome.messages.get(name, 0), "refused as malformed": outcome.faults.get(name, 0)}
-        for name in names
-    ]
+        {"kind": kind.__name__, "the server listened on": outcome.answered.get(kind.__name__, 0),
+         "it hung up": outcome.hung_up.get(kind.__name__, 0)}
+        for kind in TO_SERVER
+    ]  # fmt: skip
     notes = (
-        "A hub with encryption, in a process of its own, and all decoders behind it. Damaged frames that are still "
-        "messages are decoded; the others are refused and their links dropped. The victim is no whole server: what a "
-        f"run makes of a decoded message is not attacked here. It took {outcome.seconds:.0f} s."
+        "A whole run with encryption: launcher, server and two honest workers over TCP. Damaged frames that are still "
+        "messages are handled; who sends others, or one that does not fit the run, is taken out of it and hung up. "
+        f"{outcome.silent} inputs were followed by neither an answer nor a hang-up. It took {outcome.seconds:.0f} s."
     )
-    page = results.write(
-        "hostile",
-        " ".join(["python", *sys.argv]),
-        verdicts,
-        rows,
-        notes,
-        of,
-        details={"outcome": msgspec.to_builtins(outcome)},
-    )
-    print(page)
+    details = {"outcome": msgspec.to_builtins(outcome)}
+    command = " ".join(["python", *sys.argv])
+    print(results.write("hostile", command, verdicts_of(outcome), rows, notes, of, details=details))
     sys.exit(bool(outcome.complaints()))
 
 

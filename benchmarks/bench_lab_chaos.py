@@ -411,8 +411,7 @@ temporary folder that was all theirs, named shared memory of processes that are 
 {load[0]:.1f} before and {load[1]:.1f} after.
 
 What each start of a server rolled back, by the journal's `rolled_back`; these samples were issued again, which the
-checker counts. What a killed server had not yet written to its journal, at most half a second, is in none of these
-numbers: its samples are issued again, too, and nobody counts them.
+checker counts.
 
 | strategy | restart | versions | pushes | samples |
 |---|---|---|---|---|{restarts}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bench_shards as shards
 import bench_uneven_real as race
 import results
 import tune_learning_rates as learning
@@ -22,7 +23,10 @@ from paceline import strategies as registry
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("learning", "local", "peers", "simulator", "strategies", "tables")),
+    *(
+        f"docs/{name}.md"
+        for name in ("learning", "local", "peers", "simulator", "strategies", "tables", "internals/scale")
+    ),
 )
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
@@ -174,6 +178,18 @@ def staleness() -> str:
     return f"{results.table(rows)}\n\n{_met_and_missed(found)}"
 
 
+def scale() -> str:
+    """What one coordinator has to do for many workers, and what a push costs."""
+    if not _path("shards").exists():
+        return "*No result yet: `python benchmarks/bench_shards.py` writes it.*"
+    facts = shards.facts_of(_result("shards")["rows"], shards.FULL)
+    spent = (
+        f"A push costs the server {facts['push_us_1']:.0f} µs beside its tensors; steps and copies of "
+        f"{shards.FULL.parameters:,} parameters take {facts['data_ms']:.1f} ms of a core for each push."
+    )
+    return f"{spent}\n\n{shards.model_table(facts, shards.FULL)}"
+
+
 def gossip() -> str:
     """Each contest's sides on fresh seeds, what change gains on fixed periods, time, and which bars are missed."""
     if not _path("gossip").exists():
@@ -219,6 +235,8 @@ QUOTES: dict[str, Callable[[], str]] = {
     "overhead": lambda: bars("overhead"),
     "startup": lambda: bars("startup"),
     "simulator": lambda: bars("simulator"),
+    "scale": scale,
+    "shards": lambda: bars("shards"),
     "staleness": staleness,
     "strategies": strategies,
     "tables": lambda: bars("tables"),

@@ -44,7 +44,7 @@ LAW = (
     ("strategies", "model"),
     ("records", "transport"),
     ("worker", "server"),
-    ("gradients", "tables", "peers"),
+    ("gradients", "tables", "peers", "shards"),
     (TOP,),
     ("engines",),
     ("forecast", "compare", "laws"),

@@ -43,8 +43,8 @@ def host_exchange(task: HostExchange) -> Exchanged:
         facts = {
             "sent_bytes": (lab.hosts[1].bytes_sent() - sent) / exchanges,
             "received_bytes": (lab.hosts[1].bytes_received() - received) / exchanges,
-            "worker_cpu_s": asked["cpu_s"] / exchanges,
-            "server_cpu_s": answered["cpu_s"] / exchanges,
+            "worker_cpu_s": asked["cpu_s"] / task.rounds,
+            "server_cpu_s": answered["cpu_s"] / task.rounds,
             "up_s": statistics.median(asked["up_s"]),  # until the server's first byte, which follows the worker's last
         }
     worst = max(asked["worst_error"], answered["worst_error"])
@@ -95,8 +95,10 @@ def _serve(socket: "zmq.Socket[bytes]", task: HostExchange, part: dict[str, Any]
     port = socket.bind_to_random_port(part["address"])
     received, weights = np.zeros(task.parameters, np.float32), _values(task, "weights")
     print(json.dumps({"address": f"{part['address']}:{port}"}), flush=True)
-    used = _cpu_s()
-    for _ in range(task.warmup + task.rounds):
+    used = 0.0
+    for number in range(task.warmup + task.rounds):
+        if number == task.warmup:
+            used = _cpu_s()
         _receive(socket, received)
         _send(socket, weights)
     socket.recv()  # the worker has it all: nothing is left to be encrypted and sent
@@ -122,7 +124,8 @@ def _work(socket: "zmq.Socket[bytes]", task: HostExchange, part: dict[str, Any])
         up_s.append(time.perf_counter() - began)
         _receive(socket, weights)
         round_s.append(time.perf_counter() - began)
-        cpu_s += _cpu_s() - used
+        if number >= task.warmup:
+            cpu_s += _cpu_s() - used
     socket.send(b"")
     worst = float(np.abs(weights - _values(task, "weights")).max())
     return {"round_s": round_s[task.warmup :], "up_s": up_s[task.warmup :], "cpu_s": cpu_s, "worst_error": worst}

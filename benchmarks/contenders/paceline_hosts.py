@@ -42,8 +42,8 @@ def host_exchange(task: HostExchange) -> Exchanged:
         (folder / "task.json").write_text(json.dumps(dataclasses.asdict(task)))
         lines = folder / "journal.jsonl"
         server = serve(
-            lab.hosts[0], folder, "--workers", "1", "--strategy", "asp", "--evaluate-every", "off", "--journal", lines,
-            trusted=not task.curve, threads=task.threads,
+            lab.hosts[0], folder, "--workers", "1", "--servers", str(task.servers), "--strategy", "asp",
+            "--evaluate-every", "off", "--journal", lines, trusted=not task.curve, threads=task.threads,
         )  # fmt: skip
         if task.idle:
             connect_idle(lab.hosts[2], lab.hosts[0], folder, task.idle)

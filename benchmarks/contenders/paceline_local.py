@@ -43,7 +43,9 @@ LOOK_S = 0.1  # between two looks at the server's memory
 
 def exchange(task: Exchange) -> Exchanged:
     with _Memory() as memory, addresses.loopback():
-        found, facts = _launched(_exchange, task, strategy="asp", transport=task.transport)
+        found, facts = _launched(
+            _exchange, task, strategy=task.strategy, transport=task.transport, servers=task.servers
+        )
     facts["server_bytes"] = memory.peak({worker["pid"] for worker in found})
     round_s = [seconds for worker in found for seconds in worker["round_s"][task.warmup :]]
     return Exchanged(round_s, found[0]["worst_error"], facts, COPIES[task.transport])

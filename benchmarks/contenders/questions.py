@@ -36,6 +36,8 @@ class Exchange:
     workers: int = 1
     threads: int = 1
     transport: str = "shm"
+    strategy: str = "asp"
+    servers: int = 1  # processes that hold the weights; paceline's alone
     lr: float = 0.01
 
 
@@ -52,6 +54,7 @@ class HostExchange:
     rounds: int
     rate: str | None  # of both cables, such as `1gbit`; None: as fast as the machine copies
     curve: bool  # encrypt by ZeroMQ's CURVE
+    servers: int = 1  # processes that hold the weights; paceline's alone
     idle: int = 0  # members on a third host that are connected and send nothing; paceline's alone, with CURVE
     warmup: int = 1
     threads: int = 1

@@ -159,6 +159,7 @@ def launch(
     data_dir: Path | str | None = unset.data_dir,
     threads: int | None = unset.threads,
     transport: Transport = unset.transport,
+    servers: int = unset.servers,
     start: Start = unset.start,
     respawn: bool = unset.respawn,
     worker_timeout: Patience | str | float | None = unset.worker_timeout,
@@ -170,6 +171,7 @@ def launch(
     listen: str | None = unset.listen,
     most_workers: int | None = unset.most_workers,
     token_file: Path | str | None = unset.token_file,
+    own_optimizers: str | None = unset.own_optimizers,
     trusted_network: bool = unset.trusted_network,
     address: str | None = unset.address,
     working_dir: Path | str | None = unset.working_dir,
@@ -257,6 +259,11 @@ def _strategy(config: RunConfig, workers: int) -> str:
         raise OptionError(
             f"--scale-lr {config.scale_lr}: under {machine_class(spelled).name} each node steps by itself, over its "
             "own batch, so nothing grows with the workers: leave it out"
+        )
+    if is_peer(spelled) and config.servers > 1:
+        raise OptionError(
+            f"--servers {config.servers}: under {machine_class(spelled).name} each node has its own model, and no "
+            "server holds the weights: leave it out"
         )
     if _capabilities(config.engine).own_processes:
         require_findable(spelled)

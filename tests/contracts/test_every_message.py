@@ -23,6 +23,7 @@ from paceline.core.ledger import Indices
 from paceline.model.regions import private_region
 from paceline.model.store import Gradient, Parameters
 from paceline.peers import messages as peers
+from paceline.shards import messages as shards
 from paceline.tables import messages as tables
 from paceline.transport import messages
 from paceline.transport.codec import Codec, bytes_of
@@ -35,11 +36,12 @@ NUMBERS = {
     17: "Fetch", 18: "Forget", 19: "Tick", 20: "AtBarrier", 21: "Mailbox", 22: "Decisions", 23: "CentreExchange",
     24: "Averaging", 25: "Exchanged", 26: "Leaving", 27: "Snapshot", 28: "OptimizerAsked",
     29: "OptimizerLoaded", 30: "ModelLoaded", 31: "EpochAsked", 32: "Fewer", 40: "CollectiveCall", 41: "CollectiveKept",
-    42: "SchedulerStepped", 43: "EvaluationsAsked", 44: "NotFinite", 45: "Here", 50: "ClockStanding", 65: "Welcome",
-    66: "Work", 67: "Extra", 68: "Over", 69: "Cancelled", 70: "Evaluate", 71: "Bye", 72: "Opened", 73: "ClockRoster",
+    42: "SchedulerStepped", 43: "EvaluationsAsked", 44: "NotFinite", 45: "Here", 50: "ClockStanding", 57: "PushPart",
+    65: "Welcome", 66: "Work", 67: "Extra", 68: "Over", 69: "Cancelled", 70: "Evaluate", 71: "Bye", 72: "Opened",
+    73: "ClockRoster",
     74: "Entered", 75: "Rows", 76: "Clocked", 77: "Included", 78: "Passed", 79: "EvaluateTables", 80: "Save",
     81: "Peering", 82: "Pulled", 83: "Group", 84: "Collect", 85: "OptimizerHeld", 86: "EpochHeld",
-    95: "EvaluationsHeld", 104: "CollectiveAnswer", 105: "AreYouThere", 110: "Stored",
+    95: "EvaluationsHeld", 104: "CollectiveAnswer", 105: "AreYouThere", 110: "Stored", 120: "VersionPart",
 }  # fmt: skip
 SIZES = [0, 1, 3, 5000]  # the last is carried beside its message
 SIMPLE = {
@@ -132,7 +134,7 @@ def test_numbers_stay_what_they_are_and_every_message_has_one():
     travel = [
         tables.TableToServer, tables.TableToWorker, peers.NodeToServer, peers.NodeToWorker,
     ]  # fmt: skip
-    declared = {kind for union in travel for kind in union.__args__}
+    declared = {kind for union in travel for kind in union.__args__} | {shards.PushPart, shards.VersionPart}
     declared |= {
         kind for kind in vars(messages).values()
         if isinstance(kind, type) and issubclass(kind, ToServer | ToWorker) and kind not in (ToServer, ToWorker)

@@ -19,7 +19,9 @@ import zmq
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.store import Gradient, Parameters
+from paceline.model.mass_optimizer import NO_OPTIMIZER
+from paceline.model.spec import ModelSpec
+from paceline.model.store import Gradient, Parameters, Unwritten
 from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
 from paceline.transport.messages import Allotment, Cancelled, Hello, More, Push, Work
@@ -272,15 +274,38 @@ class TestZeromq(ProcessContract):
         self.take(server)
         stored = [torch.arange(flat.numel()).to(flat.dtype) for flat in server.region.flat]
         server.region.buffers[0].fill_(7)
-        parameters = Parameters(3, server.region.flat, server.region.buffers, stored)
+        unwritten = Unwritten(zip(server.region.flat, stored, strict=True))
+        parameters = Parameters(3, server.region.flat, server.region.buffers, unwritten)
         server.deliver(Work(1, Allotment(0, 1, np.array([0])), parameters, 0.0, 0))
-        assert parameters.unwritten is None
+        assert not unwritten.left
         for flat in stored:
             flat.zero_()  # what the store does next
         assert worker.receive().parameters.version == 3
         for flat in region.flat:
             assert torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype))
         assert bool((region.buffers[0] == 7).all())
+
+    @pytest.mark.parametrize("worst", [1.0, float("nan")])
+    def test_a_push_is_copied_to_its_slot_as_it_is_sent_and_measured_as_it_arrives(self, worst):
+        spec = ModelSpec(
+            (("weight", (700_001,), "torch.float32"), ("bias", (9,), "torch.float32")), (), NO_OPTIMIZER, ()
+        )
+        worker, server = self.make()
+        region = worker.adopt(spec)
+        worker.send(Hello(spec, values_of(spec.parameters, 4), []))
+        self.take(server)
+        slot, computed = region.slots[1], torch.arange(700_001.0)
+        computed[-1] = worst
+        slot.views[1].fill_(2)
+        unwritten = Unwritten([(slot.views[0], computed)])
+        gradient = Gradient(slot.flat, frozenset(), [], slot=1, views=slot.views, unwritten=unwritten)
+        worker.send(Push(1, 1, gradient, [np.arange(50_000)], None, 0.0, 0.0))  # of which the indices come first
+        assert not unwritten.left
+        assert torch.equal(slot.views[0], computed) or worst != worst
+        arrived = self.take(server).gradient
+        assert torch.equal(arrived.flat[0].nan_to_num(), slot.flat[0].nan_to_num())
+        expected = torch.linalg.vector_norm(slot.flat[0].double())
+        assert arrived.norm == pytest.approx(float(expected), rel=1e-5, nan_ok=True)
 
 
 def test_tensors_are_cut_into_chunks_and_small_ones_travel_together():
@@ -301,6 +326,14 @@ class TestOverTcp(TestZeromq):
 
     def address(self, name):
         return LOOPBACK
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patience():
+    """Nobody reads when workers are closed here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.transport.zeromq.PARTED_S", 0.1)
+        yield
 
 
 class TestEncrypted(TestOverTcp):

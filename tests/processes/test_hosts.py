@@ -8,6 +8,10 @@ import pytest
 from hosts import Site, processes_of, wait_until
 from safetensors.torch import load_file
 
+from paceline.core.actions import Apply
+from paceline.core.events import Pushed
+from paceline.records import journal
+
 pytestmark = pytest.mark.slow
 
 
@@ -63,7 +67,15 @@ def test_workers_come_leave_and_die_while_the_others_go_on(long_site):
     assert long_site.report["versions"] == 600
 
 
+COUNT = """    optimizer.step()
+    with open(f"steps{session.worker}", "ab") as steps:
+        steps.write(b".")
+"""
+
+
 def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
+    script = long_site.folder / "train.py"
+    script.write_text(script.read_text().replace("    optimizer.step()\n", COUNT))
     serve = long_site.serve("--workers", "2", "--checkpoint-every", "5v", "--max-versions", "100")
     joined = [long_site.join(far=True), long_site.join()]
     wait_until(lambda: len(list(long_site.folder.glob("runs/*/checkpoints/v*"))) > 1)
@@ -73,6 +85,31 @@ def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
     long_site.hurry()
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
     assert "the others go on" not in serve.said  # no worker was lost
+    lines = list(journal.read(long_site.run / "journal.jsonl"))
+    (restart,) = [place for place, line in enumerate(lines) if isinstance(line, journal.Header)][1:]
+    # What workers know to be answered is in the journal, of the last moment before the kill, too, and told.
+    steps = sum(path.stat().st_size for path in long_site.folder.glob("steps?"))
+    pushed = [line for line in lines if isinstance(line, journal.Decision) and isinstance(line.event, Pushed)]
+    assert steps - 2 <= len(pushed)  # each worker's push at the time of the kill was lost
+    applied = [line for line in lines[:restart] if any(isinstance(a, Apply) for a in getattr(line, "actions", ()))]
+    told = [line.data for line in lines if isinstance(line, journal.Observation) and line.what == "rolled_back"]
+    assert sum(each["versions"] for each in told) == len(applied) - lines[restart].restored.version
+
+
+def test_shards_serve_near_and_far_workers_and_go_back_together(site, folder):
+    """To the bits of one server that nothing happens to."""
+    serve = site.serve("--workers", "2", "--servers", "2", "--checkpoint-every", "5v")
+    joined = [site.join(far=True), site.join()]
+    wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+    for pid in processes_of(serve, "shard 1"):
+        os.kill(pid, signal.SIGKILL)
+    serve.wait_for("shard 1 of the server was killed by SIGKILL: going on from")
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+    here = folder / "local"
+    command = site.run_here("--workers", "2", "--runs-dir", here / "runs")
+    assert command.end() == 0, command.said
+    ours, theirs = model_of(here), site.model
+    assert all(theirs[name].equal(ours[name]) for name in ours)
 
 
 def test_a_worker_that_dies_comes_back_on_its_machine(long_site):

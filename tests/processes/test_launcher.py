@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import leaks
 import pytest
 import torch
 from clusters import Rows, mean_square, network
-from launching import launch
+from launching import launch, named_children
 
 import paceline
 from paceline.core import errors
@@ -47,15 +46,6 @@ class Training:
                 self.at_batch(session, number)
         if self.afterwards is not None:
             self.afterwards(session)
-
-
-def named_children(launcher):
-    """The processes of a launcher that runs in its program's main thread, by the names it gave them."""
-    numbers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    commands = {int(number): Path(f"/proc/{number}/cmdline").read_text().rstrip("\0").split("\0") for number in numbers}
-    named = {number: command[-2] if len(command) > 1 else command[0] for number, command in commands.items()}
-    forks = {number: "nursery" for number, command in commands.items() if "nursery import main" in command[-1]}
-    return {name.removeprefix("paceline: "): number for number, name in {**named, **forks}.items()}
 
 
 def slip_in_worker_1(session, number):
@@ -160,14 +150,14 @@ def train():
                 import signal, time
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(1000)
-run = paceline.launch(train, workers=2, threads=1, evaluate_every="off")
+run = paceline.launch(train, workers=2, threads=1, evaluate_every="off", servers={servers})
 print("ended", run.ended, run.summary.samples_used)
 """
 
 
 def program(folder, popen=subprocess.Popen, **parts):
     path = folder / "program.py"
-    path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, "stuck": False, **parts}))
+    path.write_text(PROGRAM.format(**{"epochs": 1, "loaders": 0, "stuck": False, "servers": 1, **parts}))
     return popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -197,11 +187,11 @@ def test_ctrl_c_ends_the_run_and_gives_the_report(tmp_path, warm):
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("stopped", ["server", "worker 0"])
+@pytest.mark.parametrize(("stopped", "servers"), [("server", 1), ("worker 0", 1), ("shard 1", 2)])
 @pytest.mark.fresh
-def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left, stopped):
+def test_a_launcher_that_is_killed_takes_everybody_along(tmp_path, nothing_left, stopped, servers):
     """Whoever is stopped is resumed by the kernel, and removes its files; `nothing_left` looks for those, too."""
-    with program(tmp_path, epochs=10**6, loaders=1) as process:
+    with program(tmp_path, epochs=10**6, loaders=1, servers=servers) as process:
         wait_for(process, "under way", times=2)
         os.kill(named_children(process.pid)[stopped], signal.SIGSTOP)
         process.kill()
@@ -224,9 +214,10 @@ def stop_and_interrupt(whom):
     return act
 
 
-@pytest.mark.parametrize("whom", ["server", "worker 1", "nursery"])
+@pytest.mark.parametrize("whom", ["server", "worker 1", "nursery", "shard 1"])
 def test_one_ctrl_c_ends_the_run_with_its_report_though_somebody_is_stopped(whom):
-    run = launch(Training(epochs=10**6, at_batch=stop_and_interrupt(whom)))
+    servers = 2 if whom.startswith("shard") else 1
+    run = launch(Training(epochs=10**6, at_batch=stop_and_interrupt(whom)), servers=servers)
     assert run.ended == "interrupted"
     assert run.summary.samples_used > 0
 

@@ -34,8 +34,8 @@ session = paceline.init()
 torch.manual_seed(1)
 x = torch.randn(400, 6)
 data = TensorDataset(x, x @ torch.randn(6, 1))
-model = torch.nn.Linear(6, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+model = torch.nn.Sequential(torch.nn.Linear(6, 300), torch.nn.Linear(300, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
 session.prepare(model, optimizer)
 for x, y in session.batches(data, batch_size=5, epochs={epochs}):
     time.sleep(0.0 if os.path.exists("hurry") else {pause})
@@ -49,14 +49,13 @@ print("worker", session.worker, "done", flush=True)
 
 
 def free_ports():
-    """A port of the loopback that is free, and so is the next."""
+    """A port of the loopback that is free, and so are the next three: for tensors, and for those of two shards."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             port = random.randrange(20_000, 30_000)  # below those that the system gives to connections
-            with contextlib.suppress(OSError):
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-                return port
+            for each in range(port, port + 4):
+                opened.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            return port
 
 
 class Command:

@@ -30,10 +30,13 @@ def forks(monkeypatch, warm, nothing_left):
 def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0), side="bare"):
     size = bench.FULL
     return [
-        {"repeat": 0, "side": side, "network": network, "curve": curve, "round_ms": ms, "worker_cpu_ms": used}
+        {
+            "repeat": 0, "turn": 0, "side": side, "network": network, "curve": curve, "round_ms": ms,
+            "worker_cpu_ms": used, "server_cpu_ms": used,
+        }
         for network, found in ((size.rate, shaped), (bench.UNSHAPED, unshaped))
         for curve, ms, used in zip(("no", "yes"), found, cpu, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def beside(*milliseconds):
@@ -60,9 +63,24 @@ def test_what_encryption_adds_is_told_for_each_network():
         "curve_over_plain_shaped": 1.025, "curve_over_plain_unshaped": 2.5, "curve_cpu_over_plain": 2.5,
         "shaped_over_its_rate": 1.025,
     })  # fmt: skip
-    assert "1gbit a bare round with CURVE takes 1.025 times" in bench.notes(
-        bench.FULL, {**facts, "load_before": 1.0, "load_after": 2.0}
+    told = (
+        facts
+        | bench.processors_of(rows() + rows(unshaped=(300.0, 1.0), side="paceline"))
+        | {"load_before": 1.0, "load_after": 2.0}
     )
+    assert "1gbit a bare round with CURVE takes 1.025 times" in bench.notes(bench.FULL, told)
+    assert "single ratios lie between 1.50 and 1.50" in bench.notes(bench.FULL, told)
+    assert "took 200 ms a round and\n1.0 processor seconds per second" in bench.notes(bench.FULL, told)
+
+
+def test_the_ratios_of_all_turns_count():
+    found = rows() + rows(side="paceline")
+    slow, fast = ({"turn": turn, "round_ms": ms} for turn, ms in ((1, 900.0), (2, 100.0)))
+    plain = next(row for row in found if row["side"] == "paceline" and row["network"] == bench.UNSHAPED)
+    bare = next(row for row in found if row["network"] == bench.UNSHAPED)
+    found += [plain | slow, bare | {"turn": 1}, plain | fast, bare | {"turn": 2}, *beside(1.0, 1.0, 1.0)]
+    ratio = next(bar.ratio for bar in bench.judge(found, bench.FULL) if bar.name == "unshaped_without")
+    assert ratio == 1.0
 
 
 @pytest.mark.slow

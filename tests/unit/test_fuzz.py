@@ -78,7 +78,7 @@ def test_a_planted_crash_is_found(
         return 1 / 0 if value == "nan" else sound(value, info)  # type: ignore[arg-type]
 
     monkeypatch.setattr(values, "_number", crashing)
-    fuzzer = fuzzed(2_000, 0, folder, journals)
+    fuzzer = fuzzed(2_000, 2, folder, journals)
     assert {"ZeroDivisionError: division by zero"} == {f.what.strip().splitlines()[-1] for f in fuzzer.faults} - {
         "exit code 4"
     }

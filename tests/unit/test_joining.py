@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import socket
 import stat
 import time
 from types import SimpleNamespace
@@ -22,10 +23,14 @@ from paceline.engines.hosts import agent, tokens
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.hosts.serving import HostLauncher, command_to_join
+from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file, file_here, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.server_links import Member, ServerLinks
+from paceline.transport import zeromq
+from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import new_token, read_token
+from paceline.transport.messages import More
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
 
@@ -63,6 +68,7 @@ def test_variables_of_launchers():
         from_environment("env", {"MASTER_ADDR": "lab1"})
     assert rank_of({"SLURM_PROCID": "3"}) == 3
     assert rank_of({"RANK": "1", "SLURM_PROCID": "3"}) == 1
+    assert rank_of({"JOB_COMPLETION_INDEX": "0"}) == 0
     assert rank_of({}) is None
     with pytest.raises(OptionError, match="SLURM_PROCID must be a number"):
         rank_of({"SLURM_PROCID": "-1"})
@@ -277,6 +283,53 @@ def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(noted, securit
     assert noted.listener.idle() is noted.hosts[0]
 
 
+@pytest.mark.parametrize("nodes", [False, True])
+@pytest.mark.parametrize("theirs", ["own.py (ab)", "own.py (cd)", ""])
+def test_a_machine_is_asked_for_the_file_of_the_strategy_and_refused_with_both_values(noted, security, theirs, nodes):
+    noted.listener._required = msgspec.structs.replace(
+        REQUIRED, strategy=StrategySource("lab/own.py", "own.py (ab)", nodes)
+    )
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: machine.socket.poll(0))
+    assert machine.hear(m.StrategyAsked) == m.StrategyAsked("lab/own.py")
+    assert not noted.hosts
+    machine.say(msgspec.structs.replace(ASKED, strategy=theirs))
+    pumped(noted, lambda: noted.hosts or machine.socket.poll(0))
+    if theirs == "own.py (ab)" or not (theirs or nodes):
+        assert machine.hear(m.Admitted)
+        return
+    reason = machine.hear(m.Refused).reason
+    assert not noted.hosts
+    assert "lab/own.py" in reason
+    assert theirs in reason
+    assert "own.py (ab)" in reason
+
+
+def test_where_a_machine_has_the_strategy_of_a_run(folder, monkeypatch):
+    text = "from paceline.strategies.bsp import Bsp\n\nclass Own(Bsp):\n    pass\n"
+    lab = folder / "lab"
+    (lab / "pack").mkdir(parents=True)
+    for path in (lab / "own.py", lab / "pack" / "inner.py"):
+        path.write_text(text)
+    (lab / "pack" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    known = strategy_source(f"{lab}/own.py:Own")
+    assert known == StrategySource(f"{lab}/own.py", digest_of_file(lab / "own.py"), nodes_run_it=False)
+    assert strategy_source("ssp:staleness=2") is None
+    beside = folder / "elsewhere" / "train.py"
+    beside.parent.mkdir()
+    assert file_here("/nowhere/own.py", beside) is None
+    (beside.parent / "own.py").write_text("# another\n")
+    assert file_here("/nowhere/own.py", beside) == beside.parent / "own.py"
+    assert file_here(f"{lab}/own.py", beside) == lab / "own.py"
+    assert file_here("pack.inner", lab / "train.py") == lab / "pack" / "inner.py"  # nothing of it is run
+    assert file_here("pack.inner", None) is None
+    assert file_here("sys", None) is None
+    assert file_here("pack.inner.deeper", lab / "train.py") is None
+    monkeypatch.syspath_prepend(str(lab))
+    assert strategy_source("own:Own").place == "own"
+
+
 def test_words_about_an_earlier_process_are_dropped(noted, security):
     machine = Joining(noted, security)
     machine.say(ASKED)
@@ -316,7 +369,10 @@ def test_a_silent_machine_is_lost_and_told_so_when_it_speaks_again(noted, securi
     assert machine.hear(m.Unknown) == m.Unknown()
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000])
+NOT_TEXT = m.encode(msgspec.structs.replace(ASKED, host="lab1")).replace(b"lab1", b"\xff\xfe\xc4\x80")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa4Beet", b"x" * 4000, NOT_TEXT, b"\x91" * 100_000])
 def test_nonsense_is_refused_and_harms_nobody(noted, security, data):
     machine = Joining(noted, security)
     machine.socket.send(data)
@@ -364,6 +420,7 @@ class Recorder(HostLauncher):
         self._vacant, self._announced, self._places, self.sent = [], [], {}, []
         self._began = self._finished = None
         self._relinked_at = 0.0
+        self._joins = RefusalLog()
         self._plan = SimpleNamespace(workers=2, config=SimpleNamespace(evaluate_every=None))
         self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
         self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
@@ -401,6 +458,22 @@ def test_machines_that_wait_for_a_number_are_announced_to_a_restarted_server():
     launcher.on_host(hosts["2"])
     launcher._on_relinked()
     assert launcher.sent == [control.Newcomer(), control.Newcomer()]
+
+
+def test_a_machine_that_asks_twice_gets_one_place():
+    """It has an announcement of each question, and the server may give a number for both."""
+    (before,) = machines(1).values()
+    (again,) = machines(1).values()
+    launcher = Recorder({before.identity: before})
+    launcher._began = 0.0
+    launcher.on_host(before)
+    launcher._listener.hosts[again.identity] = again  # as the listener does when it asks again
+    launcher.on_host(again)
+    launcher._start(ProcessPlace(2, 0))
+    launcher._start(ProcessPlace(3, 0))
+    assert before.process is None
+    assert again.process.worker == 2
+    assert launcher.sent == [control.Newcomer(), control.Newcomer(), control.NeverStarted(3, 0)]
 
 
 def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():
@@ -455,3 +528,53 @@ def test_nonsense_of_a_process_of_this_machine_is_a_fault_of_ours(tmp_path):
     member, told = linked(tmp_path, pid=1)
     assert told == []
     assert not member.hung_up
+
+
+# -- names of hosts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "known", "family"),
+    [
+        ("[::1]", None, socket.AF_INET6), ("127.0.0.1", None, socket.AF_INET), ("*", None, socket.AF_INET),
+        ("no.such.host.invalid", None, socket.AF_INET),
+        ("six", {socket.AF_INET6}, socket.AF_INET6), ("both", {socket.AF_INET, socket.AF_INET6}, socket.AF_INET),
+    ],
+)  # fmt: skip
+def test_ip6_is_spoken_with_hosts_that_have_no_other_address(monkeypatch, host, known, family):
+    if known is not None:  # as a name server would answer
+        monkeypatch.setattr(zeromq, "getaddrinfo", lambda *_: [(kind, 0, 0, "", ()) for kind in known])
+    assert zeromq.family_of(host) == family
+    context = zmq.Context()
+    with contextlib.closing(context.socket(zmq.DEALER)) as made:
+        zeromq.speak_ip6(made, f"tcp://{host}:7000")
+        assert bool(made.getsockopt(zmq.IPV6)) == (family == socket.AF_INET6)
+    context.term()
+
+
+def test_a_control_message_with_text_that_is_none_is_a_fault_of_its_sender():
+    data = control.encode(control.Warned("text")).replace(b"text", b"\xff\xfe\xc4\x80")
+    with pytest.raises(PeerError, match="cannot be read"):
+        control.for_launcher(data)
+
+
+@pytest.mark.parametrize(("pid", "spared"), [(0, True), (0, False), (1, True)])
+def test_a_message_that_does_not_fit_costs_the_worker_its_place_where_others_go_on(tmp_path, pid, spared):
+    told = []
+    departures = SimpleNamespace(on_nonsense=lambda *what: told.append(what), can_spare=lambda worker: spared)
+
+    def on_message(*_):
+        raise OptionError("it has weight [3]")
+
+    ours, theirs = Channel.pair()
+    links = ServerLinks(ours, lambda: 7.0, tmp_path, lambda: None, lambda hello: None, exact=False)
+    links.run = SimpleNamespace(departures=departures, on_message=on_message)
+    member = Member(3, 1, pid, Garbled(), evaluator=False)
+    goes_on = pid == 0 and spared
+    with contextlib.nullcontext() if goes_on else pytest.raises(OptionError):
+        links._take(member, More(1))
+    assert member.hung_up is goes_on
+    assert told == ([(3, 1, "its More does not fit this run: it has weight [3]", 7.0)] if goes_on else [])
+    links.close()
+    for channel in (ours, theirs):
+        channel.close()

@@ -1,9 +1,11 @@
 """The file of a journal: what is not overwritten, who may write, and what is left where a disk is full."""
 
+import contextlib
 import errno
 import gzip
 import multiprocessing
 import os
+import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from journals import header, observed
 
 from paceline.core.errors import JournalError, StorageError
 from paceline.records import journal_file
-from paceline.records.journal import Writer, read
+from paceline.records.journal import Line, Writer, read
 from paceline.records.journal_file import open_locked, require_usable
+from paceline.records.journal_tail import JournalTail
 
 LINES = [header(), *[observed(float(n), "note", text=os.urandom(40).hex()) for n in range(3000)]]
 
@@ -152,3 +155,68 @@ def test_where_a_disk_is_full_the_journal_is_cut_and_stays_so(
     found = list(read(tmp_path / name))
     assert found == LINES[: len(found)]
     assert len(found) < len(LINES)
+
+
+# -- lines that a killed writer had not passed on ---------------------------------------------------------------------
+
+
+def killed_in(path: Path, tail: Path, lines: list[Line], *, append: bool = False, flushed: int = 0) -> None:
+    """Let a process write these lines and be killed, when it has flushed some of them."""
+    child = os.fork()
+    if not child:
+        try:
+            writer = Writer(path, append=append, tail=JournalTail(tail))
+            for number, line in enumerate(lines, 1):
+                writer.write(line)
+                if number == flushed:
+                    writer.flush()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+def test_no_line_of_killed_writers_is_missing_in_a_journal_that_is_continued(tmp_path: Path, name: str) -> None:
+    path, tail = tmp_path / name, tmp_path / "tail"
+    killed_in(path, tail, LINES[:300], flushed=200)
+    killed_in(path, tail, LINES[300:600], append=True, flushed=7)
+    killed_in(path, tail, LINES[600:2900], append=True)  # more than are kept, so that some are flushed by their size
+    writer = Writer(path, append=True, tail=JournalTail(tail))
+    assert list(read(path)) == LINES[:2900]
+    for line in LINES[2900:]:
+        writer.write(line)
+    writer.close()
+    assert list(read(path)) == LINES
+
+
+def test_a_writer_that_is_killed_while_it_flushes_leaves_no_line_twice(tmp_path: Path) -> None:
+    path, tail = tmp_path / "x.jsonl", tmp_path / "tail"
+    killed_in(path, tail, LINES[:100], flushed=50)
+    behind = JournalTail(tail).beyond(path.stat().st_size)
+    for written in (0, 1, len(behind) // 2, len(behind)):  # of what was to be flushed
+        other = tmp_path / f"{written}.jsonl"
+        other.write_bytes(path.read_bytes() + behind[:written])
+        again = tmp_path / f"{written}.tail"
+        again.write_bytes(tail.read_bytes())
+        Writer(other, append=True, tail=JournalTail(again)).close()
+        assert list(read(other)) == LINES[:100]
+
+
+def test_a_tail_of_another_journal_adds_nothing(tmp_path: Path) -> None:
+    killed_in(tmp_path / "x.jsonl", tmp_path / "tail", LINES[:100], flushed=50)
+    other = tmp_path / "other.jsonl"
+    with contextlib.closing(Writer(other)) as writer:
+        writer.write(LINES[0])
+    Writer(other, append=True, tail=JournalTail(tmp_path / "tail")).close()
+    assert list(read(other)) == LINES[:1]
+    Writer(other, tail=JournalTail(tmp_path / "tail")).close()
+    assert list(read(other)) == []
+
+
+def test_a_tail_needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        JournalTail(tmp_path / "tail")

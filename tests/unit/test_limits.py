@@ -1,6 +1,7 @@
 """What a member of another host can make the server allocate: everything is judged before there is memory for it."""
 
 import resource
+import socket
 import time
 
 import msgspec
@@ -17,6 +18,7 @@ from paceline.model.store import Gradient
 from paceline.tables.messages import OpenTable, TableInit
 from paceline.transport.base import Lost
 from paceline.transport.codec import FORMAT, Codec
+from paceline.transport.gatekeeper import FIRST_BYTES, LOOK_S
 from paceline.transport.join_token import new_token
 from paceline.transport.limits import MOST_TENSORS, PER_MODEL, SPARE_BYTES, Limits
 from paceline.transport.messages import (
@@ -29,12 +31,22 @@ from paceline.transport.messages import (
     ModelLoaded,
     More,
     Note,
+    OptimizerHeld,
     Push,
     Remark,
     SavedState,
 )
 from paceline.transport.security import Security
-from paceline.transport.zeromq import CHUNK, LONG, MOST_STRANGERS, ZeromqEndpoint, ZeromqHub
+from paceline.transport.zeromq import (
+    CHUNK,
+    HANDSHAKE,
+    LONG,
+    MOST_STRANGERS,
+    UNREAD_BYTES,
+    UNREAD_FRAMES,
+    ZeromqEndpoint,
+    ZeromqHub,
+)
 
 MODEL_BYTES = SPEC.nbytes
 
@@ -148,7 +160,9 @@ def test_a_parameter_that_the_model_has_not_is_refused():
 
 
 @pytest.fixture
-def hub():
+def hub(monkeypatch):
+    monkeypatch.setattr("paceline.transport.zeromq.PARTED_S", 0.1)  # nobody reads when workers are closed here
+    monkeypatch.setattr("paceline.transport.zeromq.LEAVING_MS", 100)
     hub = ZeromqHub(LOOPBACK, SECURITY)
     yield hub
     hub.close()
@@ -258,4 +272,99 @@ def test_an_ordinary_push_passes_all_bounds(hub):
         message = end.collect()
         got += [] if message is None else [message]
     assert torch.equal(got[2].gradient.flat[0], torch.ones(100_000))
+    worker.close()
+
+
+def test_frames_that_nobody_reads_stay_with_their_sender_and_are_all_read_later(hub):
+    """A server that is only slow loses no worker, and holds a bounded number of its frames."""
+    worker, end = link(hub, "good")
+    for _ in range(4 * UNREAD_FRAMES):
+        worker._socket.send(bytes([8]) + bytes(CHUNK - 1))
+    until(lambda: end._backlog.unread() > (UNREAD_FRAMES - 1) * CHUNK)
+    time.sleep(4 * LOOK_S)
+    assert end._backlog.unread() < UNREAD_BYTES
+    assert end._backlog.is_open
+    assert "is sent, the most are" in fault_of(hub, end)  # of the first frame; all others are dropped unread
+    worker.close()
+
+
+def said(body, flags=0):
+    """One frame of ZeroMQ's protocol."""
+    return bytes([flags | 2]) + len(body).to_bytes(8, "big") + body
+
+
+def by_hand(hub, security, token):
+    """A member that speaks the protocol itself: ZeroMQ's own sockets send no part before they have the last."""
+    client = socket.create_connection(("127.0.0.1", int(hub.address.rpartition(":")[2])))
+    password = security._token.password("worker")
+    client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\x00") + bytes(32))
+    client.sendall(said(b"\x05HELLO\x06worker" + bytes([len(password)]) + password, 4))
+    hear(client, b"WELCOME")
+    metadata = b"".join(
+        bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+        for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", token))
+    )
+    client.sendall(said(b"\x08INITIATE" + metadata, 4))
+    hear(client, b"READY")
+    client.sendall(said(HANDSHAKE))
+    return client
+
+
+def hear(client, word):
+    heard = b""
+    while word not in heard:
+        more = client.recv(1)
+        assert more
+        heard += more
+
+
+def send_without_end(client):
+    part = said(bytes(CHUNK), 1)
+    for _ in range(10_000):
+        client.sendall(part)
+
+
+def test_parts_of_one_message_without_an_end_are_hung_up_on(caplog):
+    security = Security(new_token(), encrypted=False)
+    hub = ZeromqHub(LOOPBACK, security)
+    end = hub.expect("bad")
+    client = by_hand(hub, security, b"bad")
+    until(lambda: hub.pump() or end.linked)
+    with pytest.raises(OSError), client:
+        send_without_end(client)
+    until(lambda: "bytes that nobody has read" in caplog.text)
+    assert not end._backlog.is_open
+    hub.close()
+
+
+def test_who_is_not_expected_may_send_little(hub, caplog):
+    """A member that names a token of nobody's, while the server is busy."""
+    worker = ZeromqEndpoint(hub.address, "nobody", security=SECURITY)
+    for _ in range(200):
+        worker._socket.send(bytes(CHUNK))
+    until(lambda: f"the most are {FIRST_BYTES}" in caplog.text)
+    worker.close()
+
+
+def test_a_worker_that_takes_nothing_of_what_it_asks_for_is_parted_with(hub):
+    worker, end = link(hub, "bad")
+    rows = torch.zeros(SPARE_BYTES // 32)
+    for _ in range(100):
+        end.deliver(OptimizerHeld({"rows": rows}, {}))
+    assert end in hub.pump()
+    with pytest.raises(PeerError, match="does not take what it asks for"):
+        end.collect()
+    end.close()
+    until(lambda: not end._backlog.is_open)
+    worker.close()
+
+
+def test_a_worker_that_reads_late_gets_all_of_it(hub):
+    worker, end = link(hub, "good")
+    rows = torch.ones(SPARE_BYTES // 32)
+    for _ in range(6):
+        end.deliver(OptimizerHeld({"rows": rows}, {}))
+    for _ in range(6):
+        assert torch.equal(worker.receive().tensors["rows"], rows)
+    assert end.collect() is None
     worker.close()

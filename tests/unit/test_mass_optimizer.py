@@ -2,11 +2,13 @@
 
 import inspect
 import math
+import sys
 
 import pytest
 import torch
 
 from paceline.core.errors import OptionError
+from paceline.model import own_optimizer
 from paceline.model.mass_optimizer import MassOptimizer, OptimizerSpec, describe, mean_options
 from paceline.model.own_optimizer import class_of
 
@@ -238,6 +240,16 @@ def test_a_class_is_imported_where_it_is_not_known():
             class_of(name)
     with pytest.raises(OptionError, match="torch:ones is not an optimizer class"):
         class_of("torch:ones")
+
+
+def test_where_workers_are_of_other_hosts_only_named_classes_are_imported(monkeypatch):
+    monkeypatch.setattr(own_optimizer, "_importable", None)
+    own_optimizer.import_only(["torch.optim.sgd:SGD"])
+    assert class_of("torch.optim.sgd:SGD") is torch.optim.SGD
+    sys.modules.pop("this", None)
+    with pytest.raises(OptionError, match="does not import the optimizer this:Mine .*--own-optimizers this:Mine"):
+        class_of("this:Mine")
+    assert "this" not in sys.modules
 
 
 def test_a_constructor_that_wants_more_is_named():

@@ -199,7 +199,9 @@ def test_what_vanishes_from_a_range_is_asked_for_again():
 
 def test_who_comes_before_the_server_has_noticed_a_loss_is_asked_for_again():
     launcher = Deciding(most=4)
-    launcher._announced.append("a machine")
+    host = SimpleNamespace(process=None, identity=b"0")
+    launcher._announced.append(host)
+    launcher._listener.hosts = {b"0": host}
     launcher._listener.dismiss = lambda host, reason, failed: None
     launcher._on_no_place("the run has 4 workers, and --most-workers is 4")
     assert launcher.look((0, DISMISSED)) == 4

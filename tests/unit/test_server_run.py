@@ -376,7 +376,7 @@ def test_a_run_on_tables_from_its_first_message_to_its_last_line():
 
 def test_a_run_does_not_change_over_once_it_has_a_model_or_tables():
     hand = HandDrivenRun().train()
-    with pytest.raises(InternalError, match="OpenTable belongs to another exchange"):
+    with pytest.raises(PeerError, match="OpenTable belongs to another exchange"):
         hand.says(0, t.OpenTable(COUNTS))
     with pytest.raises(UserError, match="worker 1 prepares a model, others open tables"):
         on_tables().prepares(1)
@@ -389,8 +389,8 @@ def test_a_strategy_that_serves_no_tables_says_so():
         HandDrivenRun("gossip", exchanges=[PeerExchange, TableExchange]).says(0, t.OpenTable(COUNTS))
 
 
-def test_a_message_without_a_meaning_is_an_error_of_ours():
-    with pytest.raises(InternalError, match="which no exchange handles"):
+def test_a_message_without_a_meaning_is_an_error_of_its_sender():
+    with pytest.raises(PeerError, match="which no exchange handles"):
         HandDrivenRun(exchanges=[TableExchange]).says(0, p.Mailbox("somewhere", "key"))
 
 

@@ -490,3 +490,11 @@ def test_settings_need_no_torch() -> None:
 def test_a_silence_of_a_huge_number_is_refused() -> None:
     with pytest.raises(OptionError, match="^--worker-timeout: must be seconds"):
         resolve({"worker_timeout": 10**5000}, {}, {})
+
+
+def test_every_server_needs_a_port_after_the_address() -> None:
+    hosts = capabilities("hosts")
+    require_possible(RunConfig(engine="hosts", listen="lab1:65532", servers=2), hosts)
+    require_possible(RunConfig(engine="hosts", listen="lab1:65534"), hosts)
+    with pytest.raises(OptionError, match=r"--listen lab1:65533: with --servers 2 the 3 ports .* one below 65533"):
+        require_possible(RunConfig(engine="hosts", listen="lab1:65533", servers=2), hosts)

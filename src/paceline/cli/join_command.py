@@ -14,8 +14,8 @@ from paceline.core.errors import DataError, OptionError
 from paceline.core.settings import TOKEN, Count, Positive, Start, host_and_port
 from paceline.core.values import read, shown
 
-# What torchrun and Slurm say about a process, in this order: its number among all, and the server's machine.
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+# What torchrun, Slurm, MPI and Kubernetes say of a process, in this order: its number among all; the server's machine.
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone
 
@@ -108,7 +108,7 @@ def from_environment(address: str, environment: Mapping[str, str]) -> str:
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """Return the worker's number that torchrun, Slurm or MPI gave this process, if any."""
+    """Return the worker's number that torchrun, Slurm, MPI or a Kubernetes Job gave this process, if any."""
     for name in _RANKS:
         text = environment.get(name, "")
         if text:

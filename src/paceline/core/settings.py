@@ -145,6 +145,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     transport: Annotated[Transport, About(
         "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
         of_processes=True)] = "shm"
+    servers: Annotated[Annotated[int, Meta(ge=1, le=64)], About(
+        "How many processes hold the weights, each a range of them.", "N",
+        why="one is enough until its core or its link is the limit", of_processes=True, not_in_scenario=MACHINE)] = 1
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
@@ -169,7 +172,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
         not_in_scenario=PLACE)] = None
     listen: Annotated[str | None, About(
-        "Where workers of other machines join; the next port is used, too, for tensors.", "HOST:PORT", of_hosts=True,
+        "Where workers of other machines join; tensors use the next port, and --servers one more each.",
+        "HOST:PORT", of_hosts=True,
         not_in_scenario=MACHINE, then=host_and_port)] = None
     most_workers: Annotated[Count | None, About(
         "Turn away who would be one worker more; on ray, ask for so many.", "N",
@@ -178,6 +182,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[Path | None, About(
         "Take the join token from this file, or write a new one to it (mode 0600).", "FILE",
         default="shown on a terminal, else in the run's folder", of_hosts=True, not_in_scenario=PLACE)] = None
+    own_optimizers: Annotated[str | None, About(
+        "Let the server import these optimizers of your own, and no others beside torch's.", "MODULE:CLASS[,...]",
+        default="none", why="importing a module runs it, and workers of other machines name it", of_hosts=True,
+        of_clusters=True, not_in_scenario=PLACE)] = None
     trusted_network: Annotated[bool, About(
         "Do not encrypt: everybody on the network can read and change what is sent.", of_hosts=True,
         of_clusters=True, not_in_scenario=MACHINE)] = False
@@ -358,6 +366,12 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
         raise OptionError(
             f"--most-workers {config.most_workers} is less than the {config.workers or 1} that the run begins with; "
             "raise it, or begin with fewer"
+        )
+    last = LAST_PORT + 1 - (config.servers if config.servers > 1 else 0)
+    if config.listen is not None and int(config.listen.rpartition(":")[2]) >= last:
+        raise OptionError(
+            f"--listen {config.listen}: with --servers {config.servers} the {config.servers + 1} ports after it are "
+            f"used, too; choose one below {last}"
         )
     if engine.open_to_joiners and not engine.asks_a_cluster and config.listen is None:
         raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")

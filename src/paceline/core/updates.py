@@ -3,7 +3,8 @@
 So a push may lie in one memory, on a device or in several shards; the coordinator applies or discards it by reference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -42,10 +43,15 @@ UNMEASURED = Merged(None, None)
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The weights in a checkpoint: tensors by file and name, and plain data for its head."""
+    """The weights in a checkpoint: tensors by file and name, and plain data for its head.
+
+    `save` writes further files into the checkpoint's folder; it returns the length and checksum of each, and plain data
+    for the head.
+    """
 
     files: dict[str, dict[str, Any]]
     head: dict[str, Any]
+    save: Callable[[Path], tuple[dict[str, tuple[int, int]], dict[str, Any]]] | None = None
 
 
 class Updates(Protocol):

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+HALVES = (torch.bfloat16, torch.float16)
 ALIGNMENT = 16  # elements; a view starts at a cache line in every common dtype
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which the server keeps parameters: single precision for halves, or small steps would round to
+    nothing."""
+    return torch.float32 if dtype in HALVES else dtype
 
 
 class Place(msgspec.Struct, frozen=True):

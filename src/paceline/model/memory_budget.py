@@ -76,7 +76,7 @@ def _entry_bytes(entry: tuple[str, tuple[int, ...], str]) -> int:
 
 
 def _master_bytes(spec: ModelSpec) -> int:
-    layout = Layout([shape for _, shape, _ in spec.parameters], [dtype_of(name) for _, _, name in spec.parameters])
+    layout = spec.layout
     return sum(place.size * max(layout.dtypes[place.buffer].itemsize, MASTER_BYTES) for place in layout.places)
 
 

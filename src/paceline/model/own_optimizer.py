@@ -17,6 +17,7 @@ from paceline.core.errors import OptionError
 OWN = ":"  # in the name of a class that is not torch's
 MAIN = "__main__"
 _known: dict[str, type[torch.optim.Optimizer]] = {}  # that scripts of this process have prepared
+_importable: set[str] | None = None  # names that may be imported; None: any, as every worker is a process of this host
 
 
 def name_of(kind: type[torch.optim.Optimizer]) -> str:
@@ -46,11 +47,22 @@ def take(packed: bytes) -> None:
         _known.update({**known, **{name_of(kind): kind for kind in known.values()}})
 
 
+def import_only(names: Sequence[str]) -> None:
+    """Import no other classes in this process: its workers are of other hosts, and importing a module runs it."""
+    global _importable
+    _importable = set(names)
+
+
 def class_of(name: str) -> type[torch.optim.Optimizer]:
     """Return the class of that name: one that a script of this process has, or an imported one."""
     if name in _known:
         return _known[name]
     module, _, path = name.partition(OWN)
+    if _importable is not None and name not in _importable:
+        raise OptionError(
+            f"the server does not import the optimizer {name} because a worker names it: if it is your own, give "
+            f"--own-optimizers {name} to `paceline serve`, or the class to launch(optimizers=[...])"
+        )
     try:
         if module == MAIN:
             raise ImportError("it is in the script itself, which the server does not run")

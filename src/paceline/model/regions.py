@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from paceline.model.flat import Layout
+from paceline.model.flat import Layout, master_dtype
 from paceline.model.spec import ModelSpec, dtype_of
 
 SLOTS = 2  # a held push keeps one until it is applied; the worker continues in the other
@@ -24,7 +24,7 @@ class RegionLayout:
     """Offsets of everything in a region; the same spec gives the same layout on both sides."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.parameters = _layout(spec.parameters)
+        self.parameters = spec.layout
         self.buffers = _layout(spec.buffers)
         self._at = 0
         self.parameter_offsets = self._reserve(self.parameters)
@@ -51,7 +51,24 @@ def parameters_in(spec: ModelSpec, memory: mmap.mmap) -> list[torch.Tensor]:
     """Return the flat buffers of a model's parameters in memory that holds them alone, laid out as in a region."""
     layout = RegionLayout(spec)
     kinds = zip(layout.parameters.lengths, layout.parameters.dtypes, layout.parameter_offsets, strict=True)
-    return [_tensor(memory, dtype, length, offset) for length, dtype, offset in kinds]
+    return [tensor_in(memory, dtype, length, offset) for length, dtype, offset in kinds]
+
+
+class MasterMemory:
+    """Where a model's parameters lie, as the server keeps them, in memory that holds them alone."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        layout = spec.layout
+        self._places: list[tuple[torch.dtype, int, int]] = []
+        self.nbytes = 0
+        for length, dtype in zip(layout.lengths, map(master_dtype, layout.dtypes), strict=True):
+            self._places.append((dtype, length, self.nbytes))
+            self.nbytes += -(-length * dtype.itemsize // PAGE) * PAGE
+        self.nbytes = max(self.nbytes, PAGE)
+
+    def tensors(self, memory: Memory) -> list[torch.Tensor]:
+        """Return the flat buffers in this memory."""
+        return [tensor_in(memory, *place) for place in self._places]
 
 
 def private_region(spec: ModelSpec) -> "Region":
@@ -61,7 +78,7 @@ def private_region(spec: ModelSpec) -> "Region":
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)  # as allocators do for large arrays
-    return Region(layout, memory)
+    return Region(layout, memory, mirrored=True)
 
 
 class Slot:
@@ -74,11 +91,12 @@ class Slot:
 
 
 class Region:
-    """The tensors of one worker's memory."""
+    """The tensors of one worker's memory. `mirrored`: its other side has a copy, and the transport sends it."""
 
-    def __init__(self, layout: RegionLayout, memory: Memory) -> None:
+    def __init__(self, layout: RegionLayout, memory: Memory, *, mirrored: bool = False) -> None:
         self.layout = layout
-        self._memory = memory
+        self.mirrored = mirrored
+        self.memory = memory
         self.flat = self._flats(layout.parameters, layout.parameter_offsets)
         self.parameters = self._tensors(layout.parameters, layout.parameter_offsets)
         self.buffers = self._tensors(layout.buffers, layout.buffer_offsets)
@@ -122,10 +140,11 @@ class Region:
         return tensors
 
     def _tensor(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-        return _tensor(self._memory, dtype, count, offset)
+        return tensor_in(self.memory, dtype, count, offset)
 
 
-def _tensor(memory: Memory, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+def tensor_in(memory: Memory, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    """Return memory as a tensor of one dimension."""
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)

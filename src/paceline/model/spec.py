@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from paceline.core.errors import OptionError
+from paceline.model.flat import Layout
 from paceline.model.mass_optimizer import OptimizerSpec
 
 
@@ -32,6 +33,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
         """Bytes of the parameters and buffers."""
         entries = self.parameters + self.buffers
         return sum(math.prod(shape) * dtype_of(dtype).itemsize for _, shape, dtype in entries)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter lies in flat buffers."""
+        entries = self.parameters
+        return Layout([tuple(shape) for _, shape, _ in entries], [dtype_of(dtype) for _, _, dtype in entries])
 
     @property
     def steps_itself(self) -> bool:

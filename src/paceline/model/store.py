@@ -6,7 +6,8 @@ counters take the maximum.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,22 +16,55 @@ import torch
 
 from paceline.core.errors import CheckpointError
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
-from paceline.model.flat import Layout
+from paceline.model.flat import HALVES, Layout, master_dtype
 from paceline.model.joint_optimizer import make_optimizer
 from paceline.model.mass_optimizer import GroupOptions, mean_options
 from paceline.model.regions import Region
+from paceline.model.sharding import GRADIENT, joined_files
 from paceline.model.spec import ModelSpec, dtype_of, state_of
 
 LARGE_BYTES = 1 << 24  # a copy of this size or more does not stay in the cache
+PIECE = 1 << 18  # elements that are written at once where the first ones are sent meanwhile
 MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
+AddInSlot = Callable[["Gradient", int, "Gradient", int], None]
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
+
+
+class Unwritten:
+    """Values that are still elsewhere than where they belong. Whoever sends the memory writes them on the way."""
+
+    def __init__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Each pair is the place of some values and the tensor that has them."""
+        parts = [(t, s) for pair in pairs for t, s in zip(*map(_cut, pair), strict=True)]
+        self._pieces = deque(sorted(parts, key=_address))
+
+    @property
+    def left(self) -> bool:
+        """Whether something is still to be written."""
+        return bool(self._pieces)
+
+    def write(self, before: int | None = None) -> None:
+        """Write what belongs before this address, or all."""
+        pieces = self._pieces
+        while pieces and (before is None or _address(pieces[0]) < before):
+            _copy(*pieces.popleft())
+
+
+def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return list(tensor.data.reshape(-1).split(PIECE))  # of `data`, so that torch counts no write to the tensor
+
+
+def _address(piece: tuple[torch.Tensor, torch.Tensor]) -> int:
+    return piece[0].data_ptr()
 
 
 class Gradient:
     """The contents of a push: tensors, which parameters had no gradient, and the optimizer's options."""
 
-    __slots__ = ("buffer_change", "flat", "loss", "missing", "norm", "options", "slot", "views")
+    __slots__ = (
+        "buffer_change", "flat", "in_parts", "loss", "missing", "norm", "options", "slot", "unwritten", "views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,39 +76,66 @@ class Gradient:
         norm: float | None = None,  # if the worker has measured it
         slot: int | None = None,  # of the worker's region, if the tensors lie in one
         views: list[torch.Tensor] | None = None,  # each parameter's part of `flat`, if already made
+        unwritten: Unwritten | None = None,
     ) -> None:
         self.flat, self.missing, self.options, self.buffer_change = flat, missing, options, buffer_change
-        self.loss, self.norm, self.slot, self.views = loss, norm, slot, views
+        self.loss, self.norm, self.slot, self.views, self.unwritten = loss, norm, slot, views, unwritten
+        self.in_parts = False  # its flat tensors go to shards, each a part
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
-        return [*self.flat, *(change for change in self.buffer_change if change is not None)]
+        flat = () if self.in_parts else self.flat
+        return [*flat, *(change for change in self.buffer_change if change is not None)]
 
 
 class Parameters:
     """One whole version, read by any number of workers and never written to.
 
-    `unwritten`: the values of `flat` are still in these tensors of the store. Whoever sends them writes them to `flat`
-    on the way; else the store does, before it changes.
+    `unwritten`: values of `flat` that are still in the store's memory. If nobody sends them, the store writes them
+    before it changes. `parts`: shards send the parameters, under this number.
     """
 
-    __slots__ = ("buffers", "flat", "unwritten", "version")
+    __slots__ = ("buffers", "flat", "parts", "unwritten", "version")
 
     def __init__(
         self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor],
-        unwritten: list[torch.Tensor] | None = None,
+        unwritten: Unwritten | None = None, parts: int | None = None,
     ) -> None:  # fmt: skip
-        self.version, self.flat, self.buffers, self.unwritten = version, flat, buffers, unwritten
+        self.version, self.flat, self.buffers = version, flat, buffers
+        self.unwritten, self.parts = unwritten, parts
 
     def all(self) -> list[torch.Tensor]:
         """Return every tensor, in the order in which they are sent."""
-        return [*self.flat, *self.buffers]
+        return [*(self.flat if self.parts is None else ()), *self.buffers]
 
-    def write(self) -> None:
-        """Write what is unwritten."""
-        for target, source in zip(self.flat, self.unwritten or (), strict=self.unwritten is not None):
-            _copy(target, source)
-        self.unwritten = None
+
+class ArrivingNorm:
+    """The norm of a push that arrives in pieces, each measured while it is still in the processor's cache."""
+
+    def __init__(self, gradient: Gradient, length: int, after: int) -> None:
+        """`length`: bytes of a piece; the last one of each buffer may be shorter. `after`: pieces of other things come
+        first."""
+        self._gradient = gradient
+        self._others = after
+        self._pieces = deque(part for flat in gradient.flat for part in flat.split(length // flat.itemsize))
+        self._norms: list[float] = []
+
+    def add(self) -> None:
+        """Take note of the next piece, which has arrived."""
+        if self._others:
+            self._others -= 1
+        elif self._pieces:
+            self._norms.append(buffer_norm(self._pieces.popleft()))
+
+    def finish(self) -> None:
+        """Give the push its norm; all of it has arrived."""
+        self._gradient.norm = math.hypot(*self._norms) if _finite_buffers(self._gradient) else math.nan
+
+
+def buffer_norm(flat: torch.Tensor) -> float:
+    """Return the Euclidean norm of one buffer; that of half precision may exceed its range."""
+    half = flat.dtype in HALVES
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float32 if half else None))
 
 
 def flat_norm(flat: Sequence[torch.Tensor]) -> float:
@@ -88,33 +149,48 @@ def gradient_norm(gradient: Gradient) -> float:
     """Return the gradient's norm; not finite if any gradient or buffer change is not finite."""
     if gradient.norm is not None:
         return gradient.norm
+    return flat_norm(gradient.flat) if _finite_buffers(gradient) else math.nan
+
+
+def _finite_buffers(gradient: Gradient) -> bool:
     moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
-    if moved and not all(bool(torch.isfinite(change).all()) for change in moved):
-        return math.nan
-    return flat_norm(gradient.flat)
+    return all(bool(torch.isfinite(change).all()) for change in moved)
 
 
-def extend(held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
+def extend(
+    held: Gradient, samples: int, piece: Gradient, piece_samples: int, add: "AddInSlot | None" = None
+) -> Gradient:
     """Merge a held push with a further piece computed on the same version: means weighted by samples.
 
-    A piece that lies in a slot is summed there, which frees the held push's slot.
+    A piece that lies in a slot is summed there, by `add` if it is given, which frees the held push's slot.
     """
     total = samples + piece_samples
     if not piece_samples:
         return held
     if not samples:
         return piece
-    pairs = zip(held.flat, piece.flat, strict=True)
     if piece.slot is None:
+        pairs = zip(held.flat, piece.flat, strict=True)
         flat = [torch.add(old * (samples / total), new, alpha=piece_samples / total) for old, new in pairs]
     else:
-        flat = [new.mul_(piece_samples / total).add_(old, alpha=samples / total) for old, new in pairs]
+        flat = piece.flat
+        if add is not None:
+            add(held, samples, piece, piece_samples)
+        else:
+            add_in_place(held.flat, samples, flat, piece_samples)
     loss = _mean_loss(held.loss, samples, piece.loss, piece_samples)
     missing = held.missing & piece.missing
     return Gradient(
         flat, missing, piece.options, piece.buffer_change, loss, slot=piece.slot,
         views=None if piece.slot is None else piece.views,
     )  # fmt: skip
+
+
+def add_in_place(held: Sequence[torch.Tensor], samples: int, piece: Sequence[torch.Tensor], piece_samples: int) -> None:
+    """Replace a piece's gradients by the mean over it and a held push."""
+    total = samples + piece_samples
+    for old, new in zip(held, piece, strict=True):
+        new.mul_(piece_samples / total).add_(old, alpha=samples / total)
 
 
 def out_of_slot(gradient: Gradient) -> Gradient:
@@ -140,8 +216,7 @@ class Store:
         self.layout = Layout.of(values)
         self.version = 0
         self.statistics = statistics
-        # Masters of half-precision parameters have single precision, so that small steps do not round to nothing.
-        self._flat = [_master(flat) for flat in self.layout.pack(values)]
+        self._flat = [flat.to(master_dtype(flat.dtype)) for flat in self.layout.pack(values)]
         self._parameters = self.layout.views(self._flat)
         self._sum: list[torch.Tensor] | None = None  # made when a push cannot be applied without a copy
         self._summed: list[torch.Tensor] = []
@@ -151,7 +226,7 @@ class Store:
         self.notice = self.optimizer.notice  # about the optimizer, for the user
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
-        self._handed_out: list[Parameters] = []  # of which some may be unwritten
+        self._handed_out: list[Unwritten] = []  # versions that may not have been sent
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
 
     @property
@@ -186,18 +261,15 @@ class Store:
 
     def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
         """Return the current version in memory with the store's layout; its parameters may be unwritten."""
-        self._handed_out = [version for version in self._handed_out if version.unwritten is not None]
-        found = Parameters(self.version, flat, buffers, self._flat)
-        if self.has_masters:
-            found.write()
-        else:
-            self._handed_out.append(found)
+        self._handed_out = [values for values in self._handed_out if values.left]
+        unwritten = Unwritten(zip(flat, self._flat, strict=True))
+        self._handed_out.append(unwritten)
         self.write_buffers(buffers)
-        return found
+        return Parameters(self.version, flat, buffers, unwritten)
 
     def _write_handed_out(self) -> None:
-        for version in self._handed_out:
-            version.write()
+        for values in self._handed_out:
+            values.write()
         self._handed_out.clear()
 
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -229,12 +301,15 @@ class Store:
         """Merge a held push with a further piece computed on the same version, in the piece's memory."""
         before, gradient = self._pushes.pop(held.ticket, None), self._pushes.pop(piece.ticket)
         if before is not None:
-            gradient = extend(before, held.samples, gradient, piece.samples)
+            gradient = self._extended(before, held.samples, gradient, piece.samples)
         self._pushes[piece.ticket] = gradient
         piece.samples += held.samples
         piece.allotments = held.allotments + piece.allotments
         piece.loss = gradient.loss
         return piece
+
+    def _extended(self, held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
+        return extend(held, samples, piece, piece_samples)
 
     def discard(self, push: PushRef) -> None:
         """Drop a push."""
@@ -251,8 +326,11 @@ class Store:
         if free is not None:
             return free
         oldest, ticket = next(iter(taken.items()))  # pushes are held in the order of their arrival
-        self._pushes[ticket] = out_of_slot(self._pushes[ticket])
+        self._pushes[ticket] = self._out_of_slot(self._pushes[ticket])
         return oldest
+
+    def _out_of_slot(self, gradient: Gradient) -> Gradient:
+        return out_of_slot(gradient)
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
         """Merge these pushes into one version; the weights add up to its mass, which must be positive."""
@@ -334,6 +412,11 @@ class Store:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     @property
+    def lendable(self) -> bool:
+        """Whether workers could read the parameters in the store's own memory."""
+        return not self.has_masters
+
+    @property
     def has_masters(self) -> bool:
         """Whether parameters are kept in a higher precision than the model's."""
         return any(flat.dtype != dtype for flat, dtype in zip(self._flat, self.layout.dtypes, strict=True))
@@ -350,7 +433,7 @@ class Store:
     def contents(self) -> Contents:
         """Return a checkpoint's files and head. Only half-precision parameters are copied."""
         taken = self.snapshot()
-        model, beside = _sorted_out(self.spec, taken)
+        model, beside = sorted_out(self.spec, taken)
         files = {MODEL: model, OPTIMIZER: taken.optimizer_tensors, **({SERVER: beside} if beside else {})}
         return Contents(files, {"spec": msgspec.to_builtins(self.spec), "optimizer": taken.optimizer})
 
@@ -384,6 +467,9 @@ def store_of(contents: Contents, version: int, statistics: bool, make: MakeStore
     if spec is None:
         raise CheckpointError("a checkpoint of tables holds no model")
     model, optimizer, beside = (contents.files.get(name, {}) for name in (MODEL, OPTIMIZER, SERVER))
+    of_shards = joined_files(contents.files, spec)
+    optimizer = {**optimizer, **{key: value for key, value in of_shards.items() if not key.startswith(GRADIENT)}}
+    previous = {key: value for key, value in (beside | of_shards).items() if key.startswith(GRADIENT)}
     keys = {place: key for key, place in reversed(spec.keys)}
     values: list[torch.Tensor] = []
     for place, (name, _, _) in enumerate(spec.parameters + spec.buffers):
@@ -398,7 +484,7 @@ def store_of(contents: Contents, version: int, statistics: bool, make: MakeStore
             {name: value for (name, _, _), value in zip(spec.buffers, values[count:], strict=True)},
             optimizer,
             contents.head["optimizer"],
-            {key.partition(".")[2]: value for key, value in beside.items() if key.startswith("gradient.")},
+            {key.removeprefix(GRADIENT): value for key, value in previous.items()},
         )
     )
     return store
@@ -413,10 +499,10 @@ def spec_of_contents(contents: Contents) -> ModelSpec | None:
     return msgspec.structs.replace(spec, optimizer=spec.optimizer.with_tuples())
 
 
-def _sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def sorted_out(spec: ModelSpec, taken: StoreSnapshot) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Split a snapshot into tensors under `state_dict` keys and tensors that only the server has."""
     tensors: list[torch.Tensor] = []
-    beside = {f"gradient.{key}": value for key, value in taken.previous.items()}
+    beside = {f"{GRADIENT}{key}": value for key, value in taken.previous.items()}
     for name, _, dtype in spec.parameters:
         master = taken.parameters[name]
         if str(master.dtype) != dtype:
@@ -440,10 +526,6 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _same_dtype(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype
-
-
-def _master(flat: torch.Tensor) -> torch.Tensor:
-    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
 
 
 def model_state(store: Store) -> dict[str, torch.Tensor]:

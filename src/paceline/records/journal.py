@@ -26,6 +26,7 @@ from paceline.core.peer_events import PeerEvent
 from paceline.core.regular_files import open_regular
 from paceline.core.values import shortened, shown
 from paceline.records.journal_file import GZIP_HEAD, JournalWriteError, LockedFile, open_locked
+from paceline.records.journal_tail import JournalTail
 
 FORMAT = 1
 FLUSH_SECONDS = 0.4  # readers are promised new lines at least twice a second
@@ -124,19 +125,28 @@ class Writer:
     With `append` the lines follow the existing ones, except a last one that was cut short. A thread flushes at least
     twice a second, even if no further line comes. A flush leaves a mark in compressed bytes, so a compressed journal
     whose header has no `started` is flushed by size alone: the same run gives the same bytes.
+
+    `tail` has the lines that are not flushed yet; with `append`, those of an earlier writer are added first.
     """
 
-    def __init__(self, path: Path, append: bool = False) -> None:
+    def __init__(self, path: Path, append: bool = False, tail: JournalTail | None = None) -> None:
         self.path = path
         self._zipped = path.suffix == ".gz"
+        self._tail = tail
+        self._length = 0  # of all lines in the file, before compression
         try:
             if append and path.exists():
-                self._raw, self._file = _reopened(path)
+                self._raw, self._file, self._length = _reopened(path)
+                if tail is not None:
+                    self._length += self._file.write(tail.beyond(self._length))
+                    self._file.flush()
             else:
                 self._raw = open_locked(path)
                 self._file = _lines_into(self._raw, path)
         except OSError as error:
             raise self._cannot_write(error) from error
+        if tail is not None:
+            tail.restart(self._length)
         self._encode = msgspec.json.Encoder().encode_into
         self._buffer = bytearray()
         self._lock = threading.Lock()
@@ -150,12 +160,14 @@ class Writer:
             self._begin(line)
         with self._lock:
             buffer = self._buffer
+            begin = len(buffer)
             if _is_finite(line):
                 self._encode(line, buffer, -1)
             else:
                 self._encode(spelled_out(msgspec.to_builtins(line, str_keys=True)), buffer, -1)
             buffer += b"\n"
-            if len(buffer) > FLUSH_BYTES:
+            kept = self._tail is None or self._tail.add(buffer[begin:])
+            if len(buffer) > FLUSH_BYTES or not kept:
                 self._flush()
         self._raise_failure()
 
@@ -183,6 +195,8 @@ class Writer:
         finally:
             _leave(self._file)
             self._raw.close()
+            if self._tail is not None:
+                self._tail.close()
 
     def _begin(self, header: Header) -> None:
         by_time = not self._zipped or header.started is not None
@@ -201,7 +215,10 @@ class Writer:
         try:
             self._file.write(self._buffer)
             self._file.flush()
+            self._length += len(self._buffer)
             self._buffer.clear()
+            if self._tail is not None:
+                self._tail.restart(self._length)
         except OSError as error:
             self._failure = error
 
@@ -224,13 +241,15 @@ def _lines_into(raw: LockedFile, named: Path) -> "IO[bytes] | LockedFile":
     return gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)  # type: ignore[return-value]
 
 
-def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile]":
-    """Open the file for writing after its last whole line."""
+def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile, int]":
+    """Open the file for writing after its last whole line; also return how long its lines are."""
     held = open_locked(path, keep=True)
     if path.suffix != ".gz":
         with path.open("rb") as written:
-            held.cut(_end_of_last_line(written))
-        return held, held
+            length = _end_of_last_line(written)
+        held.cut(length)
+        return held, held, length
+    length = 0
     # Lines after the point where a compressed stream was cut could not be read: copy the whole lines to a new one.
     beside = path.with_name(f".{path.name}.part")
     beside.unlink(missing_ok=True)  # of a run that was killed here
@@ -240,7 +259,7 @@ def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile]":
         try:
             with path.open("rb") as old, gzip.GzipFile(fileobj=old, mode="rb") as lines:
                 for text in _whole_lines(lines, path):
-                    file.write(text)
+                    length += file.write(text)
             file.flush()
             shutil.copymode(path, beside)
             beside.replace(path)
@@ -249,7 +268,7 @@ def _reopened(path: Path) -> "tuple[LockedFile, IO[bytes] | LockedFile]":
             raw.close()
             beside.unlink()
             raise
-    return raw, file
+    return raw, file, length
 
 
 def _leave(file: "IO[bytes] | LockedFile") -> None:

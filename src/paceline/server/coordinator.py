@@ -95,6 +95,7 @@ class Coordinator:
         self.held: dict[int, PushRef] = {}
         self.pushes = 0
         self.busy = False  # in the middle of a decision
+        self.undecided = False  # a decision was not carried out to its end
         self.timers = Timers()
         self._last_version = sys.maxsize if max_versions is None else max_versions
         self._queue: deque[Event] = deque()
@@ -293,6 +294,9 @@ class Coordinator:
                     if not queue:
                         return
                 event = queue.popleft()
+        except BaseException:
+            self.undecided = True
+            raise
         finally:
             self.busy = False
 

@@ -93,11 +93,24 @@ class Departures:
         There the machine may be to blame: a package or a data set that it does not have.
         """
         run = self._run
-        others = [each for each in run.workers.running() if each is not record and not each.script.ended]
-        if record is None or not run.engine.capabilities.open_to_joiners or not others or not run.active:
+        if record is None or not self._others_go_on(record.worker):
             raise as_error(message)
         run.remark(f"worker {record.worker} failed and the others go on without it: {message.text}", at)
         self.remove(record, "crash", at)
+
+    def _others_go_on(self, worker: int) -> bool:
+        """Return whether the run can do without this worker: workers join from outside, and others are in it."""
+        run = self._run
+        others = [each for each in run.workers.running() if each.worker != worker and not each.script.ended]
+        return run.engine.capabilities.open_to_joiners and run.active and bool(others)
+
+    def can_spare(self, worker: int) -> bool:
+        """Return whether the run goes on without a worker whose message does not fit it.
+
+        Before a phase has begun, and for messages that the strategy decides on, an error ends the run: it may be all
+        workers', or half of a decision may have been carried out.
+        """
+        return self._others_go_on(worker) and self._run.phases.running and not self._run.coordinator.undecided
 
     def on_nonsense(self, worker: int, incarnation: int, text: str, at: float) -> None:
         """Go on without a worker of another machine that sent something that is no message."""

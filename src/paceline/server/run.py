@@ -43,6 +43,9 @@ from paceline.strategies.base import Strategy
 from paceline.transport import messages as m
 
 LAST_CHECKPOINT_S = 10.0  # allowed for the checkpoint of an interrupted run: an update, and each worker's next grant
+REMARK_LETTERS = 500  # of a warning; a worker of another machine may send longer ones
+MOST_REMARKS = 100  # of a run
+MOST_ASKED = 1_000  # options that scripts ask for and nobody has given, kept for an error's text
 GATHERING_S = 5.0  # allowed for gathering models after an interrupt
 
 Stage = Literal["training", "gathering", "finishing", "finished"]
@@ -57,6 +60,11 @@ class ScriptWords:
         self.checked = not options
         self.remarks: set[str] = set()
         self.said_what_is_over = False
+
+    def ask(self, name: str) -> None:
+        """Note that a script has asked for an option."""
+        if name in self._options or len(self.asked) < MOST_ASKED:
+            self.asked.add(name[:REMARK_LETTERS])
 
     def check(self) -> None:
         """Refuse a `--set` name that no script has asked for: it is a typo."""
@@ -250,7 +258,7 @@ class ServerRun:
                 self.has_come(record)
                 self.exchange.on_hello(worker, message, at)
             case m.OptionAsked():
-                self.words.asked.add(message.name)
+                self.words.ask(message.name)
             case m.Remark():
                 self.remark(message.text, self.moment(at))
             case m.Done() if record is not None:
@@ -290,11 +298,11 @@ class ServerRun:
                     path = self.resumption.found.path
                     raise CheckpointError(f"{path} is of a run that shares something else: resume that run's script")
                 if self.exchange.in_use:
-                    raise InternalError(f"{type(message).__name__} belongs to another exchange than the one in use")
+                    raise PeerError(f"{type(message).__name__} belongs to another exchange than the one in use")
                 self.exchange.make_way()
                 self.exchange = kind(self)
                 return self.exchange
-        raise InternalError(f"a worker sent {message}, which no exchange handles")
+        raise PeerError(f"a worker sent {type(message).__name__}, which no exchange handles")
 
     def has_come(self, record: WorkerRecord | None) -> None:
         """Mark a worker's script as started: it has said what it works on."""
@@ -325,10 +333,12 @@ class ServerRun:
         self.begin_phase_if_ready(at)
 
     def remark(self, text: str, at: float) -> None:
-        """Record a warning for the user, each text once."""
-        if text not in self.words.remarks:
-            self.words.remarks.add(text)
-            self.coordinator.observe(at, "warning", {"text": text})
+        """Record a warning for the user, each text once, and no more than anybody would read."""
+        text, known = text[:REMARK_LETTERS], self.words.remarks
+        if text not in known and len(known) <= MOST_REMARKS:
+            known.add(text)
+            last = len(known) > MOST_REMARKS
+            self.coordinator.observe(at, "warning", {"text": "further warnings are left out" if last else text})
 
     # -- phases ------------------------------------------------------------------------------------------------------
 

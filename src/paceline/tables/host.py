@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import PeerError
 from paceline.core.updates import PushRef
 from paceline.server.coordinator import Coordinator
 from paceline.strategies.clocks import may_read, park, released
@@ -78,7 +78,7 @@ class Host:
     def fill(self, worker: int, message: t.TableInit) -> None:
         """Set a table's first values and let its openers go on."""
         if self._asked.get(message.table) != worker or message.table not in self._openers:
-            raise InternalError(f"worker {worker} sent values of table {message.table}, and was not asked for them")
+            raise PeerError(f"worker {worker} sent values of table {message.table}, and was not asked for them")
         self._tables[message.table].fill(message.values)
         for opener in sorted(self._openers.pop(message.table)):
             self._deliver(opener, t.Opened(message.table, wanted=False))

@@ -108,11 +108,13 @@ class TableTraffic:
         return number
 
 
-def _refuse_batches(config: RunConfig) -> None:
-    """Refuse settings about batches and rates that a run on tables does not have."""
+def _refuse_others(config: RunConfig) -> None:
+    """Refuse settings that a run on tables does not have: of batches, rates and shards of a model."""
     for flag, given in (("--global-batch", config.global_batch), ("--scale-lr", config.scale_lr)):
         if given not in (None, "none"):
             raise OptionError(f"{flag} {given}: the script works on tables, without batches and rates; leave it out")
+    if config.servers > 1:
+        raise OptionError(f"--servers {config.servers}: tables are held by one process; leave it out")
 
 
 class TableExchange(RunExchange):
@@ -130,7 +132,7 @@ class TableExchange(RunExchange):
         if not strategy.serves_tables:
             serving = [name for name in names() if strategy_class(name).serves_tables]
             raise OptionError(f"{strategy.name} does not work on tables: choose {', '.join(serving)}")
-        _refuse_batches(run.plan.config)
+        _refuse_others(run.plan.config)
         self.store = TableStore(run)
         self._traffic = TableTraffic(run)
         self._host = Host(run.coordinator, self.store, self._traffic.deliver, paced=run.emulation is not None)

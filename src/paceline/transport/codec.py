@@ -27,7 +27,7 @@ from paceline.model.store import Gradient, Parameters
 from paceline.transport.limits import Limits
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, Kind, RawBytes, ToServer, ToWorker
 
-FORMAT = 3
+FORMAT = 4
 MOST_SAID = 500  # characters of what is wrong with a message, which may quote it
 MOST_DIMENSIONS = 64  # of a tensor, as in torch and NumPy
 INLINE_BYTES = 1 << 14  # per message, of all arrays; larger ones can go through a ring, which is faster than the socket
@@ -41,7 +41,7 @@ _DTYPE_OF_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 _DEMANDS: dict[Any, tuple["np.dtype[Any] | None", int | None]] = {  # required dtype and dimensions by annotation
     Array: (None, None), Indices: (_INT64, 1), RawBytes: (np.dtype("uint8"), 1),
 }  # fmt: skip
-_IN_REGION, _LENT = 0, 1  # where a version's parameters are
+_IN_REGION, _LENT, _IN_PARTS = 0, 1, 2  # where a version's parameters are; from the last on, plus a number of parts
 _MALFORMED = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError,
     OptionError,
@@ -69,6 +69,7 @@ class Codec:
         self.lent: list[torch.Tensor] | None = None  # the server's own parameters, if the worker may read them
         self.shared: list[Parameters | Gradient] = []
         self.limits: Limits | None = None  # of a worker of another host
+        self.in_parts = False  # pushes and versions come without their tensors, which shards receive and send
         self._open_region = open_region
         self._loose: list[Any] = []  # the side list
         self._inline_bytes = 0  # that may still be written inline
@@ -144,13 +145,13 @@ class Codec:
         if push.slot is None:
             return self._write_all(push.flat), self._write_all(push.buffer_change)
         self.shared.append(push)
-        return push.slot, bytes([change is not None for change in push.buffer_change])
+        return push.slot + SLOTS * push.in_parts, bytes([change is not None for change in push.buffer_change])
 
     def _write_version(self, version: Parameters) -> Any:
         region = self.region
         if region is not None and version.flat is region.flat and version.buffers is region.buffers:
             self.shared.append(version)
-            return _IN_REGION
+            return _IN_REGION if version.parts is None else _IN_PARTS + version.parts
         if self.lent is not None and version.flat is self.lent:
             return _LENT
         return self._write_all(version.flat), self._write_all(version.buffers)
@@ -259,8 +260,10 @@ class Codec:
             moved_to = [None if form is None else self._read_tensor(form) for form in what]
             return Gradient(flat, missing, options, moved_to, loss, norm)
         region = self.region or self._known_region()
-        if type(where) is not int or not 0 <= where < SLOTS:
-            raise ValueError(f"slot must be 0 to {SLOTS - 1}, not {where}")
+        first = SLOTS if self.in_parts else 0
+        if type(where) is not int or not first <= where < first + SLOTS:
+            raise ValueError(f"slot must be {first} to {first + SLOTS - 1}, not {where}")
+        where -= first
         if missing and not 0 <= min(missing) <= max(missing) < len(region.parameters):
             raise ValueError(f"a parameter without gradient is not one of the model's {len(region.parameters)}")
         slot = region.slots[where]
@@ -270,6 +273,7 @@ class Codec:
                 raise ValueError(f"flags of changed buffers are {what!r}, the model has {len(slot.changes)} buffers")
             changes = [change if moved else None for change, moved in zip(slot.changes, what, strict=True)]
         push = Gradient(slot.flat, missing, options, changes, loss, norm, where, slot.views)
+        push.in_parts = self.in_parts
         self.shared.append(push)
         return push
 
@@ -281,8 +285,9 @@ class Codec:
             flat, buffers = where
             return Parameters(version, [self._read_tensor(f) for f in flat], [self._read_tensor(f) for f in buffers])
         region = self.region or self._known_region()
-        if where == _IN_REGION:
-            parameters = Parameters(version, region.flat, region.buffers)
+        if type(where) is int and (where == _IN_REGION or (self.in_parts and where >= _IN_PARTS)):
+            parts = where - _IN_PARTS if where >= _IN_PARTS else None
+            parameters = Parameters(version, region.flat, region.buffers, parts=parts)
             self.shared.append(parameters)
             return parameters
         if where != _LENT or self.lent is None:

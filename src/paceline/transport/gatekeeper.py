@@ -13,23 +13,39 @@ process without descriptors can open neither journal nor checkpoint. So the limi
 kept for files (`model/descriptors.py`), and of the connections that have not shown a key only a share stays: the oldest
 of the others are hung up.
 
+ZeroMQ bounds what it has received and nobody has read by the number of messages, and the parts of a message that has no
+end not at all. So the kernel's count of a connection's bytes is compared with what was read from it (`Backlog`), as
+soon as this process has grown: a connection with more unread than its reader allows it is hung up, and so is one that
+has shown no key, or whose first message nobody has read, and has sent more than FIRST_BYTES. A reader that is only slow
+loses nobody: ZeroMQ stops reading from a connection long before that.
+
+An address from which too many connections come that show no key is not heard for a while (`address_filter.py`).
+
 A forked process has no such thread and must not use the socket, as with every ZeroMQ socket.
 """
 
+import fcntl
 import logging
 import os
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import zmq
 
 from paceline.model import descriptors
+from paceline.transport.address_filter import Knocks, set_filter
 
+FIRST_BYTES = 16 << 10  # before anything of a connection is read: a handshake and a first message have less
+LOOK_S = 0.05  # between two looks at this process's memory: time for 20 MB at 400 MB/s, all that encryption allows
+BEATS_BYTES = 40  # a second: two heartbeats of 50 bytes in 5 s, twice over
+GROWN_BYTES = 8 << 20  # since the last look, which make connections be looked at
 HANDSHAKE_MS = 5_000  # for a whole handshake: six messages, and one turn of a thread that a busy script may hold up
 BACKLOG = 128  # connections that the kernel accepts ahead: more than workers that start together, few for a flood
 DOMAIN = "paceline"
@@ -39,6 +55,7 @@ CURVE_HELLO = 64 + 2 + 200  # bytes of greeting and first message; ZeroMQ hangs 
 PLAIN_HELLO = 64 + 2 + 6 + 2 + 64  # greeting and first message with a password, and a role of no letters
 LOG_BURST = 10  # refusals that are logged at once
 LOG_EVERY_S = 10.0  # from there on, a count
+MOST_LOGGED = 1_000  # letters of one refusal, which may quote what a member sent
 _ZAP = "inproc://zeromq.zap.01"
 _EVENT = struct.Struct("=HI")
 _FAILED = {
@@ -47,7 +64,8 @@ _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
 }
 _FOREIGN = "it does not speak this protocol"
-_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
+_WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_WATCHED |= zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
 _UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _TCP_ENDED = 1 << 0 | 1 << 2  # SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY
@@ -55,17 +73,27 @@ _REPORT = struct.Struct(">16xB3xHH16x16s")  # nlmsghdr, then of inet_diag_msg: f
 _ADDRESS_BYTES = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
 _NAMELESS_S = 1.0  # that a refusal waits for the kernel's report
 _MOST_NAMES = 1_000  # of connections that ended, kept for their refusals
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # the field of Linux's `struct tcp_info`
+_BYTES = struct.Struct("=120xQQ")  # of Linux's `struct tcp_info`: acknowledged by the other end, and received from it
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Name = tuple[str, int]  # address and port of a connection's other end
 
 logger = logging.getLogger("paceline")
 
 
-class RefusalLog:
-    """Logs the first refusals one by one, then their number every LOG_EVERY_S, so that a flood does not fill a disk."""
+def _printable(text: str) -> str:
+    """Return the text's beginning with control characters escaped: it may hold what another machine sent."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MOST_LOGGED])
 
-    def __init__(self) -> None:
+
+class RefusalLog:
+    """Logs the first refusals one by one, then their number every LOG_EVERY_S, so that a flood does not fill a disk.
+
+    `noun` says what is counted, and `say` logs something other than warnings.
+    """
+
+    def __init__(self, noun: str = "refusals", say: Callable[[str], None] = logger.warning) -> None:
+        self._noun, self._say = noun, say
         self._lock = threading.Lock()
         self._left = LOG_BURST
         self._since = time.monotonic()
@@ -78,7 +106,7 @@ class RefusalLog:
             self._tell_count()
             if self._left:
                 self._left -= 1
-                logger.warning("%s", text)
+                self._say(_printable(text))
             else:
                 self._unlogged, self._last = self._unlogged + 1, text
 
@@ -99,7 +127,7 @@ class RefusalLog:
             return
         self._since = now
         if self._unlogged:
-            logger.warning("%d more refusals, the last: %s", self._unlogged, self._last)
+            self._say(f"{self._unlogged} more {self._noun}, the last: {_printable(self._last)}")
             self._unlogged = 0
         else:
             self._left = LOG_BURST
@@ -114,8 +142,55 @@ class Credentials:
         self._mechanism = mechanism
         self._admitted = frozenset(admitted)
 
+    @property
+    def encrypts(self) -> bool:
+        return self._mechanism == b"CURVE"
+
     def admits(self, mechanism: bytes, shown: Sequence[bytes]) -> bool:
         return mechanism == self._mechanism and tuple(shown) in self._admitted
+
+
+class Backlog:
+    """One connection's bytes that wait in this process: received and not read, or sent and not acknowledged."""
+
+    def __init__(self, descriptor: int, most_unread: int, *, encrypted: bool) -> None:
+        self.descriptor, self.name = descriptor, peer_of(descriptor)
+        self._most_unread, self._since = most_unread, time.monotonic()
+        self._read = self._sent = 0
+        self._around = 33 if encrypted else 0  # bytes that encryption adds to a frame
+
+    def read(self, nbytes: int) -> None:
+        """Count a frame that was read."""
+        self._read += nbytes + self._around + (9 if nbytes + self._around > 255 else 2)
+
+    def send(self, nbytes: int) -> None:
+        """Count a frame that was handed to ZeroMQ."""
+        self._sent += nbytes + self._around + (9 if nbytes + self._around > 255 else 2)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ZeroMQ has not closed the connection."""
+        return self.name is not None and peer_of(self.descriptor) == self.name
+
+    @property
+    def sent(self) -> int:
+        """Bytes that were handed to ZeroMQ since the connection began."""
+        return self._sent
+
+    @property
+    def most_unread(self) -> int:
+        """Bytes that may wait to be read; heartbeats, which nobody reads, come on top."""
+        return self._most_unread + int(BEATS_BYTES * (time.monotonic() - self._since))
+
+    def unread(self) -> int:
+        """Return the bytes that this process has received and not read; those in the kernel's buffer are not its."""
+        received = bytes_of_connection(self.descriptor, self.name)[1]
+        return received - waiting_in(self.descriptor, self.name) - self._read if received else 0
+
+    def unsent(self) -> int:
+        """Return the bytes that the other end has not acknowledged; 0 if it is gone."""
+        acknowledged, received = bytes_of_connection(self.descriptor, self.name)
+        return self._sent - acknowledged if received else 0
 
 
 class _Visitor:
@@ -181,6 +256,11 @@ class Gatekeeper:
         self._most_unfinished = min(descriptors.raise_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
         self._pid = os.getpid()
         self._visitors: dict[int, _Visitor] = {}
+        self._admitted: dict[int, Name] = {}  # connections of finished handshakes
+        self._backlogs: dict[int, Backlog] = {}  # of those from which something was read
+        self._grown_from: int | None = None  # bytes of this process at the last look; None: nobody looks
+        self._knocks = Knocks()
+        self._listening_at: int | None = None  # the descriptor of the socket that accepts
         self._ended = EndedConnections()
         self._members: set[Name] = set()  # other ends of finished handshakes
         self._strangers: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends that are gone and were no members
@@ -209,6 +289,18 @@ class Gatekeeper:
         """Say where the socket is bound, for the kernel's reports."""
         self._ended.port = int(address.rpartition(":")[2])
 
+    def bound_unread(self) -> None:
+        """Hang up on connections with too many unread bytes; their reader keeps a `backlog` of each."""
+        self._grown_from = resident_bytes()
+
+    def backlog(self, frame: zmq.Frame, most_unread: int) -> Backlog:
+        """Return the account of the connection that this frame came over, for its reader to keep."""
+        descriptor = int(frame.get("__fd"))
+        known = self._backlogs.get(descriptor)
+        if known is None or known.name != peer_of(descriptor):
+            known = self._backlogs[descriptor] = Backlog(descriptor, most_unread, encrypted=self._credentials.encrypts)
+        return known
+
     def close(self, linger_ms: int) -> None:
         """End the thread, then close the socket: ZeroMQ may never end a context whose connections and the socket that
         answers about credentials are closed at the same time."""
@@ -230,7 +322,7 @@ class Gatekeeper:
             poller.register(one, zmq.POLLIN)
         self._ended.register(poller)
         while True:
-            ready = dict(poller.poll(int(1000 * (_NAMELESS_S if self._nameless else LOG_EVERY_S))))
+            ready = dict(poller.poll(int(1000 * LOOK_S)))
             if self._stopped in ready:
                 break
             if self._zap in ready:
@@ -238,6 +330,9 @@ class Gatekeeper:
             if self._events in ready:
                 self._take_events()
             self._take_ended()
+            self._bound_unread()
+            if self._knocks.look(time.monotonic()) and self._listening_at is not None:
+                set_filter(self._listening_at, self._knocks.deaf_to)
             self.log.flush()
         self._take_events()
         self._take_ended()
@@ -273,10 +368,16 @@ class Gatekeeper:
 
     def _take_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._visitors[value] = _Visitor(peer_of(value))
+            visitor = self._visitors[value] = _Visitor(peer_of(value))
+            if visitor.name is not None:
+                self._knocks.knocked(visitor.name[0])
+        elif event == zmq.EVENT_LISTENING:
+            self._listening_at = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._claim()
         elif event == zmq.EVENT_DISCONNECTED:
+            self._admitted.pop(value, None)
+            self._backlogs.pop(value, None)
             gone, why, self._failed = self._visitors.pop(value, None), self._failed, None
             if gone is not None:
                 self._part_with(gone, why)
@@ -318,6 +419,8 @@ class Gatekeeper:
             name = peer_of(descriptor)
             if name is not None and received_by(descriptor, name) >= self._credentials.hello_bytes:
                 del self._visitors[descriptor]
+                self._admitted[descriptor] = name
+                self._knocks.showed_key(name[0])
                 self._members.add(name)
                 return
         self._unclaimed += 1
@@ -332,6 +435,24 @@ class Gatekeeper:
                 if not visitor.hung_up and received_by(descriptor, visitor.name) < most_bytes:
                     visitor.hung_up = hang_up(descriptor, visitor.name)
                     surplus -= 1
+
+    def _bound_unread(self) -> None:
+        """If this process has grown, hang up on connections with more unread bytes than they may have."""
+        if self._grown_from is None:
+            return
+        resident = resident_bytes()
+        if resident - self._grown_from < GROWN_BYTES:
+            self._grown_from = min(self._grown_from, resident)
+            return
+        self._grown_from = resident
+        waiting = [(descriptor, visitor.name) for descriptor, visitor in self._visitors.items() if not visitor.hung_up]
+        for descriptor, name in [*waiting, *self._admitted.items()]:
+            backlog = self._backlogs.get(descriptor)
+            known = backlog is not None and backlog.name == name
+            unread = backlog.unread() if backlog is not None and known else received_by(descriptor, name)
+            most = backlog.most_unread if backlog is not None and known else FIRST_BYTES
+            if unread > most and hang_up(descriptor, name):
+                self._refuse(name, f"it has sent {unread} bytes that nobody has read, the most are {most}")
 
 
 @contextmanager
@@ -356,14 +477,34 @@ def peer_of(descriptor: int) -> Name | None:
 
 def received_by(descriptor: int, name: Name | None) -> int:
     """Return how many bytes have come from this other end; 0 if the descriptor is another connection's by now."""
+    return bytes_of_connection(descriptor, name)[1]
+
+
+def bytes_of_connection(descriptor: int, name: Name | None) -> tuple[int, int]:
+    """Return how many bytes this other end has acknowledged and sent; 0 if the descriptor is another's by now."""
     if name is None or peer_of(descriptor) != name:
-        return 0
+        return 0, 0
     try:
         with _borrowed(descriptor) as found:
-            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            return int(_BYTES_RECEIVED.unpack(info)[0])
+            acknowledged, received = _BYTES.unpack(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES.size))
+            return int(acknowledged), int(received)
     except (OSError, struct.error):
+        return 0, 0
+
+
+def waiting_in(descriptor: int, name: Name | None) -> int:
+    """Return how many bytes of this other end are in the kernel's buffer."""
+    if name is None or peer_of(descriptor) != name:
         return 0
+    with suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return 0
+
+
+def resident_bytes() -> int:
+    """Return how much of this process is in memory."""
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - twenty times a second
+        return int(statm.read().split()[1]) * _PAGE
 
 
 def hang_up(descriptor: int, name: Name | None) -> bool:

@@ -13,7 +13,9 @@ MOST_TENSORS = 32_768  # of one message; each costs the server some 600 bytes ho
 SPARE_BYTES = (
     32 << 20
 )  # of one message's tensors before there is a model, and of values that have nothing to do with it
-PER_MODEL = 8  # times the model that one message may bring besides: Adam's states of a model in half precision, twice
+# Times the model that one message may bring besides: Adam's states of a model in half precision, twice. A worker may
+# also have as much on its way to it that it has not taken.
+PER_MODEL = 8
 
 
 class Limits:
@@ -25,6 +27,11 @@ class Limits:
         self._bytes = 0
         self._most_bytes = 0
 
+    @property
+    def most_waiting(self) -> int:
+        """Bytes for the worker that may wait for it to take them."""
+        return SPARE_BYTES + PER_MODEL * self._announced
+
     def require_length(self, kind: Kind, nbytes: int) -> None:
         """Judge a message of so many bytes, its tensors aside."""
         most = kind.longest + (self._announced * PER_MODEL if kind.holds_state else 0)
@@ -35,7 +42,7 @@ class Limits:
         """Judge a message before it is decoded."""
         self.require_length(kind, nbytes)
         self._tensors = self._bytes = 0
-        self._most_bytes = SPARE_BYTES + PER_MODEL * self._announced
+        self._most_bytes = self.most_waiting
         if kind.announces:
             self._most_bytes = available_bytes() or self._most_bytes  # compared with what it announces, once decoded
 

@@ -38,6 +38,7 @@ from paceline.transport.lanes import LaneIn, LaneOut
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker, Welcome
 
 Bytes = bytes | bytearray | memoryview
+ShareRegion = Callable[[Region, ModelSpec, int], None]
 
 _HEADER = struct.Struct("<QI")
 LONGEST = 1 << 40  # bytes; a larger length cannot be a real frame's
@@ -442,8 +443,10 @@ class ShmServerEnd:
 
     sends_region = False
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, share: ShareRegion | None = None) -> None:
+        """`share` gets each region that the worker shares, its model and its descriptor, for other processes."""
         self._channel = channel
+        self._share = share
         self._out, self._in = LaneOut(anonymous_file), LaneIn()
         self._codec = Codec(self._map)
         self._shared: int | None = None  # descriptor that came with the frame being decoded
@@ -527,7 +530,10 @@ class ShmServerEnd:
         if size != layout.nbytes:
             raise PeerError(f"a worker's region has {size} bytes, its model takes {layout.nbytes}")
         require_sealed(self._shared)
-        return Region(layout, mmap.mmap(self._shared, size))
+        region = Region(layout, mmap.mmap(self._shared, size))
+        if self._share is not None:
+            self._share(region, spec, self._shared)
+        return region
 
 
 def _send(

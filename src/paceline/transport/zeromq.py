@@ -25,11 +25,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from socket import AF_INET, AF_INET6, getaddrinfo
 from typing import Any
 
+import numpy as np
 import zmq
 from zmq.utils.garbage import gc as zero_copy_frames
 from zmq.utils.monitor import recv_monitor_message
@@ -38,11 +40,11 @@ from paceline.core.errors import InternalError, PacelineError, PeerError
 from paceline.model.memory_budget import require_region
 from paceline.model.regions import Region, private_region
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Parameters
+from paceline.model.store import ArrivingNorm, Gradient
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
-from paceline.transport.gatekeeper import Gatekeeper, RefusalLog
+from paceline.transport.gatekeeper import Backlog, Gatekeeper, RefusalLog, hang_up
 from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 from paceline.transport.security import Security
@@ -53,11 +55,13 @@ HANDSHAKE = b"\x00"  # from a worker, and the server's answer; not the number of
 PARTING = b"\xff"
 LONG = b"\xfe"  # and eight bytes: so long is the message whose chunks follow
 FRAME = CHUNK + GATHERED + 1024  # bytes of the longest frame, with what encryption adds
+ShareMirror = Callable[[Region, ModelSpec], None]
 TICK_S = 0.001  # resolution of ZeroMQ's poller
 TURN = 256  # messages per pump, so that one worker's push does not block the server
 STREAM_S = 0.005  # that a pump waits for the next chunk: a turn of the event loop for each costs more than the chunk
 PATIENCE_S = 5.0  # after which the server refuses a worker whose token it does not know
 LEAVING_MS = 5_000  # to send last messages
+PARTED_S = 5.0  # for the server to read the last of very many
 ENDING_S = 10.0  # for ZeroMQ to end, after that
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
@@ -73,9 +77,10 @@ RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop un
 # writes a checkpoint and does not read, or a network that is gone for some seconds; a process that ends is noticed at
 # once. ZeroMQ's thread sends heartbeats, whatever the script does.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 30_000
-# Of one worker that the server has not read; then the worker's own memory fills. No honest worker gets there: ZeroMQ
-# drops what it has not taken from the kernel when it sends to a worker that has left meanwhile.
-UNREAD_FRAMES = 4_096
+# Of one worker that the server has not read; then ZeroMQ stops reading from it, and the worker's own memory fills. A
+# worker that has sent more waits for the server's answer to its last word, so that none is lost when it hangs up.
+UNREAD_FRAMES = 16
+UNREAD_BYTES = (UNREAD_FRAMES + 4) * FRAME  # of one worker: only parts of one message without an end come to more
 MOST_STRANGERS = 1_024  # members with unknown tokens that are remembered
 _OF_HOST = "ipc://"
 logger = logging.getLogger("paceline")
@@ -93,9 +98,19 @@ def bind_privately(socket: "zmq.Socket[bytes]", address: str) -> str:
 
 
 def speak_ip6(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Let the socket use IPv6 if the address does; not for a name, of which it would then try no IPv4 address."""
-    if "[" in address:
+    """Let the socket use IPv6 if the address does. ZeroMQ tries one kind of address: of a name, IPv4 if it has any."""
+    if not address.startswith(_OF_HOST) and family_of(address.removeprefix("tcp://").rpartition(":")[0]) == AF_INET6:
         socket.setsockopt(zmq.IPV6, 1)
+
+
+def family_of(host: str) -> int:
+    """Return the kind of address that is used for a host: IPv6 in brackets, or by a name that has no other."""
+    if host.startswith("["):
+        return AF_INET6
+    kinds: set[int] = set()
+    with suppress(OSError, UnicodeError):  # whoever connects will say that nobody knows the name
+        kinds = {kind for kind, *_ in getaddrinfo(host, None)}
+    return AF_INET6 if kinds == {AF_INET6} else AF_INET
 
 
 def require_network(address: str) -> None:
@@ -168,6 +183,8 @@ class Intake:
         self._codec, self._decode = codec, decode
         self._message: Any = None
         self._targets: deque[list[memoryview]] = deque()
+        self._norm: ArrivingNorm | None = None  # of the push that arrives
+        self.size = 0  # bytes of the part that was taken last
         self._long: bytearray | None = None  # the first chunks of a long message
         self._length = 0  # of it
 
@@ -182,6 +199,7 @@ class Intake:
             self._take_chunk(socket, flags)
         else:
             data = socket.recv(flags)
+            self.size = len(data)
             if self._long is not None:
                 whole = self._joined(self._long, data)
                 if whole is None:
@@ -193,16 +211,20 @@ class Intake:
                 self._begin_long(data)
                 return None
             self._message, loose = self._decode(memoryview(data))
-            for tensors in (loose, _mirrored(self._codec)):
-                self._targets.extend(chunks_of([bytes_of(tensor) for tensor in tensors]))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in loose]))
+            self._norm = _to_be_measured(self._codec, len(self._targets))
+            self._targets.extend(chunks_of([bytes_of(tensor) for tensor in _mirrored(self._codec)]))
         if not self._targets:
+            if self._norm is not None:
+                self._norm.finish()
+                self._norm = None
             self.whole.append(self._message)
             self._message = None
         return None
 
     def drop_unfinished(self) -> None:
         """Forget a message that has begun."""
-        self._message = self._long = None
+        self._message = self._long = self._norm = None
         self._targets.clear()
 
     def _begin_long(self, data: bytes) -> None:
@@ -239,12 +261,17 @@ class Intake:
             for part in target if size == expected else ():
                 part[:] = data[place : place + len(part)]
                 place += len(part)
+        self.size = size
         if size != expected:
             raise PeerError(f"a chunk of {size} bytes arrived where {expected} were announced")
         self._targets.popleft()
+        if self._norm is not None:
+            self._norm.add()
 
 
-def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None) -> None:
+def post(
+    socket: "zmq.Socket[bytes] | _Counted", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None
+) -> None:
     """Send a message and the bytes of its tensors. The caller may reuse tensors outside a region afterwards."""
     data, loose = codec.encode(message)
     if len(data) <= CHUNK:
@@ -255,11 +282,10 @@ def post(socket: "zmq.Socket[bytes]", codec: Codec, message: ToServer | ToWorker
             send_part(socket, data[begin : begin + CHUNK], address)
     for chunk in chunks_of([bytes_of(tensor) for tensor in loose]):
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address)
-    sources = _written_on_the_way(codec)
+    unwritten = [holder.unwritten for holder in codec.shared if holder.unwritten is not None]
     for chunk in chunks_of([bytes_of(tensor) for tensor in _mirrored(codec)]):
-        if sources is not None:  # ZeroMQ's thread sends the chunks before meanwhile
-            for place, values in zip(chunk, next(sources), strict=True):
-                place[:] = values
+        for values in unwritten:  # ZeroMQ's thread sends the chunks before meanwhile
+            values.write(before=_end_of(chunk[-1]))
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy=False)
 
 
@@ -268,24 +294,40 @@ def _mirrored(codec: Codec) -> list[Any]:
     return [tensor for holder in codec.shared for tensor in holder.all()]
 
 
-def _written_on_the_way(codec: Codec) -> Iterator[list[memoryview]] | None:
-    """Return where the values of the mirrored tensors are, in their chunks; None if all are where they belong."""
-    found: list[Any] = []
-    unwritten = False
+def _to_be_measured(codec: Codec, loose: int) -> ArrivingNorm | None:
+    """Return the norm to be added up of a push whose worker left that to the server, if it has chunks of its own."""
     for holder in codec.shared:
-        if isinstance(holder, Parameters) and holder.unwritten is not None:
-            found += [*holder.unwritten, *holder.buffers]
-            holder.unwritten, unwritten = None, True
-        else:
-            found += holder.all()
-    return iter(chunks_of([bytes_of(tensor) for tensor in found])) if unwritten else None
+        if not isinstance(holder, Gradient) or holder.norm is not None or holder.in_parts:
+            continue
+        if all(flat.nbytes >= GATHERED for flat in holder.flat):
+            return ArrivingNorm(holder, CHUNK, after=loose)
+    return None
 
 
-def send_part(socket: "zmq.Socket[bytes]", data: bytes | memoryview, address: bytes | None, copy: bool = True) -> None:
+def _end_of(view: memoryview) -> int:
+    """Return the address after a view's last byte."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data) + len(view)
+
+
+def send_part(
+    socket: "zmq.Socket[bytes] | _Counted", data: bytes | memoryview, address: bytes | None, copy: bool = True
+) -> None:
     """Send one ZeroMQ message; `address` is the worker's, on a socket that serves several."""
     if address is not None:
         socket.send(address, zmq.SNDMORE)
     socket.send(data, 0, copy)
+
+
+class _Counted:
+    """A socket that reports the bytes of each part that is sent over it."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", report: Callable[[int], None]) -> None:
+        self._socket, self._report = socket, report
+
+    def send(self, data: Any, flags: int = 0, copy: bool = True) -> None:
+        self._socket.send(data, flags, copy)
+        if not flags & zmq.SNDMORE:
+            self._report(len(data))
 
 
 class _Attempts:
@@ -329,6 +371,8 @@ class ZeromqEndpoint:
         self._let_in = False
         self._lost = False
         self._refused = False
+        self._parted = False  # the server has read this worker's last word
+        self._unanswered = 0  # parts that were sent since the server sent something
         self._socket = _make(self._context, zmq.DEALER)
         if self._security is not None:
             self._security.connect_as(self._socket, "worker", to="server")
@@ -353,7 +397,10 @@ class ZeromqEndpoint:
                 return  # lost: the next `receive` raises
         if isinstance(message, Hello) and self._codec.region is not None:
             self._codec.region.take_in(message.values, message.buffers)
-        post(self._socket, self._codec, message)
+        post(self._socket if self._security is None else _Counted(self._socket, self._count), self._codec, message)
+
+    def _count(self, _nbytes: int) -> None:
+        self._unanswered += 1
 
     def receive(self) -> ToWorker:
         if self._closed:
@@ -411,8 +458,10 @@ class ZeromqEndpoint:
 
     def _take(self, flags: int) -> bool:
         try:
-            if self._intake.take(self._socket, flags) is not None:
-                self._let_in = True
+            word = self._intake.take(self._socket, flags)
+            self._let_in = self._let_in or word is not None
+            self._parted = self._parted or word == PARTING
+            self._unanswered = 0
         except zmq.Again:
             return False
         return True
@@ -431,12 +480,31 @@ class ZeromqEndpoint:
         self._codec.region = private_region(spec)
         return self._codec.region
 
+    @property
+    def region(self) -> Region | None:
+        """The memory that the server mirrors."""
+        return self._codec.region
+
+    def use_region(self, region: Region) -> None:
+        """Let the other end mirror this region."""
+        self._codec.region = region
+
     def reconnect(self) -> None:
         if self._closed or self._relink is None:
             self._closed = True
             raise Closed
+        self.move_to(*self._relink())
+
+    def move_to(self, address: str, token: str) -> None:
+        """Leave a lost server for the one at this address."""
         self._hang_up(0)
-        self._connect(*self._relink())
+        self._connect(address, token)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server is gone, as far as is known without a wait."""
+        self._look()
+        return self._lost
 
     def close(self) -> None:
         """Send what is left, then close. The region lives as long as its tensors."""
@@ -445,10 +513,20 @@ class ZeromqEndpoint:
         lost = self._lost or not self._let_in or self._monitor in dict(self._poller.poll(0))
         if not (self._closed or lost):
             self._socket.send(PARTING)
+            if self._unanswered >= UNREAD_FRAMES:
+                self._await_parting()
         self._hang_up(0 if lost else LEAVING_MS)
         self._closed = True
         self._codec.forget()
         end_context(self._context)
+
+    def _await_parting(self) -> None:
+        """Wait until the server has read everything: ZeroMQ may drop what it has not taken from a closed connection."""
+        until = time.monotonic() + PARTED_S
+        with suppress(PacelineError):
+            while not (self._lost or self._parted) and time.monotonic() < until:
+                self._advance(max(0.0, until - time.monotonic()))
+                self._intake.whole.clear()
 
     def _hang_up(self, linger_ms: int) -> None:
         self._socket.disable_monitor()
@@ -465,8 +543,9 @@ class ZeromqServerEnd:
     def __init__(self, hub: "ZeromqHub", address: bytes, limits: Limits | None = None) -> None:
         self._hub = hub
         self._address = address
-        self._codec = Codec(_mirror)
+        self._codec = Codec(self._mirror)
         self._codec.limits = limits
+        self._share: ShareMirror | None = None
         self._intake = Intake(self._codec, self._codec.at_server)
         self._early: list[ToWorker] = []
         self.linked = False  # the worker's handshake has come
@@ -474,6 +553,8 @@ class ZeromqServerEnd:
         self._gone = False
         self._fault: PacelineError | None = None
         self._faulty = False  # what comes after a fault is dropped
+        self._backlog: Backlog | None = None  # of a worker of another host
+        self._known_read = 0  # bytes that the worker had taken when that was last looked at
 
     @property
     def unfinished(self) -> bool:
@@ -485,13 +566,51 @@ class ZeromqServerEnd:
         """This side's mirror of the worker's memory, once its `Hello` has come."""
         return self._codec.region
 
+    def use_region(self, region: Region) -> None:
+        """Mirror the worker's memory in this region, which bounds what the worker may have and send."""
+        self._codec.region = region
+        if self._codec.limits is not None:
+            self._codec.limits.announce(region.layout.parameters.nbytes)
+
+    def leave_to_shards(self, share: ShareMirror) -> None:
+        """Expect gradients and send versions without their tensors; `share` gets each mirror and its model."""
+        self._share, self._codec.in_parts = share, True
+
+    def _mirror(self, spec: ModelSpec) -> Region:
+        require_region(spec)
+        region = private_region(spec)
+        if self._share is not None:
+            self._share(region, spec)
+        return region
+
     def deliver(self, message: ToWorker) -> None:
         if self._gone:
             return
         if not self.linked:
             self._early.append(message)
             return
-        self._gone = not self._hub.post(self._address, self._codec, message)
+        self._gone = not self._hub.post(self._address, self._codec, message, self._backlog)
+        if self._backlog is not None and not self._gone:
+            self._require_reader(self._backlog)
+
+    def _require_reader(self, backlog: Backlog) -> None:
+        """Part with a worker that asks for more and more and takes none of it; ZeroMQ keeps that until it hangs up."""
+        most = 0 if self._codec.limits is None else self._codec.limits.most_waiting
+        if not most or backlog.sent - self._known_read <= most:
+            return
+        waiting = backlog.unsent()
+        self._known_read = backlog.sent - waiting
+        if waiting > most:
+            self._fail(PeerError(f"it does not take what it asks for: {waiting} bytes wait, the most are {most}"))
+            self._hub.recall(self)
+
+    def expel(self) -> None:
+        """Have `close` end the connection, too: the worker is not to be spoken to any more."""
+        self._fail(PeerError("this worker was taken out of the run"))
+
+    def _fail(self, error: PacelineError) -> None:
+        self._fault, self._faulty = error, True
+        self._intake.drop_unfinished()
 
     def collect(self) -> ToServer | None:
         if self._intake.whole:
@@ -510,9 +629,17 @@ class ZeromqServerEnd:
         self.deliver(Bye())
         self._gone = True
         self._hub.forget(self._address)
+        self._codec.forget()
+        if self._faulty and self._backlog is not None:
+            hang_up(self._backlog.descriptor, self._backlog.name)
 
     def flush(self) -> None:
         """Do nothing: ZeroMQ's thread sends."""
+
+    def begin(self, sender: zmq.Frame) -> None:
+        """Keep account of the connection that this frame came over."""
+        self._backlog = self._hub.backlog_of(sender)
+        self._known_read = 0
 
     def greet(self) -> None:
         """Answer the worker's handshake and send the messages that waited for it."""
@@ -524,32 +651,38 @@ class ZeromqServerEnd:
 
     @property
     def reachable(self) -> bool:
-        """Whether the worker can still be sent to; sends a HANDSHAKE to find out."""
+        """Whether the worker can still be sent to; sends a HANDSHAKE to find out.
+
+        Not to a worker of another host: ZeroMQ may drop what it has not taken from a connection that it cannot write
+        to. Its connection is open until all of it has been taken.
+        """
+        if self._backlog is not None:
+            self._gone = self._gone or not self._backlog.is_open
+            return not self._gone
         if not self._gone:
             self._gone = not self._hub.post(self._address, None, HANDSHAKE)
         return not self._gone
 
-    def take(self, socket: "zmq.Socket[bytes]") -> bool:
-        """Receive a part; return whether there is something to collect."""
+    def take(self, socket: "zmq.Socket[bytes]", sender: zmq.Frame) -> bool:
+        """Receive a part that follows its sender's frame; return whether there is something to collect."""
         if self._faulty:
             socket.recv()
             return False
         try:
             word = self._intake.take(socket, zmq.NOBLOCK)
         except PacelineError as error:
-            self._fault, self._faulty = error, True
-            self._intake.drop_unfinished()
+            self._fail(error)
             return True
         if word == HANDSHAKE:
+            self.begin(sender)
             self.greet()
-        elif word == PARTING:
+        if self._backlog is not None:
+            self._backlog.read(self._intake.size)
+        if word == PARTING and self._backlog is not None:
+            self._hub.post(self._address, None, PARTING)  # it may hang up: nothing of it is left unread
+        if word == PARTING:
             self._gone = self.parted = True
         return word == PARTING or bool(self._intake.whole)
-
-
-def _mirror(spec: ModelSpec) -> Region:
-    require_region(spec)
-    return private_region(spec)
 
 
 class ZeromqHub:
@@ -566,14 +699,16 @@ class ZeromqHub:
             self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
             bound_link(self._socket)
             self._socket.setsockopt(zmq.RCVHWM, UNREAD_FRAMES)
+            self._gatekeeper.bound_unread()
         self._log = RefusalLog() if self._gatekeeper is None else self._gatekeeper.log
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
             self._gatekeeper.listens_at(self.address)
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._ends: dict[bytes, ZeromqServerEnd] = {}
-        self._strangers: dict[bytes, float] = {}  # time of each unknown token's handshake
-        self._left: set[bytes] = set()
+        self._strangers: dict[bytes, tuple[float, zmq.Frame]] = {}  # time and sender of each unknown token's handshake
+        self._left: dict[bytes, None] = {}  # tokens of links that were dropped, the last ones
+        self._recalled: list[ServerEnd] = []  # ends with something to collect that no message brought
 
     def fileno(self) -> int:
         """Readable while `pump` has something to do."""
@@ -583,32 +718,46 @@ class ZeromqHub:
         """Return the link of the worker with this token."""
         address = token.encode()
         end = self._ends[address] = ZeromqServerEnd(self, address, Limits() if self._gatekeeper is not None else None)
-        if self._strangers.pop(address, None) is not None:
+        waiting = self._strangers.pop(address, None)
+        if waiting is not None:
+            end.begin(waiting[1])
             end.greet()
         return end
+
+    def backlog_of(self, sender: zmq.Frame) -> Backlog | None:
+        """Return the account of the connection that this frame came over; None: connections are not bounded."""
+        return None if self._gatekeeper is None else self._gatekeeper.backlog(sender, UNREAD_BYTES)
+
+    def recall(self, end: ServerEnd) -> None:
+        """Have the next `pump` return this end."""
+        self._recalled.append(end)
+        self._bell.ring()
 
     def forget(self, address: bytes) -> None:
         """Drop the link; later messages from this address are ignored."""
         if self._ends.pop(address, None) is not None:
-            self._left.add(address)
+            self._left[address] = None
+            if len(self._left) > MOST_STRANGERS:
+                del self._left[next(iter(self._left))]
 
     def pump(self) -> list[ServerEnd]:
         """Receive what has arrived; return the ends that have something to collect."""
         self._bell.hush()
-        ready: dict[int, ServerEnd] = {}
+        ready: dict[int, ServerEnd] = {id(end): end for end in self._recalled}
+        self._recalled.clear()
         streaming = False
         until = time.monotonic() + STREAM_S
         for _ in range(TURN):
             try:
-                address = self._socket.recv(zmq.NOBLOCK)
+                sender = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 if not streaming or ready or time.monotonic() > until or not self._socket.poll(1):
                     break
                 continue
-            end = self._ends.get(address)
+            end = self._ends.get(sender.bytes)
             if end is None:
-                self._refuse(address)
-            elif end.take(self._socket):
+                self._refuse(sender)
+            elif end.take(self._socket, sender):
                 ready[id(end)] = end
             streaming = end is not None and end.unfinished
             while self._socket.getsockopt(zmq.RCVMORE):
@@ -635,13 +784,18 @@ class ZeromqHub:
             self._bell.ring()
         return list(ready.values())
 
-    def post(self, address: bytes, codec: Codec | None, message: Any) -> bool:
+    @property
+    def has_more(self) -> bool:
+        """Whether something has arrived that `pump` has not received."""
+        return bool(self._socket.poll(0))
+
+    def post(self, address: bytes, codec: Codec | None, message: Any, backlog: Backlog | None = None) -> bool:
         """Send to one worker; False if it is gone. Without a codec, `message` is bytes."""
         try:
             if codec is None:
                 send_part(self._socket, message, address)
             else:
-                post(self._socket, codec, message, address)
+                post(self._socket if backlog is None else _Counted(self._socket, backlog.send), codec, message, address)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -651,15 +805,15 @@ class ZeromqHub:
             self._bell.ring()
         return True
 
-    def _refuse(self, address: bytes) -> None:
-        word = self._socket.recv()
+    def _refuse(self, sender: zmq.Frame) -> None:
+        word, address = self._socket.recv(), sender.bytes
         now = time.monotonic()
         if word == HANDSHAKE:
             if len(self._strangers) < MOST_STRANGERS:
-                self._strangers[address] = now
+                self._strangers[address] = now, sender
         elif address not in self._left:
             self._log.warn(f"a message from {address!r} was dropped: no worker has this token")
-        for stranger, since in list(self._strangers.items()):
+        for stranger, (since, _) in list(self._strangers.items()):
             if now - since > PATIENCE_S:
                 self._dismiss(stranger)
 

@@ -24,13 +24,13 @@ from collections.abc import Sequence, Set
 import torch
 
 from paceline.model.buffers import Changes, write_changes
+from paceline.model.flat import master_dtype
 from paceline.model.regions import SLOTS, Region, Slot
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters, Unwritten, buffer_norm
 from paceline.worker.replica import News, Replica
 
 HOOKED = 1 << 15  # elements; from here on copying a gradient from the cache saves more than the hook costs
-HALVES = (torch.bfloat16, torch.float16)
 
 
 class Stage:
@@ -100,6 +100,7 @@ class SlotReplica(Replica):
         self._zeros: dict[Slot, set[int]] = {slot: set() for slot in slots}  # parameters known to be zero there
         self._extends = False
         self._absent: list[int] = []  # parameters without gradient at the last look
+        self._unwritten: Unwritten | None = None  # gradients that the slot does not have yet
         self._sum: list[torch.Tensor] | None = None  # of the pieces' gradients, each times its samples
         self._summed = 0  # samples in `_sum`
         self._checksum: int | None = None
@@ -145,9 +146,12 @@ class SlotReplica(Replica):
 
     def mark_batch(self) -> None:
         """Reset only `touched`: writes are counted from the last look."""
+        self._write()
         self.touched = False
 
-    def news(self, *, by_hand: bool = True) -> News:  # noqa: ARG002 - write counts show every write
+    def news(self, *, by_hand: bool = True) -> News:
+        """Look for gradients; write counts show every write. `by_hand`: a push or another batch follows."""
+        self._write()
         marks, views = self._marks, self._views
         absent: list[int] = []
         strays: list[int] = []
@@ -163,18 +167,25 @@ class SlotReplica(Replica):
                 marks[place] = views[place]._version
                 came = True
         if strays:
-            came, fresh = True, self._land(strays) or fresh
+            came, fresh = True, self._land(strays, later=by_hand and self._sent_from_slot) or fresh
         self._absent = absent
         self.touched = self._fresh = False
         if not came:
             return News.NONE
         return News.FRESH if fresh else News.ADDED
 
-    def _land(self, strays: list[int]) -> bool:
-        """Copy gradients from elsewhere into the slot; return whether one of them replaces another."""
+    def _land(self, strays: list[int], *, later: bool) -> bool:
+        """Copy gradients from elsewhere into the slot; return whether one of them replaces another.
+
+        `later`: large ones are copied while the push is sent, or before the script sees them again.
+        """
         views, marks, parameters = self._views, self._marks, self.parameters
         homes = [views[place] for place in strays]
-        torch._foreach_copy_(homes, [self._plain_gradient(place, parameters[place]) for place in strays])
+        values = [self._plain_gradient(place, parameters[place]) for place in strays]
+        if later and any(value.numel() >= HOOKED for value in values):
+            self._unwritten = Unwritten(zip(homes, values, strict=True))
+        else:
+            torch._foreach_copy_(homes, values)
         replaced = False
         for place, home in zip(strays, homes, strict=True):
             parameters[place].grad = home
@@ -184,6 +195,15 @@ class SlotReplica(Replica):
         if self._zeros[self._gathered]:
             self._zeros[self._gathered].difference_update(strays)
         return replaced
+
+    @property
+    def _sent_from_slot(self) -> bool:
+        return self.region.mirrored and self._gathered is self.region.slots[self._slot]
+
+    def _write(self) -> None:
+        if self._unwritten is not None:
+            self._unwritten.write()
+            self._unwritten = None
 
     def _plain_gradient(self, place: int, parameter: torch.Tensor) -> torch.Tensor:
         gradient = parameter.grad
@@ -210,6 +230,7 @@ class SlotReplica(Replica):
 
     def use(self, slot: int, *, extends: bool) -> None:
         self._extends = extends
+        self._write()
         if slot == self._slot:
             return
         before, gathered = self._views, self._stage.gradients(slot)
@@ -261,6 +282,7 @@ class SlotReplica(Replica):
         self._missing = self._missing & absent if self._samples else absent
         self._samples += samples
         if not last or self._summed:
+            self._write()
             self._add_to_sum(samples)
         if last and self._summed:
             self._fold()
@@ -268,7 +290,7 @@ class SlotReplica(Replica):
     def _add_to_sum(self, samples: int) -> None:
         gathered = self._gathered.flat
         if self._sum is None:
-            self._sum = [torch.empty_like(flat, dtype=_summing_dtype(flat.dtype)) for flat in gathered]
+            self._sum = [torch.empty_like(flat, dtype=master_dtype(flat.dtype)) for flat in gathered]
         for total, flat in zip(self._sum, gathered, strict=True):
             if self._summed:
                 total.add_(flat, alpha=samples)
@@ -287,6 +309,7 @@ class SlotReplica(Replica):
         self.mark()
 
     def forget(self) -> None:
+        self._write()
         self._missing, self._samples, self._summed = frozenset(), 0, 0
 
     def take(self, loss: float | None) -> Gradient | None:
@@ -294,8 +317,8 @@ class SlotReplica(Replica):
             return None
         if self._summed:  # the script skipped the remaining pieces
             self._fold()
-        missing = self._missing
-        self.forget()
+        missing, unwritten = self._missing, self._unwritten
+        self._missing, self._samples, self._summed = frozenset(), 0, 0
         if self._extends:  # the server adds the held push to this one, in this slot
             self._zeros[self._gathered].clear()
         slot = self.region.slots[self._slot]
@@ -303,9 +326,11 @@ class SlotReplica(Replica):
         finite = True
         if self._buffer_homes:
             change, finite = write_changes(self._stage.read_buffers(self.buffers), self.region.buffers, slot.changes)
-        norm = _norm(self._gathered.flat) if finite else math.nan
+        norm: float | None = math.nan
+        if finite:  # what is sent from the slot is measured by the server as it arrives
+            norm = None if self._sent_from_slot else _norm(self._gathered.flat)
         self._stage.deliver(self._slot, missing, extends=self._extends)
-        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views)
+        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views, unwritten)
 
 
 def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -315,16 +340,6 @@ def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
             home.copy_(value)
 
 
-def _summing_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
-
-
 def _norm(flat: Sequence[torch.Tensor]) -> float:
-    norms = [_single_norm(part) for part in flat]
+    norms = [buffer_norm(part) for part in flat]
     return norms[0] if len(norms) == 1 else math.hypot(*norms)
-
-
-def _single_norm(flat: torch.Tensor) -> float:
-    half = flat.dtype in HALVES  # its norm may exceed its range
-    norm = torch.linalg.vector_norm(flat, dtype=torch.float32) if half else torch.linalg.vector_norm(flat)
-    return float(norm.item())

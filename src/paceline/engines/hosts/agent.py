@@ -25,7 +25,8 @@ from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Start
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import kernel_and_namespace
-from paceline.engines.hosts.serving import digest_of_file, name_of, versions_here
+from paceline.engines.hosts.serving import name_of, versions_here
+from paceline.engines.hosts.strategy_source import digest_of_file, file_here
 from paceline.engines.local import control, scratch
 from paceline.engines.local import nursery as nurseries
 from paceline.engines.local.loop import Loop, interrupts
@@ -38,7 +39,7 @@ from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken
 from paceline.transport.shm import Channel
-from paceline.transport.zeromq import end_context, speak_ip6
+from paceline.transport.zeromq import end_context, family_of, speak_ip6
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C
 ATTACH_S = 5.0  # for a launcher of this host to pass a descriptor
@@ -87,7 +88,7 @@ class Agent:
         self._folder: Path | None = None
         self._process: Process | None = None
         self._child = 0
-        self._strategy: Path | None = None  # the file of the strategy, where nodes run one
+        self._strategy: Path | None = None  # the file of the run's strategy, if it is here
         self._admitted = False
         self._was_in = False
         self._leaving_until: float | None = None
@@ -116,6 +117,9 @@ class Agent:
         self._admitted = False
         self._link = LauncherLink(self._context, self._settings.address, self._secret)
         self._loop.watch_descriptor(self._link.fileno(), self._pump)
+        self._ask()
+
+    def _ask(self, strategy: str | None = None) -> None:
         self._send(
             m.JoinAsked(
                 format=m.FORMAT,
@@ -125,6 +129,7 @@ class Agent:
                 kernel=kernel_and_namespace(),
                 versions=versions_here(),
                 rank=self._settings.rank,
+                strategy=strategy,
             )
         )
 
@@ -175,6 +180,9 @@ class Agent:
             match message:
                 case m.Admitted():
                     self._on_admitted(message)
+                case m.StrategyAsked() if not self._admitted:
+                    self._strategy = self._settings.strategy or file_here(message.place, self._script)
+                    self._ask("" if self._strategy is None else digest_of_file(self._strategy))
                 case m.Refused():
                     raise OptionError(f"{self._settings.address} does not let this machine in: {message.reason}")
                 case m.StartChild():
@@ -198,23 +206,13 @@ class Agent:
         self._admitted = self._was_in = True
         for remark in message.remarks:
             logger.warning("%s", remark)
-        if message.strategy:
-            self._strategy = self._found(message.strategy, message.strategy_digest)
         if message.attach:
             self._attach(message.attach, message.key)
         notice(f"joined {self._settings.address}" + (", on this machine" if self._local is not None else ""))
 
-    def _found(self, path: str, digest: str) -> Path:
-        """Return the file of the run's strategy on this machine: at the same path, or beside the script."""
-        beside = [Path(self._workload.script).parent / Path(path).name] if self._workload.script is not None else []
-        given = [] if self._settings.strategy is None else [self._settings.strategy]
-        here = [place for place in (*given, Path(path), *beside) if place.is_file()]
-        if not here:
-            raise OptionError(f"this machine has no {path}, the run's strategy ({digest}): copy it beside the script")
-        found = digest_of_file(here[0])
-        if found != digest:
-            raise OptionError(f"the strategy at {here[0]} is {found}, the run's {digest}: copy it from there")
-        return here[0]
+    @property
+    def _script(self) -> Path | None:
+        return None if self._workload.script is None else Path(self._workload.script)
 
     def _attach(self, path: str, key: str) -> None:
         """Connect to a launcher of this host, and say whether a descriptor can be passed."""
@@ -291,7 +289,7 @@ class Agent:
             return data
         own, settings = self._workload, self._settings
         strategy = message.peer
-        if strategy is not None and self._strategy is not None:
+        if strategy is not None and self._strategy is not None and ".py:" in strategy:
             strategy = f"{self._strategy}{strategy[strategy.index('.py:') + 3 :]}"
         return control.encode(
             msgspec.structs.replace(
@@ -313,9 +311,11 @@ class Agent:
         )
 
     def _as_seen_here(self, address: str) -> str:
-        """Return the server's address with the host under which this machine knows it."""
-        port = address.rpartition(":")[2]
-        return f"tcp://{self._settings.address.rpartition(':')[0]}:{port}" if address.startswith("tcp://") else address
+        """Return the server's address, and those of its shards, with the host under which this machine knows it."""
+        host = self._settings.address.rpartition(":")[0]
+        return " ".join(
+            f"tcp://{host}:{each.rpartition(':')[2]}" if each.startswith("tcp://") else each for each in address.split()
+        )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -396,9 +396,9 @@ def _connected(sock: socket.socket, path: str) -> socket.socket:
 
 def _address_towards(server: str) -> str:
     """Return the address of this machine that packets to the server carry."""
-    host = server.rpartition(":")[0].strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = server.rpartition(":")[0]
+    family = family_of(host)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing: it only makes the system choose an address
+        probe.connect((host.strip("[]"), 9))  # sends nothing: it only makes the system choose an address
         found: str = probe.getsockname()[0]
     return f"[{found}]" if family == socket.AF_INET6 else found

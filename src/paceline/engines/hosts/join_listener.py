@@ -10,7 +10,6 @@ the launcher passes over a socket of its private folder arrives. Then all links 
 """
 
 import contextlib
-import logging
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ import zmq
 
 from paceline.core.errors import OptionError, PeerError
 from paceline.engines.hosts import messages as m
+from paceline.engines.hosts.strategy_source import StrategySource
 from paceline.engines.local.output import Voice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
@@ -33,13 +33,13 @@ from paceline.transport.shm import Channel
 from paceline.transport.zeromq import end_context, speak_ip6
 
 ATTACH_S = 2.0  # for a process of this host to say who it is
+TURN = 256  # messages per pump
+UNREAD_BYTES = (m.UNREAD + 4) * m.LONGEST  # of one machine: only parts of one message without an end come to more
 DYING_S = 5.0  # for a killed process to be reported; after that its machine is taken for lost
 LINGER_MS = 2_000  # to send last words
 NAMESPACE = Path("/proc/self/ns/net")
 KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _KILLED = -int(signal.SIGKILL)
-
-logger = logging.getLogger("paceline")
 
 
 def kernel_and_namespace() -> str:
@@ -56,8 +56,7 @@ class Requirements(msgspec.Struct, frozen=True):
     wire: int
     workload: str
     versions: dict[str, str]
-    strategy: str = ""  # the file of a strategy that nodes run
-    strategy_digest: str = ""
+    strategy: StrategySource | None = None
 
     def refusal(self, asked: m.JoinAsked) -> str | None:
         """Return why a machine may not join; None if it may."""
@@ -66,6 +65,8 @@ class Requirements(msgspec.Struct, frozen=True):
             return f"it speaks format {theirs}, this run {ours}: install the same version of paceline on both"
         if asked.workload != self.workload:
             return f"it would run {asked.workload}, this run {self.workload}: give both the same script"
+        if self.strategy is not None and asked.strategy is not None:
+            return self.strategy.refusal(asked.strategy)
         return None
 
     def remarks(self, asked: m.JoinAsked) -> list[str]:
@@ -122,7 +123,7 @@ class JoinedProcess:
     def warn(self, text: str, *, show: bool) -> None:
         """Show a warning of this process, if asked to; its own machine logs it."""
         if show:
-            logger.warning("%s on %s: %s", self.name, self.host.hostname, text)
+            self._listener.log.warn(f"{self.name} on {self.host.hostname}: {text}")
 
     def signal(self, number: int) -> None:
         if self.alive:
@@ -167,7 +168,9 @@ class JoinListener:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a machine that is gone raises
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a machine that connects again is the same one
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
+        self._socket.setsockopt(zmq.RCVHWM, m.UNREAD)
         self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+        self._gatekeeper.bound_unread()
         speak_ip6(self._socket, address)
         try:
             self._socket.bind(f"tcp://{address}")
@@ -177,12 +180,12 @@ class JoinListener:
             raise OptionError(f"--listen: cannot listen at {address}: {error.strerror}") from error
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")  # with its port
         self._gatekeeper.listens_at(self.address)
+        self.log = self._gatekeeper.log
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._local: socket.socket | None = None
         self._attach = ""
         self.hosts: dict[bytes, JoinedHost] = {}
         self._next_beat = time.monotonic()
-        self._refused: set[str] = set()
 
     def fileno(self) -> int:
         """Readable while `pump` has something to do."""
@@ -251,20 +254,25 @@ class JoinListener:
     # -- what comes in -----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Handle what has arrived."""
+        """Handle what has arrived, a share of it at a time: other descriptors must have their turn, too."""
         self._bell.hush()
-        while True:
+        for _ in range(TURN):
             try:
-                identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            identity, parts = sender.bytes, [frame.bytes for frame in frames]
+            backlog = self._gatekeeper.backlog(sender, UNREAD_BYTES)
+            for part in parts:
+                backlog.read(len(part))
             try:
                 if len(parts) != 1:
                     raise PeerError(f"a message of a machine that joins has {len(parts)} parts instead of 1")
                 self._handle(identity, m.for_launcher(parts[0]))
             except PeerError as error:
-                logger.warning("%s", error)
+                self.log.warn(str(error))
                 self._post(identity, m.Refused(str(error)))
+        self._bell.ring()
 
     def _handle(self, identity: bytes, message: m.ToLauncher) -> None:
         host = self.hosts.get(identity)
@@ -296,18 +304,18 @@ class JoinListener:
             self._lose(before, "has started anew")
         refusal = self._required.refusal(asked)
         if refusal is not None:
-            if refusal not in self._refused:
-                self._refused.add(refusal)
-                logger.warning("%s may not join: %s", asked.host, refusal)
+            self.log.warn(f"{asked.host} may not join: {refusal}")
             self._post(identity, m.Refused(refusal))
+            return
+        if self._required.strategy is not None and asked.strategy is None:
+            self._post(identity, m.StrategyAsked(self._required.strategy.place))
             return
         host = self.hosts[identity] = JoinedHost(identity, asked, time.monotonic())
         remarks = self._required.remarks(asked)
         for remark in remarks:
-            logger.warning("%s", remark)
+            self.log.warn(remark)
         near = bool(asked.kernel) and asked.kernel == kernel_and_namespace()
-        attach, required = self._attach if near else "", self._required
-        self._post(identity, m.Admitted(attach, host.key, remarks, required.strategy, required.strategy_digest))
+        self._post(identity, m.Admitted(self._attach if near else "", host.key, remarks))
         if not (near and self._attach):
             host.ready = True
             self._events.on_host(host)
@@ -372,7 +380,7 @@ class JoinListener:
         self._post(host.identity, m.Unknown())
         self._forget(host)
         if process is not None and process.alive:
-            logger.warning("%s, which ran %s, %s", host.hostname, process.name, how)
+            self.log.warn(f"{host.hostname}, which ran {process.name}, {how}")
             process.code = _KILLED
             self._events.on_end(process)
 

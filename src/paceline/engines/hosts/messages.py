@@ -5,18 +5,21 @@ they do on one machine (`engines/local/control.py`): the agent only passes that 
 second, so that each knows that the other is there. Neither ever reads the other's clock.
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from paceline.core.errors import PeerError
 
-FORMAT = 1  # of these messages; the number of the wire format is compared, too
+FORMAT = 2  # of these messages; the number of the wire format is compared, too
 BEAT_S = 1.0  # between two beats
 LOST_S = 30.0  # without a word; shorter cuts of the network pass unnoticed
 LONGEST = 1 << 20  # bytes of a message
+UNREAD = 16  # messages of one machine that the launcher has not read; then they wait where they come from
 
 T = TypeVar("T")
+Name = Annotated[str, Meta(max_length=400)]  # as long as a file's name, and a digest
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -31,11 +34,12 @@ class JoinAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     format: int
     wire: int  # the format of messages between worker and server
-    workload: str  # what is run: the digest of a script, or the name of a task
-    host: str  # the machine's name, for people
-    kernel: str  # which kernel and network namespace this is, for shared memory
-    versions: dict[str, str]
+    workload: Name  # what is run: the digest of a script, or the name of a task
+    host: Name  # the machine's name, for people
+    kernel: Name  # which kernel and network namespace this is, for shared memory
+    versions: Annotated[dict[Name, Name], Meta(max_length=16)]
     rank: int | None = None  # a worker's number that it would like to have
+    strategy: str | None = None  # the digest of the run's strategy here, once asked for it; empty: it is not here
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
@@ -74,8 +78,12 @@ class Admitted(msgspec.Struct, frozen=True, tag=True):
     attach: str
     key: str
     remarks: list[str]
-    strategy: str = ""  # the file of a strategy that nodes run; empty: they need none
-    strategy_digest: str = ""
+
+
+class StrategyAsked(msgspec.Struct, frozen=True, tag=True):
+    """The run has a strategy from this file or module: the machine asks again, and says what it has there."""
+
+    place: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -116,7 +124,7 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     """The launcher does not know this machine, or has given it up: it may ask to join again."""
 
 
-ToAgent = Beat | Admitted | Refused | StartChild | ToChild | SignalChild | Dismissed | Unknown
+ToAgent = Beat | Admitted | StrategyAsked | Refused | StartChild | ToChild | SignalChild | Dismissed | Unknown
 
 _encoder = msgspec.msgpack.Encoder()
 _to_launcher: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(ToLauncher)
@@ -143,5 +151,5 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes | bytearray, whos
         raise PeerError(f"a message of {whose} has {len(data)} bytes, at most {LONGEST} are possible")
     try:
         return decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"a message of {whose} cannot be read: {error}") from error

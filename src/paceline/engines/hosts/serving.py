@@ -20,6 +20,7 @@ from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
+from paceline.engines.hosts.strategy_source import digest_of_file, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import Launcher, finished_run
@@ -31,9 +32,8 @@ from paceline.records.logs import Log, notice
 from paceline.server.exchange import Launched
 from paceline.server.plan import Plan, how_it_ended
 from paceline.server.progress import Progress
-from paceline.strategies import is_peer
-from paceline.strategies.sources import file_of
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
+from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import JoinToken
 from paceline.transport.security import Security
 from paceline.worker import context
@@ -53,7 +53,7 @@ class HostLauncher(Launcher):
         """`name` says what workers run, for machines that join to compare."""
         super().__init__(plan, workload, log, sink, progress)
         self._address = plan.config.listen or ""
-        required = Requirements(WIRE_FORMAT, name, versions_here(), *_strategy_of_nodes(plan.config.strategy))
+        required = Requirements(WIRE_FORMAT, name, versions_here(), strategy_source(plan.config.strategy))
         encrypts = not plan.config.trusted_network
         self._secret = control.Secret(token.reveal(), encrypts)
         descriptors.raise_limit()  # as the listener does: a nursery does not serve a process whose limits have changed
@@ -66,6 +66,7 @@ class HostLauncher(Launcher):
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for
+        self._joins = RefusalLog("notices of machines that join", notice)
         self._relinked_at = -RELINK_S  # when all processes were last given links to a restarted server
 
     def run(self) -> Outcome:
@@ -91,14 +92,14 @@ class HostLauncher(Launcher):
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
-    def _listening(self) -> dict[str, Any]:
+    def _listening(self, shard: int = 0) -> dict[str, Any]:
         if self._children.folder is not None and not self._listener.is_open_locally:
             self._loop.watch_descriptor(self._listener.open_locally(self._children.folder), self._listener.accept)
-        return {"listen": self._address_for_tensors(), "secret": self._secret}
+        return {"listen": self._address_for_tensors(shard), "secret": self._secret}
 
-    def _address_for_tensors(self) -> str:
+    def _address_for_tensors(self, shard: int) -> str:
         host, _, port = self._address.rpartition(":")
-        return f"tcp://{host}:{int(port) + 1}"
+        return f"tcp://{host}:{int(port) + 1 + shard}"
 
     def _start_children(self) -> None:
         self._vacant.clear()  # of a server that died before anything was trained
@@ -113,20 +114,25 @@ class HostLauncher(Launcher):
 
     def _start(self, place: ProcessPlace) -> None:
         """Give the place to a machine; before training the run waits for one, later it does without."""
-        if self._announced:
-            host: JoinedHost | None = self._announced.pop(0)
-        else:
-            host = self._listener.idle(place.worker)
-        if host is not None and host.process is None and host.identity in self._listener.hosts:
+        host = self._next_announced() or self._listener.idle(place.worker)
+        if host is not None:
             process = self._listener.start(host, place.worker)
             self._places[process] = place
             self._children.occupy(place, process)
             shared = "shares memory with the server" if host.channel is not None else "over the network"
-            notice(f"{host.hostname} runs worker {place.worker} ({shared})")
+            self._joins.warn(f"{host.hostname} runs worker {place.worker} ({shared})")
         elif self._began is None:
             self._vacant.append(place)
         else:
             self._send_to_server(control.NeverStarted(place.worker, place.incarnation))
+
+    def _next_announced(self) -> JoinedHost | None:
+        """Return the next machine that waits for a number; one may be gone, or have asked again as another."""
+        while self._announced:
+            host = self._announced.pop(0)
+            if host.process is None and self._listener.hosts.get(host.identity) is host:
+                return host
+        return None
 
     def on_host(self, host: JoinedHost) -> None:
         if self._finished is not None:
@@ -145,11 +151,12 @@ class HostLauncher(Launcher):
         self._start(place)
         missing = len(self._vacant)
         if missing:
-            notice(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
+            self._joins.warn(f"waiting for {missing} more worker{'s' * (missing > 1)} to join")
 
     def _on_no_place(self, reason: str) -> None:
-        if self._announced:
-            self._listener.dismiss(self._announced.pop(0), reason, True)
+        host = self._next_announced()
+        if host is not None:
+            self._listener.dismiss(host, reason, True)
 
     # -- what machines say -------------------------------------------------------------------------------------------
 
@@ -165,7 +172,7 @@ class HostLauncher(Launcher):
         self._on_exit(place)
         host = process.host
         comes_back = self._plan.config.respawn and process.code != 0 and self._finished is None
-        if host.identity in self._listener.hosts and not comes_back:
+        if self._listener.hosts.get(host.identity) is host and not comes_back:
             self._listener.dismiss(host, *self._why_dismissed(process))
 
     def _why_dismissed(self, process: JoinedProcess) -> tuple[str, bool]:
@@ -215,22 +222,6 @@ class HostLauncher(Launcher):
 def versions_here() -> dict[str, str]:
     """Return the versions that results may depend on."""
     return {"paceline": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
-
-
-def digest_of_file(path: Path) -> str:
-    """Return a file's name and the digest of its contents."""
-    try:
-        return f"{path.name} ({hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _strategy_of_nodes(strategy: str) -> tuple[str, str]:
-    """Return the path and digest of the file of a user's own strategy that each node runs; empty if there is none."""
-    place = file_of(strategy)
-    if place is None or not is_peer(strategy):
-        return "", ""
-    return place, digest_of_file(Path(place))
 
 
 def name_of(workload: Workload, task: str | None = None) -> str:

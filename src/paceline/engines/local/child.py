@@ -29,6 +29,7 @@ from paceline.core.errors import InternalError, PeerError, ScriptError, UserErro
 from paceline.core.scenario.jitter import worker_key
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import (
+    SHARD,
     Debugging,
     Failure,
     Finished,
@@ -46,6 +47,7 @@ from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.workload import unpacked
 from paceline.model.spec import ModelSpec
 from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a node may receive
+from paceline.shards import messages as _shard_messages  # noqa: F401 - likewise, from shards
 from paceline.strategies import Peer, build_peer
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise, about tables
 from paceline.transport.base import Closed, Endpoint, Lost
@@ -85,7 +87,7 @@ def begin(name: str, descriptor: int) -> NoReturn:
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        code = serve(channel) if name == "server" else work(channel)
+        code = serve(channel) if name == "server" else hold(channel) if name.startswith(SHARD) else work(channel)
     except Lost:
         end_own_group()
     sys.exit(code)
@@ -102,6 +104,14 @@ def serve(channel: Channel) -> int:
         channel.send(encode(Finished("error", b"", Failure("internal", text, traceback.format_exc()))))
         channel.finish(LAST_WORDS_S)
         return 1
+    return 0
+
+
+def hold(channel: Channel) -> int:
+    """Be a shard; return the exit code."""
+    from paceline.engines.local import shard_process  # workers do not need it
+
+    shard_process.main(channel)
     return 0
 
 
@@ -345,10 +355,12 @@ class WorkerLinks:
         """Return the worker's end of the link to the server."""
         if role.transport == "shm":
             return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
-        from paceline.transport.zeromq import ZeromqEndpoint  # not for workers that share memory: it starts a thread
+        # Not for workers that share memory: it starts a thread.
+        from paceline.shards.sharded_endpoint import ShardedEndpoint
+        from paceline.transport.zeromq import ZeromqEndpoint
 
-        security = role.secret.security
-        return ZeromqEndpoint(role.address, role.token, lambda: (self._await()[0], role.token), security)
+        kind = ShardedEndpoint if " " in role.address else ZeromqEndpoint
+        return kind(role.address, role.token, lambda: (self._await()[0], role.token), role.secret.security)
 
     def report(self, failure: Failure) -> None:
         """Send the launcher a failure, in case there is no server left to report it."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.transport.security import Security
 
 T = TypeVar("T")
+SHARD = "shard "  # begins the names of shards' processes
 Blame = Literal["storage", "user", "script", "peer", "internal"]
 
 
@@ -68,6 +69,12 @@ class Linked(msgspec.Struct, frozen=True, tag=True):
     token: str
 
 
+class ShardLinked(msgspec.Struct, frozen=True, tag=True):
+    """A shard of the weights has started: all of them are announced right after the setup. Carries its descriptor."""
+
+    shard: int
+
+
 class Exited(msgspec.Struct, frozen=True, tag=True):
     """A process has exited; a negative code is the signal that ended it.
 
@@ -109,14 +116,15 @@ class NeverStarted(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
-ToServer = Setup | Linked | Exited | Interrupt | Debugged | Newcomer | Leaves | NeverStarted
+ToServer = Setup | ShardLinked | Linked | Exited | Interrupt | Debugged | Newcomer | Leaves | NeverStarted
 
 
 # -- server to launcher ------------------------------------------------------------------------------------------------
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """The address at which workers find the server (zeromq); none of them begins without it."""
+    """The address at which workers find the server (zeromq), and those of its shards after spaces; none of the workers
+    begins without it."""
 
     address: str
 
@@ -242,6 +250,19 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     terminal: str | None = None  # for a debugger
 
 
+class ShardRole(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a shard. Carries the descriptor of its link to the server."""
+
+    shard: int
+    shards: int
+    threads: int
+    folder: str  # the run's temporary folder
+    listens: bool = False  # there may be workers that share no memory
+    over_tcp: bool = False  # they connect to a port of the loopback
+    listen: str = ""  # where workers of other machines connect to; empty: none do
+    secret: Secret = Secret()
+
+
 class Relinked(msgspec.Struct, frozen=True, tag=True):
     """The server was restarted. Carries the fresh link's descriptor (shm)."""
 
@@ -252,7 +273,7 @@ class Unlinked(msgspec.Struct, frozen=True, tag=True):
     """There will be no further server."""
 
 
-ToChild = Role | Relinked | Unlinked
+ToChild = Role | ShardRole | Relinked | Unlinked
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # paths
 
@@ -291,5 +312,5 @@ def for_child(data: bytes | bytearray) -> ToChild:
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes | bytearray, whose: str) -> T:
     try:
         return decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # text that is none, lists in lists
         raise PeerError(f"a control message for the {whose} cannot be read: {error}") from error

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
 LAST_STEPS_S = 10.0  # for a server to exit after its last message
+MOST_WARNINGS = 1_000  # of workers that are shown
 RESTARTS = 3  # of the server, in a row, from one checkpoint
 
 logger = logging.getLogger("paceline")
@@ -62,6 +64,8 @@ class Launcher:
         self._stage = Console()
         self._children = Children(plan, workload, self._stage, self._send_to_server)
         self._server: Process | None = None
+        self._shards: list[Process] = []  # of the server
+        self._lost_shard: str | None = None  # how one of them ended, which ends the server, too
         self._finished: control.Finished | None = None
         self._failure: control.Failure | None = None  # one that the server did not report
         self._script_failure: control.Failure | None = None
@@ -145,9 +149,51 @@ class Launcher:
             **self._listening(),
         )
         self._send_to_server(setup)
+        self._start_shards()
 
-    def _listening(self) -> dict[str, Any]:
-        """Return where the server listens for workers of other machines, if it does."""
+    def _start_shards(self) -> None:
+        """Start the processes that hold ranges of the weights, each with a link to the server."""
+        self._end_shards()
+        count = self._plan.config.servers
+        for number in range(count if count > 1 else 0):
+            shard = self._children.make(f"{control.SHARD}{number}")
+            self._shards.append(shard)
+            self._loop.watch(shard, lambda _: None, lambda shard=shard: self._on_shard_exit(shard))  # type: ignore[misc]
+            theirs, servers = socket.socketpair()
+            with theirs, servers:
+                self._send_to_server(control.ShardLinked(number), (servers.fileno(),))
+                shard.send(control.encode(self._shard_role(number)), (theirs.fileno(),))
+
+    def _shard_role(self, number: int) -> control.ShardRole:
+        config, listening = self._plan.config, self._listening(number + 1)
+        return control.ShardRole(
+            number, config.servers, config.threads or 1, os.fspath(self._children.folder or ""),
+            listens=bool(listening) or config.transport == "zeromq", over_tcp=addresses.over_tcp, **listening,
+        )  # fmt: skip
+
+    def _end_shards(self) -> None:
+        """End the shards of a server that is gone: what they hold is of no use to its successor."""
+        for shard in self._shards:
+            self._loop.forget(shard)
+            self._kill_at.pop(shard, None)
+            shard.reap()
+        self._shards.clear()
+        self._lost_shard = None
+
+    def _on_shard_exit(self, shard: Process) -> None:
+        """End the server of a shard that died: its range of the weights is lost, so all go back to a checkpoint."""
+        code = shard.reap()
+        self._shards.remove(shard)
+        self._kill_at.pop(shard, None)
+        if self._server is not None:
+            self._loop.catch_up(self._server)  # shards exit after the server's last message
+        if self._server is not None and self._finished is None and self._failure is None:
+            self._lost_shard = f"{shard.name} of the server {how_it_ended(code)}"
+            self._server.signal(signal.SIGKILL)
+
+    def _listening(self, shard: int = 0) -> dict[str, Any]:
+        """Return where the server, or one of its shards, counted from 1, listens for workers of other machines."""
+        del shard
         return {}
 
     def _start_children(self) -> None:
@@ -214,8 +260,10 @@ class Launcher:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(data)
         if isinstance(message, control.Warned):
-            self._children.alive[place].warn(message.text, show=message.text not in self._warnings)
-            self._warnings.add(message.text)
+            fresh = message.text not in self._warnings and len(self._warnings) < MOST_WARNINGS
+            self._children.alive[place].warn(message.text, show=fresh)
+            if fresh:
+                self._warnings.add(message.text)
         elif isinstance(message, control.Debugging):
             self._send_to_server(control.Debugged(place.worker, message.waits))
             self._debugging = message.waits and message.on_terminal
@@ -278,7 +326,7 @@ class Launcher:
 
     def _restart(self, code: int) -> bool:
         """Start a successor of a server that died, if possible; return whether there is one."""
-        how = f"the server process {how_it_ended(code)}"
+        how = self._lost_shard or f"the server process {how_it_ended(code)}"
         newest, begins_again = self._where_to_go_on()
         self._restarts = self._restarts + 1 if newest == self._restored_from else 1
         if self._script_failure is not None:
@@ -358,7 +406,8 @@ class Launcher:
         self._kill_at[process] = time.monotonic() + GRACE_S
 
     def _processes(self) -> list[RunProcess]:
-        return [*([self._server] if self._server is not None else []), *self._children.alive.values()]
+        servers = [self._server] if self._server is not None else []
+        return [*servers, *self._shards, *self._children.alive.values()]
 
     def _seconds_left(self) -> float | None:
         waits = [max(0.0, at - time.monotonic()) for at in self._kill_at.values() if at != math.inf]

@@ -56,6 +56,11 @@ class Loop:
         """Stop watching a descriptor that is about to be closed."""
         self._selector.unregister(descriptor)
 
+    def catch_up(self, process: Process) -> None:
+        """Handle at once what the process has sent so far."""
+        if process in self._readers:
+            self._readers[process]()
+
     def turn(self, seconds: float | None) -> None:
         """Wait at most this long, and handle what happened."""
         for process, read in self._readers.items():

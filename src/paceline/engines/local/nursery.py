@@ -362,7 +362,7 @@ def _preload() -> None:
     """Import all that servers, workers and evaluators import, without computing anything."""
     gc.disable()
     from paceline import session  # noqa: F401
-    from paceline.engines.local import child, server  # noqa: F401
+    from paceline.engines.local import child, server, shard_process  # noqa: F401
 
     child.leave_compiler_out()
     gc.enable()

@@ -7,12 +7,14 @@ nobody else is left to clean up: the server then kills every worker's process gr
 import gc
 import heapq
 import itertools
+import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import safetensors.torch
@@ -36,6 +38,7 @@ from paceline.model.spec import ModelSpec
 from paceline.model.store import Parameters, Store
 from paceline.peers.server import PeerExchange
 from paceline.records.journal import Line, Observation, Tee, Writer, read
+from paceline.records.journal_tail import JournalTail
 from paceline.records.logs import LEVELS
 from paceline.records.metrics import Metrics, to_json
 from paceline.server.checkpoint.schedule import Resumption
@@ -44,6 +47,9 @@ from paceline.server.engine import EVALUATOR, Call, Control
 from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
 from paceline.server.waits import Waits
+from paceline.shards.commands import CountEffort
+from paceline.shards.commands import Effort as ShardEffort
+from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
@@ -51,12 +57,15 @@ from paceline.transport.base import Lost
 from paceline.transport.messages import Cancelled, Hello, Work
 from paceline.transport.shm import Channel
 
+logger = logging.getLogger("paceline")
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
 LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
 
 LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
-LAST_WORDS_S = 5.0  # for a busy launcher to read the last message
+LAST_WORDS_S = 5.0  # for a busy launcher to read the last message, and for those of a worker of another machine
+LEAVING_S = 0.01  # between looks for the latter
 IDLE_S = 0.2  # between checks of what no message announces: lines to relay, a failure of the journal
+logger = logging.getLogger("paceline")
 SIGNALS = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT, "kill": signal.SIGKILL}
 
 
@@ -189,6 +198,8 @@ def main(channel: Channel) -> None:
     torch.set_num_threads(setup.plan.config.threads or 1)
     torch.set_grad_enabled(False)  # once, instead of for every step
     own_optimizer.take(setup.plan.optimizers)
+    if setup.listen:
+        own_optimizer.import_only((setup.plan.config.own_optimizers or "").split(","))
     try:
         server = Server(channel, setup, scratch.claim(Path(setup.folder)))
     except PacelineError as error:  # a journal that cannot be written, a checkpoint that cannot be read
@@ -198,6 +209,15 @@ def main(channel: Channel) -> None:
     gc.collect()
     gc.freeze()  # these objects live as long as the process: scanning them at each collection would delay workers
     server.serve()
+
+
+def _tail_in(folder: Path) -> JournalTail | None:
+    """Return the journal's last lines in the run's temporary folder; None if there is no room for them."""
+    try:
+        return JournalTail(folder / "journal-tail")
+    except OSError as error:
+        logger.debug("a restart would not know the journal's last lines: %s", error)
+        return None
 
 
 class LocalEngine:
@@ -216,10 +236,35 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._links = ServerLinks(channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact)
+        self._shards = self._link_shards(setup.plan.config.servers)
+        self._links = ServerLinks(
+            channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact,
+            shards=self._shards,
+        )  # fmt: skip
+        self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
         self._checked_memory = setup.append  # after a restart the workers already have their memory
+
+    def _link_shards(self, count: int) -> ShardLinks | None:
+        """Return the links to the shards, which the launcher announces first of all; None if there are none."""
+        links: list[Channel] = []
+        while count > 1 and len(links) < count:
+            frame = self._channel.receive()
+            message = m.for_server(frame.data) if frame is not None else None
+            if frame is None or not isinstance(message, m.ShardLinked):
+                raise InternalError(f"the launcher sent {message!r} before all {count} shards")
+            links.append(Channel(socket.socket(fileno=frame.descriptors[0])))
+        return ShardLinks(links, self._on_lost_shard) if links else None
+
+    def _on_lost_shard(self, shard: int) -> NoReturn:
+        """Wait for the end: the launcher knows how the shard died, and starts a successor from a checkpoint."""
+        logger.debug("shard %d is gone", shard)
+        try:
+            while True:
+                self._channel.receive()
+        except Lost:
+            self._links.orphaned()
 
     def carry(self, run: ServerRun) -> None:
         """Set the run that messages go to."""
@@ -234,6 +279,8 @@ class LocalEngine:
         if self._clock.zero is None:
             self._clock.start(at)
         self._effort.begin()
+        if self._shards is not None:
+            self._shards.ask(CountEffort(begin=True), ShardEffort)
         if self._clock.zero is not None:
             self.send_to_launcher(m.Began(self._clock.zero))
 
@@ -248,7 +295,8 @@ class LocalEngine:
         setup = self._setup
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
-            self.send_to_launcher(m.Listening(at))
+            shards = [] if self._shards is None else self._shards.addresses
+            self.send_to_launcher(m.Listening(" ".join([at, *shards])))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
@@ -262,7 +310,9 @@ class LocalEngine:
             patience = min(patience, left)
         if limit is not None and run.active and run.phases.running:
             patience = min(patience, max(0.0, limit - self.now()))
-        something = self._links.wait(patience)
+        something = self._links.wait(min(patience, LEAVING_S) if self._leaving else patience)
+        if self._leaving:
+            self._look_at_leaving()
         self._alarms.ring(self.now())
         if not something:
             self._on_idle()
@@ -300,10 +350,8 @@ class LocalEngine:
             case m.Linked():
                 self._on_linked(message, descriptors)
             case m.Exited():
-                worker = EVALUATOR if message.evaluator else message.worker
-                known = self._links.unlink(message) is not None
-                ended = self.run.on_exit if known else self.run.on_unknown_exit
-                ended(worker, message.incarnation, message.code, self.now())
+                self._leaving.append((message, time.monotonic() + LAST_WORDS_S))
+                self._look_at_leaving()
             case m.Interrupt():
                 self.run.interrupt(self.now())
             case m.Newcomer():
@@ -318,6 +366,18 @@ class LocalEngine:
                 self.run.departures.liveness.debugging(message.worker, message.waits)
             case _:
                 raise InternalError(f"the launcher sent {message} to a server that runs")
+
+    def _look_at_leaving(self) -> None:
+        """Take leave of processes that have exited, once their last messages have come."""
+        leaving, self._leaving = self._leaving, []
+        for message, until in leaving:
+            if time.monotonic() < until and self._links.may_still_speak(message):
+                self._leaving.append((message, until))
+                continue
+            worker = EVALUATOR if message.evaluator else message.worker
+            known = self._links.unlink(message) is not None
+            ended = self.run.on_exit if known else self.run.on_unknown_exit
+            ended(worker, message.incarnation, message.code, self.now())
 
     def _on_linked(self, message: m.Linked, descriptors: list[int]) -> None:
         worker = EVALUATOR if message.evaluator else message.worker
@@ -370,6 +430,8 @@ class LocalEngine:
     ) -> Store:  # fmt: skip
         self._weights.close()  # of a store that this one takes the place of
         self._weights = SharedWeights(self._remark)
+        if self._shards is not None:
+            return ShardedStore(hello.spec, values, buffers, statistics, self._shards)
         return TimedStore(hello.spec, values, buffers, statistics, self._effort)
 
     def region(self, worker: int) -> Region | None:
@@ -394,12 +456,18 @@ class LocalEngine:
 
     def effort(self) -> dict[str, float]:
         total = time.process_time() - self._effort.since
-        return {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
+        found = {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
+        if self._shards is not None:
+            for each in self._shards.ask(CountEffort(), ShardEffort):
+                found = {name: seconds + getattr(each, name) for name, seconds in found.items()}
+        return found
 
     def close(self) -> None:
         """Close the shared weights and all links."""
         self._weights.close()
         self._links.close()
+        if self._shards is not None:
+            self._shards.close()
 
 
 class Server:
@@ -413,12 +481,12 @@ class Server:
         self._struck_until = 0.0  # the last scenario event in the journal of an earlier server, in seconds
         self._writer: Writer | None = None
         if plan.journal is not None:
+            self._writer = Writer(plan.journal, append=setup.append, tail=_tail_in(Path(setup.folder)))
             if setup.append:
                 for line in read(plan.journal):
                     self._metrics.write(line)
                     if isinstance(line, Observation) and line.what == "scenario":
                         self._struck_until = max(self._struck_until, line.data["at"])
-            self._writer = Writer(plan.journal, append=setup.append)
         self._resumption = Resumption(Path(setup.restore)) if setup.restore is not None else None
         peer = is_peer(config.strategy)
         # The checkpoint's, because the run may have switched to bsp.

@@ -5,25 +5,40 @@ import os
 import selectors
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import zmq
 
-from paceline.core.errors import InternalError, OptionError, PacelineError
+from paceline.core.errors import (
+    CheckpointError,
+    InternalError,
+    JournalError,
+    OptionError,
+    PacelineError,
+    PeerError,
+    StorageError,
+    UserError,
+)
 from paceline.engines.local import addresses, scratch
 from paceline.engines.local.control import Exited, Linked
 from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
 from paceline.server.run import ServerRun
+from paceline.shards.sharded_store import ShardLinks
 from paceline.transport.base import Lost, ServerEnd
-from paceline.transport.messages import Hello, ToServer
+from paceline.transport.messages import Hello, Push, ToServer
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel, ShmServerEnd
 from paceline.transport.zeromq import ZeromqHub, ZeromqServerEnd
 
 WRITE_S = 0.001  # between attempts to write to a full link
+
+# What a message can raise that its own values are to blame for, and what can only be this process's fault.
+_MISFITS = (UserError, PeerError, LookupError, ValueError, TypeError, ArithmeticError, RuntimeError)
+_OURS = (JournalError, CheckpointError, StorageError)
 
 Place = tuple[int, int, bool]  # worker, incarnation, whether it is the evaluator
 
@@ -53,6 +68,8 @@ class Member:
         self.pid = pid
         self.link = link
         self.hung_up = False  # its link is closed
+        self.token = ""  # of one that sends its pushes to shards
+        self.waiting: deque[ToServer] = deque()  # messages from a push on that some shards do not hold yet
 
     @property
     def name(self) -> str:
@@ -66,18 +83,25 @@ class ServerLinks:
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], folder: Path, on_control: Callable[[], None],
-        on_hello: Callable[[Hello], None], *, exact: bool,
+        on_hello: Callable[[Hello], None], *, exact: bool, shards: ShardLinks | None = None,
     ) -> None:  # fmt: skip
         """`folder` is this process's own, in that of the run.
 
-        `exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit.
+        `exact`: waits end on time, but `select` limits the number of workers; else up to 1 ms late, no limit. `shards`
+        hold the weights, if there are some.
         """
         self._channel = channel
         self._folder = folder
         self._now = now
         self._on_hello = on_hello
+        self._shards = shards
+        self._by_token: dict[str, Member] = {}  # workers that send their pushes to shards
+        self._held_back: set[Member] = set()  # those of them with messages that wait for shards
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
+        if shards is not None:
+            for shard in shards.channels:
+                self._selector.register(shard, selectors.EVENT_READ, shards.listen)
         self._processes: dict[Place, Member] = {}
         self._by_link: dict[int, Member] = {}
         self._hub: ZeromqHub | None = None
@@ -95,7 +119,8 @@ class ServerLinks:
     def link(self, message: Linked, descriptors: list[int]) -> Member:
         """Register the link of a process that the launcher announced."""
         if descriptors:
-            link: Any = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])))
+            share = None if self._shards is None else self._shards.share
+            link: Any = ShmServerEnd(Channel(socket.socket(fileno=descriptors[0])), share)
         elif self._hub is not None:
             link = self._hub.expect(message.token)
         else:
@@ -105,7 +130,22 @@ class ServerLinks:
         self._by_link[id(link)] = member
         if descriptors:
             self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(member, link))
+        elif self._shards is not None:
+            self._shards.expect(message.token, link)
+            self._by_token[message.token] = member
+            member.token = message.token
         return member
+
+    def may_still_speak(self, message: Exited) -> bool:
+        """Return whether last messages of a process of another machine may be on their way, whose exit another
+        connection has told. Do not wait for them: whoever is hostile says so and keeps its link open."""
+        member = self._processes.get((message.worker, message.incarnation, message.evaluator))
+        if member is None or member.pid or member.hung_up or self._hub is None:
+            return False
+        link = member.link
+        if not isinstance(link, ZeromqServerEnd) or not link.linked or link.parted:
+            return False
+        return link.reachable or self._hub.has_more
 
     def unlink(self, message: Exited) -> Member | None:
         """Read the last messages of a process that has exited and remove it; return None if it was never linked."""
@@ -114,10 +154,11 @@ class ServerLinks:
         if member is None:
             return None
         if self._hub is not None and isinstance(member.link, ZeromqServerEnd) and not member.hung_up:
-            for link in self._hub.drain(member.link):
+            for link in self._hub.drain(member.link) if member.pid else self._hub.pump():
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
+        self._release(member, last=True)
         self.hang_up(member)
         del self._processes[place], self._by_link[id(member.link)]
         return member
@@ -134,15 +175,60 @@ class ServerLinks:
             self._unregister(member)  # before another link can reuse the descriptor's number
             member.hung_up = True
             member.link.close()
+            self._held_back.discard(member)
+            if self._shards is not None and self._by_token.pop(member.token, None) is not None:
+                self._shards.forget(member.token, member.link.region)
 
     def wait(self, seconds: float) -> bool:
         """Handle what arrives within this time; return whether anything did."""
+        shards = self._shards
+        if shards is not None and shards.news:  # it came while a shard's answer was waited for
+            seconds = 0.0
         events = self._selector.select(min(seconds, WRITE_S) if self._writes_wait() else seconds)
         for key, _ in events:
             key.data()
+        if shards is not None and shards.news:
+            self._look_at_shards(shards)
+            return True
         return bool(events)
 
-    def orphaned(self) -> None:
+    def _look_at_shards(self, shards: ShardLinks) -> None:
+        """Handle pushes that all shards hold by now, and go on without workers that have sent shards nonsense."""
+        shards.news = False
+        while shards.broken:
+            broken = shards.broken.pop()
+            member = self._by_token.get(broken.token)
+            if member is not None and not member.hung_up:
+                self._part_with(member, broken.text)
+        for member in list(self._held_back):
+            self._release(member)
+
+    def _release(self, member: Member, *, last: bool = False) -> None:
+        """Handle the messages of a worker up to a push that some shards do not hold; of an ended process, all others.
+
+        Handling one may make shards report more, which the next wait looks at.
+        """
+        while member.waiting and not member.hung_up:
+            message = member.waiting[0]
+            whole = not isinstance(message, Push) or self._held_by_all(member, message)
+            if not whole and not last:
+                self._held_back.add(member)
+                return
+            member.waiting.popleft()
+            if whole:
+                self._handle(member, message)
+        self._held_back.discard(member)
+
+    def _held_by_all(self, member: Member, push: Push) -> bool:
+        region = member.link.region
+        if push.gradient is None or region is None or self._shards is None:
+            return True
+        norm = self._shards.take(region, push.ticket)
+        if norm is not None and push.gradient.norm is None:
+            push.gradient.norm = norm
+        return norm is not None
+
+    def orphaned(self) -> NoReturn:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
         local = [member.pid for member in self._processes.values() if member.pid]
         groups = {leader: scratch.group_of(leader) for leader in local}
@@ -170,7 +256,8 @@ class ServerLinks:
         if self._channel.wants_write:
             with contextlib.suppress(Lost):
                 self._channel.flush()
-        return bool(waiting) or self._channel.wants_write
+        full = self._shards is not None and self._shards.flush()
+        return bool(waiting) or full or self._channel.wants_write
 
     def _pump(self) -> None:
         if self._hub is not None:
@@ -179,9 +266,22 @@ class ServerLinks:
                     self._drain(self._by_link[id(link)])
 
     def _take(self, member: Member, message: ToServer) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(message)
-        self.run.on_message(member.number, member.incarnation, message, self._now())
+        if self._shards is not None and isinstance(member.link, ZeromqServerEnd):
+            member.waiting.append(message)
+            self._release(member)
+        else:
+            self._handle(member, message)
+
+    def _handle(self, member: Member, message: ToServer) -> None:
+        """Hand a message to the run; go on without a worker of another machine whose message does not fit the run."""
+        try:
+            if isinstance(message, Hello):
+                self._on_hello(message)
+            self.run.on_message(member.number, member.incarnation, message, self._now())
+        except _MISFITS as error:
+            if member.pid or isinstance(error, _OURS) or not self.run.departures.can_spare(member.number):
+                raise
+            self._part_with(member, f"its {type(message).__name__} does not fit this run: {error}")
 
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
         """Handle what one read of a ready link yields; if more has arrived since, the next wait reports it."""
@@ -209,9 +309,14 @@ class ServerLinks:
         except PacelineError as error:
             if member.pid:
                 raise  # a process of this machine: the fault is ours
-            self.run.departures.on_nonsense(member.number, member.incarnation, str(error), self._now())
-            self.hang_up(member)
+            self._part_with(member, str(error))
             return None
+
+    def _part_with(self, member: Member, why: str) -> None:
+        self.run.departures.on_nonsense(member.number, member.incarnation, why, self._now())
+        if isinstance(member.link, ZeromqServerEnd):
+            member.link.expel()
+        self.hang_up(member)
 
     def _unregister(self, member: Member) -> None:
         with contextlib.suppress(KeyError, ValueError):

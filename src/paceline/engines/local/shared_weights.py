@@ -41,7 +41,7 @@ class SharedWeights:
 
     def offer(self, member: Member, store: Store) -> None:
         """Lend the store's memory to a worker that copies versions itself, if possible; called before its Welcome."""
-        if self._over or store.has_masters or not isinstance(member.link, ShmServerEnd):
+        if self._over or not store.lendable or not isinstance(member.link, ShmServerEnd):
             return
         if self._descriptor is None and not self._begin(store):
             return

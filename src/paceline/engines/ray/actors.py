@@ -186,7 +186,7 @@ class RayLauncher(HostLauncher):
     def _interrupts(self) -> contextlib.AbstractContextManager[int]:
         return contextlib.nullcontext(self._interrupted)
 
-    def _address_for_tensors(self) -> str:
+    def _address_for_tensors(self, _shard: int) -> str:
         return f"tcp://{self._address}"
 
     def run(self) -> Outcome:

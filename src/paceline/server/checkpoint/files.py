@@ -93,7 +93,9 @@ class Checkpointer:
             private_files.make_folder(self._place, exist_ok=False)
             for name, tensors in contents.files.items():
                 self._write_tensors(name, tensors)
-            self._head = {**contents.head, "run": msgspec.to_builtins(run), "engine": engine}
+            sums, more = ({}, {}) if contents.save is None else contents.save(self._place)
+            self._files |= {name: FileSum(*found) for name, found in sums.items()}
+            self._head = {**contents.head, **more, "run": msgspec.to_builtins(run), "engine": engine}
         except OSError as error:
             raise self._cannot_write(error) from error
 

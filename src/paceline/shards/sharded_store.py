@@ -1,0 +1,464 @@
+"""The coordinator's side of a sharded model: a store whose steps and copies are made by shards.
+
+It behaves as `Store` does, and keeps what needs no arithmetic on parameters: which pushes are held and where they lie,
+module buffers, the version's number. Every change of parameters is a command to all shards. The parameters lie in
+memory that coordinator and shards map; whoever reads or writes them here first waits until the shards have done all
+that they were told.
+
+Norms that shards measure are added as squares, and inner products as they are. The last bits may differ from those of
+one store, which sums over the whole buffer in single precision; only strategies that ask for `Applied` see them.
+"""
+
+import errno
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import torch
+
+from paceline.core.errors import InternalError, UserError
+from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
+from paceline.model.mass_optimizer import mean_options
+from paceline.model.regions import MasterMemory, Region
+from paceline.model.sharding import (
+    GRADIENT,
+    ModelSplit,
+    joined_data,
+    joined_tensors,
+    require_splittable,
+    shapes_of,
+)
+from paceline.model.spec import ModelSpec
+from paceline.model.store import MODEL, SERVER, Gradient, Parameters, Store, StoreSnapshot, extend, sorted_out
+from paceline.shards import commands as c
+from paceline.transport.base import Lost
+from paceline.transport.shm import Channel, Frame, anonymous_file
+from paceline.transport.zeromq import ZeromqServerEnd
+
+A = TypeVar("A")
+MOST_HELD = 64  # pushes of one worker that some shards hold and the coordinator has not seen; an honest one has two
+
+
+class ShardLinks:
+    """The links to all shards: one ordered stream of commands to each, and their answers.
+
+    `on_lost` is called when a shard is gone, and does not return: its range of the weights is lost.
+    """
+
+    def __init__(self, links: Sequence[Channel], on_lost: Callable[[int], NoReturn]) -> None:
+        self._links = list(links)
+        self._on_lost = on_lost
+        self._regions: dict[int, int] = {}  # numbers, by the identity of a region's lists of tensors
+        self._last = 0
+        self._dropped: list[int] = []  # regions that nothing here refers to any more
+        self._held: dict[int, dict[int, list[float]]] = {}  # norms of the parts that shards hold, by region and ticket
+        self._tokens: dict[int, str] = {}  # of workers that share no memory, by region
+        self.broken: list[c.Broken] = []  # workers that have sent what is no message
+        self.news = False  # all shards hold a push, or a worker is broken
+        self._versions = 0  # sent so far to workers that share no memory
+        self.behind = False  # commands were sent after the last one that was answered
+        self.addresses = [answer.address for answer in self.collect(c.Listens)]  # for workers that share no memory
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def send(self, command: c.Command, descriptors: Sequence[int] = ()) -> None:
+        """Send a command to all shards."""
+        while self._dropped:
+            self.send(c.DropRegion(self._dropped.pop()))
+        self.behind = True
+        data = c.encode(command)
+        for shard in range(len(self._links)):
+            self._post(shard, data, descriptors)
+
+    def ask(self, command: c.Command, kind: type[A], descriptors: Sequence[int] = ()) -> list[A]:
+        """Send a command to all shards and return their answers."""
+        self.send(command, descriptors)
+        return self.collect(kind)
+
+    def ask_each(
+        self, commands: Sequence[c.Command], kind: type[A], tensors: Sequence[Mapping[str, torch.Tensor]] = ()
+    ) -> list[A]:
+        """Send each shard its own command, with its tensors if there are any, and return their answers."""
+        for shard, command in enumerate(commands):
+            with ExitStack() as last:
+                descriptors = (c.in_memory(tensors[shard]),) if tensors else ()
+                for descriptor in descriptors:
+                    last.callback(os.close, descriptor)
+                self._post(shard, c.encode(command), descriptors)
+        return self.collect(kind)
+
+    def read_states(self) -> Iterator[tuple[c.StateRead, dict[str, torch.Tensor]]]:
+        """Yield the state of each shard's optimizer."""
+        self.send(c.ReadState())
+        for shard in range(len(self._links)):
+            answer, descriptors = self._answer(shard, c.StateRead)
+            yield answer, c.from_memory(descriptors[0])
+
+    def collect(self, kind: type[A]) -> list[A]:
+        """Return the answer of each shard to the last command."""
+        answers = [self._answer(shard, kind)[0] for shard in range(len(self._links))]
+        self.behind = False
+        return answers
+
+    def _post(self, shard: int, data: bytes, descriptors: Sequence[int]) -> None:
+        try:
+            self._links[shard].send(data, descriptors)
+        except Lost:
+            self._on_lost(shard)
+
+    def _answer(self, shard: int, kind: type[A]) -> tuple[A, list[int]]:
+        while True:
+            try:
+                frame = self._links[shard].receive()
+            except Lost:
+                self._on_lost(shard)
+            answer = c.answer_of(frame.data) if frame is not None else None
+            if not self._noted(answer):
+                break
+        self._require_sound(shard, answer)
+        if frame is None or not isinstance(answer, kind):
+            raise InternalError(f"shard {shard} answered {answer!r} where {kind.__name__} was due")
+        self._read_ahead(shard)
+        return answer, frame.descriptors
+
+    def _read_ahead(self, shard: int) -> None:
+        """Take in what was read together with an answer: no event loop would report it."""
+        with suppress(Lost):  # the next command will show it
+            while (frame := self._links[shard].buffered()) is not None:
+                self._require_note(shard, frame)
+
+    def _require_sound(self, shard: int, answer: c.Answer | None) -> None:
+        """Raise what went wrong in a shard."""
+        if isinstance(answer, c.Fault):
+            if answer.blame == "user":
+                raise UserError(answer.text)
+            error = InternalError(f"shard {shard} failed: {answer.text}")
+            error.add_note(answer.traceback)
+            raise error
+
+    def _require_note(self, shard: int, frame: Frame) -> None:
+        answer = c.answer_of(frame.data)
+        self._require_sound(shard, answer)
+        if not self._noted(answer):
+            raise InternalError(f"shard {shard} sent {answer!r} unasked")
+
+    # -- what shards send unasked ------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take in what shards have sent unasked."""
+        for shard, link in enumerate(self._links):
+            try:
+                while (frame := link.collect()) is not None:
+                    self._require_note(shard, frame)
+            except Lost:
+                self._on_lost(shard)
+
+    def _noted(self, answer: c.Answer | None) -> bool:
+        """Take note of what is no answer; return whether it was that."""
+        if isinstance(answer, c.Held) and answer.region in self._tokens:  # else its worker has gone meanwhile
+            held = self._held.setdefault(answer.region, {})
+            norms = held.setdefault(answer.ticket, [])
+            norms.append(answer.norm)
+            self.news = self.news or len(norms) == len(self._links)
+            if len(held) > MOST_HELD:
+                self.broken.append(
+                    c.Broken(self._tokens[answer.region], f"it sent parts of {len(held)} pushes at once")
+                )
+                self.news = True
+        elif isinstance(answer, c.Broken):
+            self.broken.append(answer)
+            self.news = True
+        return isinstance(answer, c.Held | c.Broken)
+
+    def take(self, region: Region, ticket: int) -> float | None:
+        """Return the norm of a push that all shards hold, of the worker with this region; None if some do not."""
+        held = self._held.get(self.region_of(region.flat), {})
+        if len(held.get(ticket, ())) < len(self._links):
+            return None
+        return math.hypot(*held.pop(ticket))
+
+    def send_version(self, flat: list[torch.Tensor]) -> int:
+        """Let the shards send the current version to the worker with these parameters; return its number."""
+        self._versions += 1
+        self.send(c.SendVersion(self.region_of(flat), self._versions))
+        return self._versions
+
+    # -- regions -----------------------------------------------------------------------------------------------------
+
+    def share(self, region: Region, spec: ModelSpec, descriptor: int) -> None:
+        """Let the shards map the region of a worker that shares its memory."""
+        number = self._number(region)
+        self.send(c.MapRegion(number, spec), (descriptor,))
+
+    def mirror(self, region: Region, spec: ModelSpec, token: str) -> None:
+        """Let the shards mirror their parts of the region of a worker that shares no memory."""
+        number = self._number(region)
+        self._tokens[number] = token
+        self.send(c.MirrorRegion(number, spec, token))
+
+    def expect(self, token: str, end: ZeromqServerEnd) -> None:
+        """Let a worker that shares no memory connect to the shards; `end` is its link to the coordinator."""
+        self.send(c.ExpectWorker(token))
+        end.leave_to_shards(lambda region, spec: self.mirror(region, spec, token))
+
+    def forget(self, token: str, region: Region | None) -> None:
+        """Let the shards close their links to such a worker; its pushes that were not handled are void."""
+        self.send(c.ForgetWorker(token))
+        if region is not None:
+            number = self.region_of(region.flat)
+            self._held.pop(number, None)
+            self._tokens.pop(number, None)
+
+    def _number(self, region: Region) -> int:
+        number = self._last = self._last + 1
+        for tensors in (region.flat, *(slot.views for slot in region.slots)):
+            self._regions[id(tensors)] = number
+        weakref.finalize(region.memory, self._dropped.append, number).atexit = False
+        return number
+
+    def region_of(self, tensors: list[torch.Tensor]) -> int:
+        """Return the number of the region that these tensors are of: its parameters, or a slot's views."""
+        found = self._regions.get(id(tensors))
+        if found is None:
+            raise InternalError("a model's tensors lie in no region that the shards know")
+        return found
+
+    @property
+    def channels(self) -> list[Channel]:
+        """The links, for an event loop: call `listen` when one is readable."""
+        return self._links
+
+    def flush(self) -> bool:
+        """Send what full links have not taken yet; return whether there was something."""
+        full = [shard for shard, link in enumerate(self._links) if link.wants_write]
+        for shard in full:
+            try:
+                self._links[shard].flush()
+            except Lost:
+                self._on_lost(shard)
+        return bool(full)
+
+    def close(self) -> None:
+        """Close all links; the shards then exit."""
+        for link in self._links:
+            link.close()
+
+
+class CopiedGradient(Gradient):
+    """A push that shards have copied out of its slot."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, gradient: Gradient) -> None:
+        change = [None if one is None else one.clone() for one in gradient.buffer_change]
+        super().__init__([], gradient.missing, gradient.options, change, gradient.loss, gradient.norm)
+        self.number = number
+
+
+class ShardedOptimizer:
+    """The optimizer of all shards, as a run sees it."""
+
+    def __init__(self, links: ShardLinks, spec: ModelSpec) -> None:
+        self._links = links
+        self._shapes = shapes_of(spec)
+        self.splits = [ModelSplit(spec, shard, len(links)) for shard in range(len(links))]
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply every learning rate that pushes bring by this factor."""
+        self._links.send(c.ScaleRate(factor))
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the state as a script sees it."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for answer, parts in self._links.read_states():
+            tensors |= parts
+            numbers = {**answer.numbers, **numbers}
+        return joined_tensors(tensors, self._shapes), numbers
+
+    def load(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        """Continue from a state that a script has loaded."""
+        commands = [c.LoadState(split.taken_values(numbers)) for split in self.splits]
+        self._links.ask_each(commands, c.Done, [split.taken(tensors, self._shapes) for split in self.splits])
+
+    def restore(self, snapshot: StoreSnapshot) -> None:
+        """Continue from a checkpoint."""
+        previous = [snapshot.previous[str(i)] for i in range(len(snapshot.previous))]
+        tensors = []
+        for split in self.splits:
+            parts = split.narrow(previous) if previous else []
+            last = {f"{GRADIENT}{i}": part for i, part in enumerate(parts)}
+            tensors.append({**split.taken(snapshot.optimizer_tensors, self._shapes), **last})
+        commands = [c.Restore(snapshot.version, split.taken_data(snapshot.optimizer)) for split in self.splits]
+        self._links.ask_each(commands, c.Done, tensors)
+
+
+class ShardedStore(Store):
+    """A store whose parameters and optimizer are in shards."""
+
+    def __init__(
+        self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool,
+        links: ShardLinks,
+    ) -> None:  # fmt: skip
+        require_splittable(spec)
+        self.spec = spec
+        self.layout = spec.layout
+        self.version = 0
+        self.statistics = statistics
+        self._links = links
+        self._buffers = [b.detach().clone() for b in buffers]
+        self._read = None
+        self._pushes = {}
+        self._handed_out = []
+        self.before_apply = None
+        self._copies = 0  # made so far of pushes whose slots were needed
+        self._sent_to: list[torch.Tensor] | None = None  # whose version is the last command, of those without memory
+        home = MasterMemory(spec)
+        descriptor = anonymous_file(home.nbytes)
+        with ExitStack() as last:
+            last.callback(os.close, descriptor)
+            self._flat = home.tensors(mmap.mmap(descriptor, home.nbytes))
+            self._parameters = self.layout.views(self._flat)
+            for mine, value in zip(self._parameters, values, strict=True):
+                mine.copy_(value)
+            made = links.ask(c.MakeStore(spec, statistics), c.Made, (descriptor,))
+        self.notice = next((answer.notice for answer in made if answer.notice is not None), None)
+        self.optimizer = ShardedOptimizer(links, spec)  # type: ignore[assignment]
+
+    @property
+    def lendable(self) -> bool:
+        """Shards write to the parameters while others read theirs, so workers get copies."""
+        return False
+
+    def _reach(self) -> None:
+        """Wait until the parameters are those of the current version."""
+        self._links.ask(c.Reach(), c.Done)
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> Parameters:
+        self._reach()
+        return super().read()
+
+    def state(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        self._reach()
+        return super().state()
+
+    def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        self._reach()
+        super().overwrite(values, buffers)
+
+    def write_to(self, flat: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> int:
+        """Let the shards copy the current version into a region; return its number."""
+        if not isinstance(flat, list):
+            raise InternalError("a version is copied to a region's own list of tensors")
+        self.write_buffers(buffers)
+        self._links.ask(c.Publish(self._links.region_of(flat)), c.Done)
+        return self.version
+
+    def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
+        """Let the shards send the current version to a worker that shares no memory."""
+        self.write_buffers(buffers)
+        self._sent_to = flat
+        return Parameters(self.version, flat, buffers, parts=self._links.send_version(flat))
+
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    def _place(self, gradient: Gradient) -> c.PushPlace:
+        if isinstance(gradient, CopiedGradient):
+            return c.PushPlace(gradient.number, None)
+        if gradient.slot is None or gradient.views is None:
+            raise InternalError("a push lies in no slot, where no shard can find it")
+        return c.PushPlace(self._links.region_of(gradient.views), gradient.slot)
+
+    def free_slot(self, region: Region, last: int) -> int:
+        """Return the slot for the worker's next push, once no shard reads from it any more.
+
+        A worker that waits for its version from the shards cannot come too early: they send it after that.
+        """
+        copies = self._copies
+        slot = super().free_slot(region, last)
+        if self._links.behind and (self._sent_to is not region.flat or copies != self._copies):
+            self._reach()
+        return slot
+
+    def _extended(self, held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
+        if piece_samples and not samples:
+            self._drop_copy(held)
+        return extend(held, samples, piece, piece_samples, add=self._add)
+
+    def _add(self, held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> None:
+        self._sent_to = None
+        self._links.send(c.Extend(self._place(held), samples, self._place(piece), piece_samples))
+
+    def _out_of_slot(self, gradient: Gradient) -> Gradient:
+        self._copies += 1
+        self._links.send(c.CopyOut(self._place(gradient), self._copies))
+        return CopiedGradient(self._copies, gradient)
+
+    def _drop_copy(self, gradient: Gradient | None) -> None:
+        if isinstance(gradient, CopiedGradient):
+            self._links.send(c.DropCopy(gradient.number))
+
+    def discard(self, push: PushRef) -> None:
+        self._drop_copy(self._pushes.pop(push.ticket, None))
+
+    def merge(
+        self, gradients: Sequence[Gradient], weights: Sequence[float], samples: Sequence[int], *, stock: bool
+    ) -> Merged:
+        """Let the shards merge these gradients into one version."""
+        options = list(mean_options([gradient.options for gradient in gradients], samples))
+        absent = frozenset.intersection(*[gradient.missing for gradient in gradients])
+        places = [self._place(gradient) for gradient in gradients]
+        self._sent_to = None
+        self._links.send(c.Merge(places, list(weights), options, sorted(absent), stock))
+        self._merge_buffers(gradients, weights)
+        self.version += 1
+        self._read = None
+        return self._combined(self._links.collect(c.Measured)) if self.statistics else UNMEASURED
+
+    def _combined(self, parts: Sequence[c.Measured]) -> Merged:
+        norm = math.hypot(*(part.norm for part in parts))
+        products = [part.inner_product for part in parts if part.inner_product is not None]
+        return Merged(norm, math.fsum(products) if len(products) == len(parts) else None)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def contents(self) -> Contents:
+        """Return the model, and how shards write the rest: each its own file."""
+        self._reach()
+        names = [name for name, _, _ in self.spec.parameters]
+        parameters = dict(zip(names, self._parameters, strict=True))
+        buffers = {name: b for (name, _, _), b in zip(self.spec.buffers, self._buffers, strict=True)}
+        taken = StoreSnapshot(self.version, parameters, buffers, {}, {}, {})
+        model, beside = sorted_out(self.spec, taken)
+        files = {MODEL: model, **({SERVER: beside} if beside else {})}
+        return Contents(files, {"spec": msgspec.to_builtins(self.spec)}, self._save)
+
+    def _save(self, folder: Path) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
+        """Let each shard write its file into the folder; return lengths and checksums, and the optimizer's data."""
+        names = [f"optimizer-{shard}.safetensors" for shard in range(len(self._links))]
+        found = self._links.ask_each([c.Save(os.fspath(folder / name)) for name in names], c.Saved)
+        for name, saved in zip(names, found, strict=True):
+            if saved.error:
+                raise OSError(errno.EIO, f"{name}: {saved.error}")
+        sums = {name: (saved.nbytes, saved.crc32) for name, saved in zip(names, found, strict=True)}
+        return sums, {"optimizer": joined_data([saved.data for saved in found])}
+
+    def restore(self, snapshot: StoreSnapshot) -> None:
+        """Continue from a snapshot, whatever number of shards it was saved by."""
+        self._reach()
+        for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
+            mine.copy_(snapshot.parameters[name])
+        for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):
+            mine.copy_(snapshot.buffers[name])
+        self.optimizer.restore(snapshot)  # type: ignore[call-arg, arg-type]
+        self.version = snapshot.version
+        self._read = None

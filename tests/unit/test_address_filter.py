@@ -1,0 +1,67 @@
+"""Addresses that flood a listening socket are not heard for a while; others are, and so are connections that exist."""
+
+import contextlib
+import select
+import socket
+
+import pytest
+
+from paceline.transport.address_filter import FIRST_S, LONGEST_S, MOST_KNOCKS, Knocks, set_filter
+
+
+def flooded(knocks, address="10.0.0.1"):
+    for _ in range(MOST_KNOCKS + 1):
+        knocks.knocked(address)
+
+
+def test_an_address_without_a_key_is_not_heard_for_twice_as_long_each_time():
+    knocks, now = Knocks(), 100.0
+    knocks.look(now)
+    seconds = FIRST_S
+    while seconds < 2 * LONGEST_S:
+        flooded(knocks)
+        assert knocks.look(now)
+        assert knocks.deaf_to == {"10.0.0.1"}
+        assert not knocks.look(now + min(seconds, LONGEST_S) - 0.1)
+        now += min(seconds, LONGEST_S) + 0.1
+        assert knocks.look(now)
+        assert knocks.deaf_to == frozenset()
+        seconds *= 2
+    assert not knocks.look(now + 10 * LONGEST_S)
+    flooded(knocks)
+    knocks.look(now + 10 * LONGEST_S)
+    assert not knocks.look(now + 10 * LONGEST_S + FIRST_S - 0.1)
+    assert knocks.look(now + 10 * LONGEST_S + FIRST_S + 0.1)
+
+
+def test_members_and_few_strangers_are_always_heard():
+    knocks = Knocks()
+    knocks.look(0.0)
+    for number in range(10 * MOST_KNOCKS):
+        knocks.knocked("10.0.0.2")
+        knocks.showed_key("10.0.0.2")
+        if number < MOST_KNOCKS:
+            knocks.knocked("10.0.0.3")
+    assert not knocks.look(0.1)
+    assert not knocks.deaf_to
+    knocks.look(1_000.0)
+    assert not knocks._counts
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_kernel_drops_what_an_address_sends_to_the_listening_socket_alone(family, address):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((address, 0), family=family))
+        before = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+        accepted = stack.enter_context(listener.accept()[0])
+        set_filter(listener.fileno(), [address, "10.1.2.3", "fd00::1"])
+        late = stack.enter_context(socket.socket(family))
+        late.setblocking(False)
+        late.connect_ex(listener.getsockname()[:2])
+        before.sendall(b"still heard")
+        assert accepted.recv(100) == b"still heard"
+        assert not select.select([listener], [], [], 0.2)[0]
+        set_filter(listener.fileno(), ["10.1.2.3", "fd00::1"])
+        again = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+        stack.enter_context(listener.accept()[0])
+        again.close()
