@@ -133,7 +133,7 @@ class Runs:
             data = self._data_of(case)
             for number in range(WORKERS):
                 site.join("--task", case.task, *data, host=lab.hosts[1 + number % 2], what=())
-            _require(serve, *site.commands[1:])
+            require_success(serve, *site.commands[1:])
             crossed = lab.hosts[0].bytes_sent() + lab.hosts[0].bytes_received() - before
             return self._found(site.run), crossed
 
@@ -148,7 +148,7 @@ class Runs:
     def _plain(self, case: Case, seed: int, scenario: str, *more: str) -> Found:
         with self._site(case, None, scenario) as site:
             options = ("--threads", "1", *more, *self._options(case, seed), "--task", case.task)
-            _require(site.command("run", "run", *options))
+            require_success(site.command("run", "run", *options))
             return self._found(site.run)
 
     def _site(self, case: Case, lab: Lab | None, scenario: str) -> Site:
@@ -180,7 +180,7 @@ class Runs:
         )
 
 
-def _require(*commands: Command) -> None:
+def require_success(*commands: Command) -> None:
     """Wait until all have ended well."""
     for command in commands:
         if command.end():
@@ -200,17 +200,13 @@ def measure(size: Size, runs: Runs, show: bool) -> list[dict[str, Any]]:
     for rate in size.rates:
         with Lab(hosts=3, rate=rate) as lab:
             for case in size.cases:
-                one = local[case]
                 real, crossed = runs.on_lab(case, lab, SEEDS[0])
                 virtual = runs.simulated(case, SEEDS[0], RATES[rate])
                 rows.append({
-                    "run": case.name, "network": rate, "versions": real.versions,
+                    **beside_local(case, real, local[case]), "network": rate,
                     "s_per_version": real.s_per_version,
                     "simulated": virtual.s_per_version,
                     "real/simulated": real.s_per_version / virtual.s_per_version,
-                    "loss": real.loss, "local loss": one[0].loss,
-                    "local range": max(found.loss for found in one) - min(found.loss for found in one),
-                    "same bits": same_bits(real.model, one[0].model),
                     "MB of gradients": real.bytes_up / 1e6, "MB through the server's cable": crossed / 1e6,
                 })  # fmt: skip
                 if show:
@@ -228,16 +224,27 @@ def judge(rows: list[dict[str, Any]]) -> list[bars.Bar]:
         where = f"{row['run']}, {row['network']}"
         off = abs(row["real/simulated"] - 1)
         found.append(bars.Bar(f"simulator: {where}", off, ALIKE, False, "relative error of seconds per version"))
-        if row["run"] == "bsp":
-            found.append(
-                bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "1: the model of one machine in every bit")
-            )
-            continue
-        distance, width = abs(row["loss"] - row["local loss"]), row["local range"]
-        ratio = distance / width if width else 0.0 if not distance else float("inf")
-        meaning = "distance from the loss of one machine with this seed, over the range of its three seeds"
-        found.append(bars.Bar(f"loss: {where}", ratio, 1, False, meaning))
+        found.append(learned(row, where))
     return found
+
+
+def learned(row: dict[str, Any], where: str) -> bars.Bar:
+    """Whether a run has learned what one machine learns: the same bits under bsp, else a loss within its range."""
+    if row["run"] == "bsp":
+        return bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "1: the model of one machine in every bit")
+    distance, width = abs(row["loss"] - row["local loss"]), row["local range"]
+    ratio = distance / width if width else 0.0 if not distance else float("inf")
+    meaning = "distance from the loss of one machine with this seed, over the range of its three seeds"
+    return bars.Bar(f"loss: {where}", ratio, 1, False, meaning)
+
+
+def beside_local(case: Case, real: "Found", local: list["Found"]) -> dict[str, Any]:
+    """What a run has learned, beside runs of one machine, of which the first has its seed."""
+    losses = [found.loss for found in local]
+    return {
+        "run": case.name, "versions": real.versions, "loss": real.loss, "local loss": losses[0],
+        "local range": max(losses) - min(losses), "same bits": same_bits(real.model, local[0].model),
+    }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -248,10 +255,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.repeats not in (None, 1):
         parser.error(f"--repeats must be 1, not {given.repeats}: one machine has three seeds, the lab two networks")
-    size = _size(given)
-    reason = netlab.why_not()
-    if reason is None and size.needs_data and not given.data_dir.is_dir():
-        reason = f"there is no MNIST in {given.data_dir}"
+    size = size_of(given)
+    reason = why_not(size, given.data_dir)
     if reason is not None:
         print(f"not measured: {reason}", file=sys.stderr)
         return
@@ -266,7 +271,15 @@ def main(arguments: list[str] | None = None) -> None:
     bars.tell("lab_runs", options, judge(rows), rows, notes(load), ("pyzmq",))
 
 
-def _size(given: argparse.Namespace) -> Size:
+def why_not(size: Size, data: Path) -> str | None:
+    """Why nothing can be measured here; None if it can."""
+    if netlab.why_not() is None and size.needs_data and not data.is_dir():
+        return f"there is no MNIST in {data}"
+    return netlab.why_not()
+
+
+def size_of(given: argparse.Namespace) -> Size:
+    """What the options ask for."""
     if given.quick or not given.only:
         return QUICK if given.quick else FULL
     cases = tuple(case for case in FULL.cases if case.strategy.partition(":")[0] in given.only)

@@ -1,12 +1,14 @@
 """Three hosts on this machine, for a person to look at: one serves a run, the others join it.
 
     make netlab                                                  # digits by dasp, over cables of 100 Mbit/s
+    python benchmarks/netlab_demo.py --ray                       # the same on a Ray cluster across the hosts
     python benchmarks/netlab_demo.py --rate 1gbit --strategy bsp --task mnist --data-dir ../shared/data/mnist
     python benchmarks/netlab_demo.py --rates                     # how fast the hosts are to one another
     python benchmarks/netlab_demo.py 'ip -br address' 'ping -c 3 {host0}'
 
 The run is `paceline serve` on the first host and `paceline join` on each of the others, with a token that was made for
-it; after its report stands what went through each host's cable. Commands of your own run in a shell, the first on the
+it; after its report stands what went through each host's cable. With `--ray` a Ray cluster spans the hosts, and the run
+is `paceline run --engine ray` on its head. Commands of your own run in a shell, the first on the
 first host and so on; `{host0}` stands for that host's address. What they print is shown with the host's name in front.
 The first one that fails ends them all; after Ctrl-C all may end by themselves, and a second one kills them. Needs root.
 """
@@ -22,6 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from ray_clusters import RayCluster
 
 import results
 from netlab import Host, Lab, LabError, bits_of
@@ -91,6 +96,20 @@ def training(folder: Path, given: argparse.Namespace) -> list[str]:
     return [f"exec {shlex.join(words)}" for words in (serve, *[join] * (given.hosts - 1))]
 
 
+def train_on_ray(lab: Lab, folder: Path, given: argparse.Namespace) -> int:
+    """Train with a Ray cluster across the hosts: the server on the first, which is the head, a worker on each other."""
+    data = [] if given.data_dir is None else ["--data-dir", os.fspath(given.data_dir.resolve())]
+    command = [
+        sys.executable, "-m", "paceline", "run", "--engine", "ray", "--workers", str(given.hosts - 1), "--strategy",
+        given.strategy, "--runs-dir", os.fspath(folder / "runs"), "--task", given.task, *data,
+    ]  # fmt: skip
+    with RayCluster(cpus=1, lab=lab) as cluster:
+        for _ in lab.hosts[1:]:
+            cluster.add(cpus=1).wait()
+        variables = {**os.environ, **cluster.environment, "RAY_ADDRESS": cluster.address}
+        return int(lab.hosts[0].run(command, env=variables, stdin=subprocess.DEVNULL).returncode)
+
+
 def show_cables(lab: Lab) -> None:
     """Print how much went through the cable of each host."""
     print("\nthrough the cables, as the switch counted:\n")
@@ -157,6 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="three hosts on this machine")
     parser.add_argument("commands", nargs="*", help="one for each host; without any, the hosts train")
     parser.add_argument("--rates", action="store_true", help="show how fast the hosts are to one another instead")
+    parser.add_argument("--ray", action="store_true", help="train on a Ray cluster across the hosts")
     parser.add_argument("--strategy", default="dasp", help="of the run")
     parser.add_argument("--task", default="digits", help="of the run, a built-in one")
     parser.add_argument("--data-dir", type=Path, help="of the task")
@@ -174,7 +194,10 @@ def main(arguments: list[str] | None = None) -> int:
             if given.rates:
                 show_rates(lab, rate)
                 return 0
-            code = run_commands(lab, given.commands or training(Path(folder), given))
+            if given.ray:
+                code = train_on_ray(lab, Path(folder), given)
+            else:
+                code = run_commands(lab, given.commands or training(Path(folder), given))
             if not given.commands:
                 show_cables(lab)
             return code

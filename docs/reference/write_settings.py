@@ -29,11 +29,11 @@ def row(setting: Setting) -> str:
     kind = ", ".join(filter(None, [type_text(kinds[0]), bounds_text(info)]))
     default = f"`{setting.default_text}`" if setting.default_text and not about.default else setting.default_text
     cells = [
-        f"`{setting.flag} {about.metavar}`".replace(" `", "`"),
+        f"`{setting.flag} {about.metavar}`".replace(" `", "`") + (f", `--{about.opposite}`" if about.opposite else ""),
         f"`{setting.variable}`",
         f"`{setting.written}`" if not about.not_in_scenario else "",
         f"`{setting.name}`",
-        about.text + (" Engine `local` only." if about.of_processes else ""),
+        about.text + (" Engine `local` only." if about.of_processes else "") + (" Engine `ray`." * about.of_clusters),
         kind,
         default + (f": {about.why}" if about.why else ""),
     ]

@@ -67,9 +67,11 @@ _NOT_OPTIONS = (
     "start",
     "listen",
     "token_file",
+    "address",
+    "working_dir",
+    "resource_timeout",
 )
 _OF_PROCESSES = tuple(setting.name for setting in SETTINGS.values() if setting.about.of_processes)
-_OF_HOSTS = tuple(setting.name for setting in SETTINGS.values() if setting.about.of_hosts)
 
 
 class Run:
@@ -171,6 +173,12 @@ def launch(
     token_file: Path | str | None = unset.token_file,
     own_optimizers: str | None = unset.own_optimizers,
     trusted_network: bool = unset.trusted_network,
+    address: str | None = unset.address,
+    working_dir: Path | str | None = unset.working_dir,
+    worker_resources: str = unset.worker_resources,
+    server_resources: str = unset.server_resources,
+    spread: bool = unset.spread,
+    resource_timeout: float = unset.resource_timeout,
 ) -> Run:
     """Run `train` on every worker, wait for the end, and return the finished run.
 
@@ -318,7 +326,8 @@ def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     can = _capabilities(config.engine)
     real = not can.virtual_time
-    for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES), *(() if can.open_to_joiners else _OF_HOSTS)}:
+    not_here = (setting.name for setting in SETTINGS.values() if not setting.about.allowed(can))
+    for name in {*_NOT_OPTIONS, *(() if real else _OF_PROCESSES), *not_here}:
         options.pop(name)
     for name in ("evaluate_every", "worker_timeout"):
         options[name] = "off" if getattr(config, name) is None else str(getattr(config, name))

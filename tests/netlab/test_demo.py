@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import leaks
 import pytest
+import ray_clusters
 
 import netlab
 import netlab_demo
@@ -43,6 +45,19 @@ def test_by_default_one_host_serves_and_the_others_join(capsys: pytest.CaptureFi
         assert cables["host0"][number] == pytest.approx(
             cables["host1"][1 - number] + cables["host2"][1 - number], rel=0.1
         )
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_with_ray_a_cluster_spans_the_hosts(
+    capfd: pytest.CaptureFixture[str], folder: Path, nothing_left: leaks.Watch
+) -> None:
+    ray_clusters.require()
+    assert netlab_demo.main(["--ray"]) == 0
+    shown = capfd.readouterr()
+    assert "dasp · ray · 2 workers" in shown.out
+    for host in ("host1", "host2"):
+        assert f"{host} runs worker" in shown.err
 
 
 def test_commands_run_on_their_hosts_and_know_the_addresses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,12 +24,17 @@ OWNED = re.compile(r"(torch_|sem\.paceline-\w+-)(?P<owner>\d+)[_-].*")  # blocks
 
 def tagged_processes(tag):
     """Every living process (zombies of other parents excluded) whose environment has the tag, this one not included."""
+    return processes_with(TAG, tag)
+
+
+def processes_with(variable, value):
+    """The same, of any variable."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if f"{TAG}={tag}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            if f"{variable}={value}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 

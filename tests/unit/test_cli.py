@@ -160,7 +160,7 @@ BAD_INPUT = {
         ["run", "--engine", "sim", "--strategy", "fastest_k:k=9"],
         r"k must be <= the number of workers \(8\), not 9",
     ),
-    "unknown engine": (["run", "--engine", "slurm"], "--engine: must be one of hosts, local, sim, not 'slurm'"),
+    "unknown engine": (["run", "--engine", "slurm"], "--engine: must be one of hosts, local, ray, sim, not 'slurm'"),
     "unknown scenario": (["run", "--scenario", "unevn8"], "uneven8"),
     "scenario file missing": (["scenario", "nowhere.toml"], "nowhere.toml"),
     "scenario with a typo": (["run", "--scenario", "typo.toml"], "seconds_per_sampel.*seconds_per_sample"),

@@ -173,7 +173,7 @@ def test_values_of_their_own_type_are_taken_as_they_are() -> None:
         ("max_seconds", "nan", "a finite number > 0"),
         ("max_seconds", "soon", "a finite number > 0"),
         ("on_divergence", "panic", "one of bsp, stop, warn"),
-        ("engine", "slurm", "one of hosts, local, sim"),
+        ("engine", "slurm", "one of hosts, local, ray, sim"),
         ("threads", "0", "a whole number >= 1"),
         ("transport", "pigeon", "one of shm, zeromq"),
         ("respawn", "often", "true or false"),
@@ -359,6 +359,7 @@ WIDER = {  # what `launch` takes beside the declared type
     "worker_timeout": str | float,
     "data_dir": str,
     "token_file": str,
+    "working_dir": str,
     "resume": str,
     "journal": str,
     "runs_dir": str,
@@ -415,7 +416,8 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
     examples = {
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
-        "scale_lr": "sqrt", "strategy": "asp", "listen": "lab1:7000", "trusted_network": "yes",
+        "scale_lr": "sqrt", "strategy": "asp", "listen": "lab1:7000", "trusted_network": "yes", "spread": "yes",
+        "worker_resources": "CPU=2", "server_resources": "GPU=1", "address": "auto",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_TASK = "digits"
 
 logger = logging.getLogger("paceline")
+_OPPOSITES = {setting.name for setting in configuration.SETTINGS.values() if setting.about.opposite}
 
 
 def serve(**given: Any) -> int:
@@ -39,10 +40,21 @@ def serve(**given: Any) -> int:
     from paceline.engines.hosts import tokens
 
     tokens.take_from(os.environ)  # before any process is started
-    least, dots, most = (given.get("workers") or "1").partition("..")
-    if dots and most:
-        given["most_workers"] = most
-    return run(**{**given, "engine": "hosts", "workers": least})
+    given["workers"] = given.get("workers") or "1"
+    return run(**{**given, "engine": "hosts", **_range_of(given["workers"], open_ended=True)})
+
+
+def _range_of(workers: str, *, open_ended: bool) -> dict[str, str]:
+    """Return the settings of a number of workers, or of a range such as 4..16 or, for who may come, 4.."""
+    least, dots, most = workers.partition("..")
+    if dots and not most and not open_ended:
+        raise OptionError(f"--workers: {shown(workers)} has no end; say how many at most, such as {least}..16")
+    return {"workers": least, **({"most_workers": most} if most else {})}
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the command line gave: a flag that it did not give is False to typer, unless it has an opposite."""
+    return {name: value if value or name in _OPPOSITES else None for name, value in options.items()}
 
 
 def run(
@@ -50,8 +62,10 @@ def run(
     **given: Any,
 ) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
-    given = {name: value or None for name, value in given.items()}  # a flag that was not given is False to typer
+    given = _given(given)
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
+        if given.get("workers") is not None:
+            given.update(_range_of(given["workers"], open_ended=given["engine"] == "hosts"))
         settings = settle(given, os.environ)
         train = workload(script, arguments or [], task)
         _make_places(settings)
@@ -66,7 +80,7 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
 
     Script, arguments and settings are those of that run; an option given here replaces its own.
     """
-    given = {name: value or None for name, value in given.items()}
+    given = _given(given)
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         folder = run_file.find(run, Path(given.get("runs_dir") or configuration.DEFAULT_RUNS_DIR))
         before = run_file.load(folder)
@@ -147,13 +161,17 @@ def _parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[Para
     for setting in configuration.SETTINGS.values():
         if resumes and setting.name == "resume":
             continue
-        if (setting.about.of_hosts and not (serves or resumes)) or (serves and setting.name == "engine"):
+        about = setting.about
+        for_others = about.of_hosts != about.of_clusters and about.of_hosts != serves
+        if (for_others and not resumes) or (serves and setting.name == "engine"):
             continue
-        kinds: Any = bool if setting.default is False else list[str] | None if setting.default == {} else str | None
-        text = setting.about.text + (f" Default: {setting.default_text}." if setting.default_text else "")
-        metavar = "N[..[N]]" if serves and setting.name == "workers" else setting.about.metavar
+        switch: Any = bool | None if about.opposite else bool
+        kinds: Any = switch if setting.default is False else list[str] | None if setting.default == {} else str | None
+        text = about.text + (f" Default: {setting.default_text}." if setting.default_text else "")
+        metavar = "N[..[N]]" if serves and setting.name == "workers" else about.metavar
         text = "How many workers to begin with, and how many at most." if metavar == "N[..[N]]" else text
-        yield option(setting.name, kinds, setting.flag, metavar=metavar, text=text)
+        flag = f"{setting.flag}/--{about.opposite}" if about.opposite else setting.flag
+        yield option(setting.name, kinds, flag, metavar=metavar, text=text)
     yield option("json", bool, "--json", text="Print the report as one JSON object, and nothing else.")
     yield option("quiet", bool, "--quiet", "-q", text="The report alone: no progress, no notes.")
     levels = "debug, info, warning or error. Default: warning."
@@ -213,7 +231,8 @@ def _cuda_devices() -> int:
 def _say_what_was_assumed(settings: configuration.RunConfig, *, no_workload: bool) -> None:
     name, workers = settings.scenario, settings.workers
     if name is None and "workers" not in settings.given and settings.listen is None:
-        say(f"no --workers given: training on {workers} worker processes of this machine")
+        where = "the cluster" if engines.capabilities(settings.engine).asks_a_cluster else "this machine"
+        say(f"no --workers given: training on {workers} worker processes of {where}")
     elif name is not None and "scenario" not in settings.given:
         say(f"no --scenario given: simulating {name}, {workers} workers (`paceline scenario {name}`)")
     if no_workload:

@@ -1,4 +1,4 @@
-"""Settings that are more than one number: a target, an interval, and how long a worker may be silent."""
+"""Settings that are more than one number: a target, an interval, how long a worker may be silent, resources."""
 
 import re
 from typing import Annotated, ClassVar, Literal, Self
@@ -16,6 +16,8 @@ _TARGET = re.compile(r"(?P<metric>[A-Za-z_][\w.\-/]*)\s*(?P<sign>>=|<=|=)\s*(?P<
 _EVERY = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)(?P<unit>[vse])")
 _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
 _PATIENCE = re.compile(rf"(?P<floor>{_NUMBER})(?:\.\.(?P<ceiling>{_NUMBER}))?")
+_RESOURCE = re.compile(rf"(?P<name>[A-Za-z_][\w.:\-]*)\s*=\s*(?P<amount>{_NUMBER})(?:e(?P<zeros>\d\d?))?")
+_USUAL_NAMES = {"cpu": "CPU", "gpu": "GPU"}
 USUAL_CEILING_S = 600.0  # of a patience whose floor alone is given
 
 
@@ -101,3 +103,21 @@ class Patience(msgspec.Struct, frozen=True):
 def patience_or_none(given: Patience) -> Patience | None:
     """Return None for a patience of 0 seconds, which means no limit."""
     return given if given.floor > 0 else None
+
+
+def resource_amounts(text: str) -> dict[str, float]:
+    """Read what a process asks a cluster for, such as `CPU=2,GPU=0.5,memory=2e9`; what is 0 is left out."""
+    amounts: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = _RESOURCE.fullmatch(part)
+        name = _USUAL_NAMES.get(found["name"].lower(), found["name"]) if found else ""
+        if not found or name in amounts:
+            wrong = f"{name} is there twice" if found else f"not {shown(part)}"
+            raise OptionError(f"must be names and amounts >= 0, such as CPU=2,GPU=0.5,memory=2e9; {wrong}")
+        amounts[name] = float(found["amount"]) * 10 ** int(found["zeros"] or 0)
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def resources_written(text: str) -> str:
+    """Return the resources in their usual spelling."""
+    return ",".join(f"{name}={amount:.15g}" for name, amount in resource_amounts(text).items())

@@ -18,7 +18,7 @@ from paceline.core.errors import OptionError
 from paceline.core.quantities import Every as Every
 from paceline.core.quantities import Patience as Patience
 from paceline.core.quantities import Target as Target
-from paceline.core.quantities import patience_or_none
+from paceline.core.quantities import patience_or_none, resources_written
 from paceline.core.scenario_run import MACHINE, OTHER, PLACE, SCRIPTS, refuse_what_is_not_data
 from paceline.core.values import FINITE, closest, nearest, read, shown, to_text
 
@@ -29,7 +29,7 @@ TOKEN = PREFIX + "TOKEN"  # the variable of the join token, which is no setting 
 LAST_PORT = 65_534  # the port after it carries tensors
 NEAR_MISS = 0.15  # share of a variable's letters that may differ; low, as other programs may use the prefix
 
-EngineName = Literal["local", "hosts", "sim"]
+EngineName = Literal["local", "hosts", "ray", "sim"]
 Divergence = Literal["warn", "stop", "bsp"]
 NonFinite = Literal["skip", "stop"]
 Transport = Literal["shm", "zeromq"]
@@ -51,8 +51,16 @@ class About(NamedTuple):
     off: str | None = None  # the word that stands for None
     not_in_scenario: str = ""  # why a scenario's `[run]` table may not give it; empty: it may
     of_processes: bool = False  # not supported by the simulator
-    of_hosts: bool = False  # for engines whose workers join from other machines: an option of `paceline serve` alone
+    of_hosts: bool = False  # for workers that join by hand: an option of `paceline serve` alone, or of clusters as well
+    of_clusters: bool = False  # for engines that ask a cluster's scheduler for their workers
+    opposite: str = ""  # the flag that says no, of one that says yes
     then: Callable[[Any], Any] | None = None  # a final check or conversion of the value
+
+    def allowed(self, engine: "Capabilities") -> bool:
+        """Whether this engine has such a setting."""
+        if not (self.of_hosts or self.of_clusters):
+            return True
+        return self.of_clusters if engine.asks_a_cluster else self.of_hosts and engine.open_to_joiners
 
 
 def _whole_where_possible(epochs: float) -> float:
@@ -76,12 +84,22 @@ def host_and_port(text: str) -> str:
     return f"{host}:{int(port)}"
 
 
+def cluster_address(text: str) -> str:
+    """Check the address of a cluster: `auto`, or where its head listens."""
+    if text.strip().startswith("ray://"):
+        raise OptionError(
+            f"Ray's client is not supported ({shown(text)}); run the command on a machine of the cluster, or by `ray "
+            "job submit`, with auto"
+        )
+    return text.strip() if text.strip() == "auto" else host_and_port(text)
+
+
 # fmt: off
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a run; None leaves a value to the script or the scenario."""
 
     engine: Annotated[EngineName, About(
-        "Where workers run: local, this machine; hosts, machines that join; sim, a virtual cluster.",
+        "Where workers run: local, this machine; hosts, who joins; ray, a Ray cluster; sim, a virtual one.",
         "NAME")] = "local"
     scenario: Annotated[str | None, About(
         "The cluster, which local emulates: a built-in name or a TOML file.", "NAME|FILE",
@@ -90,7 +108,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "Who waits for whom: a name (`paceline strategies`), or a class as FILE.py:CLASS or MODULE:CLASS.",
         "NAME[:OPTION=VALUE,...]")] = "bsp"
     workers: Annotated[Annotated[int, Meta(ge=1, le=10_000_000)] | None, About(
-        "How many workers; must agree with the scenario.", "N",
+        "How many workers; must agree with the scenario. On ray also a range, 4..16.", "N",
         default="the scenario's, else one per CUDA device, else 2 to 4 by the cores")] = None
     seed: Annotated[Annotated[int, Meta(ge=0)], About(
         "Of shuffles, the model's start and the strategy's chance.", "K",
@@ -121,7 +139,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         not_in_scenario=SCRIPTS)] = {}
     data_dir: Annotated[Path | None, About("Where the data sets are.", "FOLDER", not_in_scenario=PLACE)] = None
     threads: Annotated[Count | None, About(
-        "Of torch in each process; part of what a seed fixes.", "N", default="cores over workers, in sim 1",
+        "Of torch in each process; part of what a seed fixes.", "N",
+        default="cores over workers, on ray a worker's CPUs, in sim 1",
         why="processes that share cores would only fight over them", not_in_scenario=MACHINE)] = None
     transport: Annotated[Transport, About(
         "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
@@ -157,7 +176,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "HOST:PORT", of_hosts=True,
         not_in_scenario=MACHINE, then=host_and_port)] = None
     most_workers: Annotated[Count | None, About(
-        "Turn away who would be one worker more.", "N", default="no limit", of_hosts=True,
+        "Turn away who would be one worker more; on ray, ask for so many.", "N",
+        default="no limit; on ray as many as at first", of_hosts=True, of_clusters=True,
         not_in_scenario=MACHINE)] = None
     token_file: Annotated[Path | None, About(
         "Take the join token from this file, or write a new one to it (mode 0600).", "FILE",
@@ -165,10 +185,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     own_optimizers: Annotated[str | None, About(
         "Let the server import these optimizers of your own, and no others beside torch's.", "MODULE:CLASS[,...]",
         default="none", why="importing a module runs it, and workers of other machines name it", of_hosts=True,
-        not_in_scenario=PLACE)] = None
+        of_clusters=True, not_in_scenario=PLACE)] = None
     trusted_network: Annotated[bool, About(
         "Do not encrypt: everybody on the network can read and change what is sent.", of_hosts=True,
-        not_in_scenario=MACHINE)] = False
+        of_clusters=True, not_in_scenario=MACHINE)] = False
+    address: Annotated[str | None, About(
+        "The Ray cluster: auto, or HOST:PORT of its head.", "auto|HOST:PORT",
+        default="RAY_ADDRESS, else a Ray of this machine, which ends with the run", of_clusters=True,
+        not_in_scenario=MACHINE, then=cluster_address)] = None
+    working_dir: Annotated[Path | None, About(
+        "Send this folder to every machine by Ray's runtime environment; the script must be in it.", "FOLDER",
+        default="each has the script at the same path", of_clusters=True, not_in_scenario=PLACE)] = None
+    worker_resources: Annotated[str, About(
+        "What each worker asks Ray for: CPU, GPU, memory (bytes) and resources of your own.", "NAME=AMOUNT,...",
+        of_clusters=True, then=resources_written, not_in_scenario=MACHINE)] = "CPU=1"
+    server_resources: Annotated[str, About(
+        "The same for the server and the evaluator together.", "NAME=AMOUNT,...", of_clusters=True,
+        then=resources_written, not_in_scenario=MACHINE)] = "CPU=1"
+    spread: Annotated[bool, About(
+        "Place the first workers on as many machines as possible; --pack, on as few.", opposite="pack",
+        of_clusters=True, not_in_scenario=MACHINE)] = False
+    resource_timeout: Annotated[Positive, About(
+        "Seconds to wait for what the first workers ask for.", "S",
+        why="a cluster that grows needs minutes for a machine", of_clusters=True, not_in_scenario=MACHINE)] = 300.0
     given: tuple[str, ...] = ()  # settings that any source gave
 # fmt: on
 
@@ -301,6 +340,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     own_processes: bool = False  # workers are processes that start, die and can be restarted
     restarts_server: bool = False  # restarts a dead server from a checkpoint
     open_to_joiners: bool = False  # workers join from outside at any time, so a run without workers waits for some
+    asks_a_cluster: bool = False  # gets its workers' places from a cluster's scheduler, and each has resources
+
+
+def is_elastic(config: RunConfig) -> bool:
+    """Whether more workers may join than the run begins with."""
+    return (config.most_workers or 0) > (config.workers or 0)
 
 
 def require_possible(config: RunConfig, engine: Capabilities) -> None:
@@ -328,12 +373,14 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
             f"--listen {config.listen}: with --servers {config.servers} the {config.servers + 1} ports after it are "
             f"used, too; choose one below {last}"
         )
-    if engine.open_to_joiners and config.listen is None:
+    if engine.open_to_joiners and not engine.asks_a_cluster and config.listen is None:
         raise OptionError(f"the {config.engine} engine needs an address for workers to join at: --listen HOST:PORT")
     for setting in SETTINGS.values():
-        if setting.about.of_hosts and not engine.open_to_joiners and getattr(config, setting.name) != setting.default:
+        if not setting.about.allowed(engine) and getattr(config, setting.name) != setting.default:
+            users = ["`paceline serve`"] * setting.about.of_hosts + ["--engine ray"] * setting.about.of_clusters
             raise OptionError(
-                f"{setting.flag} is not supported by the {config.engine} engine: it is for `paceline serve`; remove it"
+                f"{setting.flag} is not supported by the {config.engine} engine: it is for {' and '.join(users)}; "
+                "remove it"
             )
     if engine.own_processes:
         return

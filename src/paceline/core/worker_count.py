@@ -4,9 +4,11 @@ A scenario file may come from anybody. One with more workers than a run of a scr
 whoever starts the run says the number.
 """
 
+import math
 import os
 
 from paceline.core.errors import OptionError
+from paceline.core.quantities import resource_amounts
 from paceline.core.scenario.file import Scenario
 from paceline.core.settings import Capabilities, RunConfig
 from paceline.core.values import shown
@@ -26,10 +28,23 @@ def usual_workers(devices: int) -> int:
 
 
 def usual_threads(config: RunConfig, workers: int, engine: Capabilities) -> int:
-    """Return torch's threads per process: as set, else a share of the cores, or 1 in the simulator."""
+    """Return torch's threads per process: as set, else what a worker asks a cluster for, a share of the cores, or 1."""
     if config.threads is not None:
         return config.threads
+    if engine.asks_a_cluster:
+        return max(1, int(resource_amounts(config.worker_resources).get("CPU", 1.0)))
     return max(1, cores() // workers) if engine.own_processes else 1
+
+
+def usual_cpus(config: RunConfig, workers: int) -> int:
+    """Return how many processors a cluster of this machine alone offers: at least what all of the run asks for.
+
+    If the machine has fewer they are shared, as by processes that ask nobody.
+    """
+    server, worker = (
+        resource_amounts(text).get("CPU", 0) for text in (config.server_resources, config.worker_resources)
+    )
+    return max(cores(), math.ceil(server + max(workers, config.most_workers or 0) * worker))
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:

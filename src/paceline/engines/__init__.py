@@ -18,6 +18,10 @@ _ENGINES: dict[str, tuple[Capabilities, str]] = {
         Capabilities(own_processes=True, restarts_server=True, open_to_joiners=True),
         "paceline.engines.hosts.serving",
     ),
+    "ray": (
+        Capabilities(own_processes=True, restarts_server=True, open_to_joiners=True, asks_a_cluster=True),
+        "paceline.engines.ray.driver",
+    ),
     "sim": (Capabilities(virtual_time=True, restarts_server=True), "paceline.engines.sim.virtual_engine"),
 }
 
@@ -37,7 +41,8 @@ def prepared(config: RunConfig) -> Iterator[None]:
     """Start a nursery ahead of the launch, so that it imports torch while this process does the same."""
     from paceline.engines.local import nursery
 
-    if config.start == "fresh" or not nursery.possible():
+    elsewhere = capabilities(config.engine).asks_a_cluster
+    if config.start == "fresh" or elsewhere or not nursery.possible():
         yield
         return
     with nursery.kept():

@@ -22,6 +22,7 @@ from paceline.core.errors import (
     ScenarioError,
 )
 from paceline.core.ledger import ENDLESS
+from paceline.core.settings import is_elastic
 from paceline.core.updates import Contents
 from paceline.records.journal import Sink
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
@@ -498,7 +499,8 @@ class ServerRun:
             self.engine.wake()
 
     def _somebody_comes_back(self) -> bool:
-        if self.engine.capabilities.open_to_joiners:
+        can, config = self.engine.capabilities, self.plan.config
+        if can.open_to_joiners and (not can.asks_a_cluster or config.respawn or is_elastic(config)):
             return True
         return self.faults is not None and self.faults.brings_somebody_back()
 

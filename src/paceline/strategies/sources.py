@@ -56,6 +56,12 @@ def split(spec: str) -> tuple[str, str | None]:
     return f"{written['place']}:{written['name']}", written["options"]
 
 
+def file_of(spec: str) -> str | None:
+    """Return the file of a user's own strategy; None if it is given in another way."""
+    place = split(spec)[0].rpartition(":")[0]
+    return place if place.endswith(".py") else None
+
+
 def find(who: str) -> type[Machine]:
     """Return the class for the name or place that `split` returns."""
     place = CENTRAL.get(who) or PEERS.get(who)

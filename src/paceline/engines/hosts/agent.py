@@ -60,6 +60,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "nursery"
     trusted_network: bool = False
     rank: int | None = None
+    strategy: Path | None = None  # where the run's own strategy is here, if not at the same path or beside the script
 
 
 def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
@@ -180,7 +181,7 @@ class Agent:
                 case m.Admitted():
                     self._on_admitted(message)
                 case m.StrategyAsked() if not self._admitted:
-                    self._strategy = file_here(message.place, self._script)
+                    self._strategy = self._settings.strategy or file_here(message.place, self._script)
                     self._ask("" if self._strategy is None else digest_of_file(self._strategy))
                 case m.Refused():
                     raise OptionError(f"{self._settings.address} does not let this machine in: {message.reason}")

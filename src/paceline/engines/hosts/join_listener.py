@@ -178,7 +178,8 @@ class JoinListener:
             self._gatekeeper.close(linger_ms=0)
             end_context(self._context)
             raise OptionError(f"--listen: cannot listen at {address}: {error.strerror}") from error
-        self._gatekeeper.listens_at(address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")  # with its port
+        self._gatekeeper.listens_at(self.address)
         self.log = self._gatekeeper.log
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
         self._local: socket.socket | None = None

@@ -5,6 +5,7 @@ a machine for each: at first for as many as the run waits for, later for newcome
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import platform
@@ -81,16 +82,24 @@ class HostLauncher(Launcher):
     def _on_exit(self, place: ProcessPlace) -> None:
         super()._on_exit(place)
         left = [each for each in self._children.alive if not each.evaluator]
-        if self._began is not None and self._finished is None and self._failure is None and not left:
+        goes_on = self._began is not None and self._finished is None and self._failure is None
+        if goes_on and not left and self._waits_for_others():
             notice("no worker is left: waiting for some to join; Ctrl-C ends the run with its report")
+
+    def _waits_for_others(self) -> bool:
+        """Whether somebody may join a run that has lost all workers."""
+        return True
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
     def _listening(self, shard: int = 0) -> dict[str, Any]:
         if self._children.folder is not None and not self._listener.is_open_locally:
             self._loop.watch_descriptor(self._listener.open_locally(self._children.folder), self._listener.accept)
+        return {"listen": self._address_for_tensors(shard), "secret": self._secret}
+
+    def _address_for_tensors(self, shard: int) -> str:
         host, _, port = self._address.rpartition(":")
-        return {"listen": f"tcp://{host}:{int(port) + 1 + shard}", "secret": self._secret}
+        return f"tcp://{host}:{int(port) + 1 + shard}"
 
     def _start_children(self) -> None:
         self._vacant.clear()  # of a server that died before anything was trained
@@ -216,11 +225,11 @@ def versions_here() -> dict[str, str]:
 
 
 def name_of(workload: Workload, task: str | None = None) -> str:
-    """Return what both sides compare: a script's name and digest, or the name of a task."""
+    """Return what both sides compare: a script's name and digest, the name of a task, or a function's digest."""
     if task is not None:
         return f"the task {task}"
     if workload.script is None:
-        raise OptionError("workers of other machines need a script or a task that they have, too, not a function")
+        return f"a function ({hashlib.sha256(workload.function or b'').hexdigest()[:16]})"
     return digest_of_file(Path(workload.script))
 
 
@@ -232,6 +241,8 @@ def launch(
         raise UserError("launch() was called inside a worker of another run: leave the call out")
     workload = packed(train)
     room, _, task = getattr(train, "__module__", "").rpartition(".")
+    if workload.script is None and room != "paceline.tasks":
+        raise OptionError("workers of other machines need a script or a task that they have, too, not a function")
     name = name_of(workload, task if room == "paceline.tasks" else None)
     with tokens.of_a_run(plan.config.token_file, plan.folder) as token:
         launcher = HostLauncher(plan, workload, name, token, Log(), sink, progress)

@@ -80,7 +80,7 @@ class Launcher:
 
     def run(self) -> Outcome:
         """Run to the end. Raises KeyboardInterrupt at a second interrupt."""
-        with interrupts() as descriptor:
+        with self._interrupts() as descriptor:
             try:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
                 self._take_nursery()
@@ -97,6 +97,10 @@ class Launcher:
                 return self._outcome()
             finally:
                 self._leave_nothing()
+
+    def _interrupts(self) -> contextlib.AbstractContextManager[int]:
+        """Return where interrupts come from: a descriptor with one byte for each."""
+        return interrupts()
 
     # -- births ------------------------------------------------------------------------------------------------------
 

@@ -119,12 +119,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def state(self) -> dict[str, torch.Tensor] | None:
         """Return the trained model under its `state_dict` keys, or the tables by name."""
+        data = self.model_bytes()
+        if data is None:
+            return None
+        state = safetensors.torch.load(data)
+        return {key: state[key] for key in self.keys or state}
+
+    def model_bytes(self) -> bytes | None:
+        """Return what is behind the model's descriptor."""
         if self.model is None:
             return None
         with open(self.model, "rb", closefd=False) as file:
             file.seek(0)
-            state = safetensors.torch.load(file.read())
-        return {key: state[key] for key in self.keys or state}
+            return file.read()
 
     def raise_failure(self) -> None:
         """Raise the failure, if any, as the error class of whoever is to blame; the remote traceback becomes a note."""

@@ -31,11 +31,14 @@ EXIT_S = 2.0  # for killed processes to be gone
 _claimed: tuple[int, Path] | None = None  # this process, and its own folder
 
 
-def make() -> Path:
-    """Make a run's folder: in the usual place, or in another where its sockets' names are short enough."""
+def make(inside: int = _INSIDE) -> Path:
+    """Make a run's folder: in the usual place, or in another where its sockets' names are short enough.
+
+    `inside`: bytes of the longest name of a socket in it.
+    """
     complaints = []
     for place in dict.fromkeys((*_usual_place(), SHORT, SHARED)):
-        complaint = _unfit(place)
+        complaint = _unfit(place, inside)
         if complaint is None:
             try:
                 return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
@@ -52,8 +55,8 @@ def _usual_place() -> list[Path]:
         return []
 
 
-def _unfit(place: Path) -> str | None:
-    longest = LONGEST_SOCKET - _NAME - _INSIDE
+def _unfit(place: Path, inside: int) -> str | None:
+    longest = LONGEST_SOCKET - _NAME - inside
     if len(os.fsencode(place)) > longest:
         return f"is longer than {longest} bytes"
     try:

@@ -1,0 +1,127 @@
+"""A real Ray cluster for tests: one `ray start` for each machine, on this host or on hosts of a lab (tests/netlab).
+
+Ray's token authentication is on. The process of the tests never loads ray: commands in its forks do.
+"""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import leaks
+import pytest
+from hosts import PATIENCE_S, free_ports
+
+TAG = "PACELINES_TEST_NODE"  # names the processes of one machine, whoever started them
+OBJECTS = 80_000_000  # bytes of the object store, which a run does not use
+
+
+def require():
+    """Skip the test where Ray is missing."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'paceline[ray]'")
+
+
+class Node:
+    """One machine of the cluster."""
+
+    def __init__(self, tag, log, process):
+        self.tag = tag
+        self.log = log
+        self._process = process
+
+    def processes(self):
+        """All processes of this machine, by number."""
+        return leaks.processes_with(TAG, self.tag)
+
+    def wait(self):
+        """Wait until it is part of the cluster."""
+        until = time.monotonic() + PATIENCE_S
+        while "Ray runtime started" not in self.log.read_text():
+            assert self._process.poll() is None, f"ray start has ended: {self.log.read_text()}"
+            assert time.monotonic() < until, f"ray does not start: {self.log.read_text()}"
+            time.sleep(0.02)
+        return self
+
+    def kill(self):
+        """Kill everything at once, as a power cut would."""
+        until = time.monotonic() + PATIENCE_S
+        while found := self.processes():
+            assert time.monotonic() < until, f"these do not end: {found}"
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        self._process.wait()
+
+
+class RayCluster:
+    """A head with these processors, and machines that come and go. `lab`: each is a host, the head is the first."""
+
+    def __init__(self, cpus, gpus=0, lab=None):
+        self._folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets need short names
+        self._lab = lab
+        self._nodes = []
+        self.address = f"{'127.0.0.1' if lab is None else lab.hosts[0].address}:{free_ports() if lab is None else 6379}"
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self._folder / "token"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0",
+        }
+        (self._folder / "token").write_text(secrets.token_hex(32))
+        self._how = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
+        self._cpus, self._gpus = cpus, gpus
+
+    def __enter__(self):
+        try:
+            self.add(self._cpus, self._gpus, *self._how).wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for node in reversed(self._nodes):
+            node.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def head(self):
+        return self._nodes[0]
+
+    @property
+    def logs(self):
+        """Everything that Ray has logged, actors included."""
+        return {
+            log: log.read_text(errors="replace")
+            for log in self._folder.glob("head/session_2*/logs/**/*")
+            if log.is_file()
+        }
+
+    def add(self, cpus, gpus=0, *how):
+        """Start one more machine; `wait` for it."""
+        number, tag = len(self._nodes), uuid.uuid4().hex
+        host = None if self._lab is None else self._lab.hosts[number]
+        command = [
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
+            "--num-cpus", str(cpus), "--num-gpus", str(gpus), "--object-store-memory", str(OBJECTS),
+            *(how or ("--address", self.address)), *(("--temp-dir", str(self._folder / "head")) if how else ()),
+            *(() if host is None else ("--node-ip-address", host.address)),
+        ]  # fmt: skip
+        log = self._folder / f"{number}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command if host is None else host.command(command), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env={**os.environ, **self.environment, TAG: tag}, start_new_session=True,
+            )  # fmt: skip
+        self._nodes.append(Node(tag, log, process))
+        return self._nodes[-1]

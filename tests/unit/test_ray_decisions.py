@@ -1,0 +1,255 @@
+"""The Ray engine without Ray: settings, refusals, where files are found, and who is asked for when an actor ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hosts import free_ports
+
+from paceline.cli import main
+from paceline.core.errors import OptionError
+from paceline.core.quantities import resource_amounts, resources_written
+from paceline.core.settings import RunConfig, is_elastic, require_possible
+from paceline.core.worker_count import cores, usual_cpus, usual_threads
+from paceline.engines import capabilities
+from paceline.engines.local.children import ProcessPlace
+from paceline.engines.local.workload import Workload
+from paceline.engines.ray import actors, clusters
+from paceline.engines.ray.actors import RayLauncher, RunJob
+from paceline.session import _device_for
+
+RAY = capabilities("ray")
+
+
+# -- what users give ---------------------------------------------------------------------------------------------------
+
+
+def test_resources():
+    assert resource_amounts("cpu=2, gpu=0.5,memory=2e9,tpu-v4=1") == {"CPU": 2, "GPU": 0.5, "memory": 2e9, "tpu-v4": 1}
+    assert resources_written("cpu=2, memory=2e9") == "CPU=2,memory=2000000000"
+    assert resource_amounts("") == resource_amounts("CPU=0") == {}
+    for bad in ("CPU", "CPU=-1", "CPU=two", "=1", "CPU=1,cpu=2", "CPU=1e999"):
+        with pytest.raises(OptionError, match=r"names and amounts >= 0, such as CPU=2,GPU=0.5,memory=2e9; "):
+            resource_amounts(bad)
+    assert clusters.actor_options("GPU=1,memory=5,mine=2") == {
+        "num_cpus": 0, "num_gpus": 1, "memory": 5, "resources": {"mine": 2}, "max_restarts": 0
+    }  # fmt: skip
+
+
+def test_settings_of_clusters_are_refused_elsewhere_and_those_of_serve_here():
+    with pytest.raises(OptionError, match=r"--address is not supported by the local engine: it is for --engine ray"):
+        require_possible(RunConfig(address="auto"), capabilities("local"))
+    with pytest.raises(
+        OptionError, match=r"--most-workers .* local engine: it is for `paceline serve` and --engine ray"
+    ):
+        require_possible(RunConfig(workers=2, most_workers=3), capabilities("local"))
+    with pytest.raises(OptionError, match=r"--spread is not supported by the hosts engine"):
+        require_possible(RunConfig(engine="hosts", listen="lab1:7000", spread=True), capabilities("hosts"))
+    with pytest.raises(OptionError, match=r"--listen is not supported by the ray engine: it is for `paceline serve`"):
+        require_possible(RunConfig(engine="ray", listen="lab1:7000"), RAY)
+    fine = RunConfig(
+        engine="ray", workers=2, most_workers=3, trusted_network=True, spread=True, worker_resources="CPU=4"
+    )
+    require_possible(fine, RAY)
+    assert is_elastic(fine)
+    assert not is_elastic(RunConfig(workers=2, most_workers=2))
+    assert usual_threads(fine, 2, RAY) == 4
+    assert usual_threads(RunConfig(worker_resources="CPU=0.5"), 2, RAY) == 1
+    assert usual_cpus(fine, 2) == max(cores(), 1 + 3 * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--workers", "4.."), "--workers: '4..' has no end; say how many at most, such as 4..16"),
+        (("--workers", "4..2"), "--most-workers 2 is less than the 4 that the run begins with"),
+        (("--engine", "local", "--workers", "1..2"), "--most-workers is not supported by the local engine"),
+        (
+            ("--address", "ray://lab1:10001"),
+            "--address: Ray's client is not supported ('ray://lab1:10001'); run the command",
+        ),
+        (("--address", "lab1"), "--address: must be HOST:PORT"),
+        (("--worker-resources", "CPU"), "--worker-resources: must be names and amounts"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(options, said, folder, capsys):
+    assert main(["run", "--engine", "ray", "--quiet", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nobody_at_an_address_is_named_with_the_fix(folder, capsys):
+    address = f"127.0.0.1:{free_ports()}"
+    assert main(["run", "--engine", "ray", "--quiet", "--workers", "1", "--address", address]) == 2
+    assert f"no Ray answers at {address} (Connection refused): start one with `ray start" in capsys.readouterr().err
+
+
+def test_without_ray_the_fix_is_named(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(OptionError, match=r"needs Ray .*: pip install 'paceline\[ray\]'"):
+        clusters.load()
+
+
+def test_nothing_of_paceline_imports_ray_by_itself():
+    code = "import sys, paceline, paceline.engines.ray.driver; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_worker_whose_actor_has_one_device_trains_on_that_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # of those that CUDA_VISIBLE_DEVICES names
+    assert _device_for(SimpleNamespace(device=None, worker=5)) == torch.device("cuda", 0)
+
+
+# -- files on other machines -------------------------------------------------------------------------------------------
+
+
+def job_in(folder, root):
+    return RunJob(
+        plan=None, workload=Workload(), folder=folder, root=root, import_path=[], log_level=30, name="", group=None,
+        wants_lines=False, wants_progress=False,
+    )  # fmt: skip
+
+
+def test_files_are_found_below_the_folder_that_travels_or_at_the_same_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = job_in(Path("/home/me/project/sub"), Path("/home/me/project"))
+    assert job.here("train.py") == tmp_path / "sub" / "train.py"
+    assert job.here(".") == tmp_path / "sub"
+    assert job.here("/home/me/project/mine.py") == tmp_path / "mine.py"
+    assert job.here("/data/mnist") == Path("/data/mnist")
+    assert job.here(None) is None
+
+
+def test_an_actor_that_asks_for_no_gpu_sees_none(monkeypatch):
+    job = job_in(Path("/"), None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(actors.logger, "level", 30)
+    job.settle("CPU=1,GPU=0.5")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    job.settle("CPU=1,GPU=0")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# -- who is asked for --------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Stands in for actors: what has ended, and how many there are."""
+
+    def __init__(self):
+        self.count = 0
+        self.over = []
+
+    def __len__(self):
+        return self.count
+
+    def ask(self):
+        self.count += 1
+
+    def ended(self):
+        over, self.over = self.over, []
+        self.count -= len(over)
+        return over
+
+
+class Deciding(RayLauncher):
+    """A launcher that has no processes: only whom it asks for."""
+
+    def __init__(self, *, workers=2, most=None, respawn=False, began=1.0):
+        config = SimpleNamespace(most_workers=most, workers=workers, respawn=respawn)
+        self._plan = SimpleNamespace(workers=workers, config=config)
+        self._actors, self._joined, self._vain, self._wanted, self._look_at = Asked(), set(), 0, most or workers, 0.0
+        self._began, self._finished, self._failure, self._script_failure = began, None, None, None
+        self._vacant, self._announced, self._children = [], [], SimpleNamespace(alive={})
+        self._listener = SimpleNamespace(idle=lambda _: None)
+        self.look()
+        self._joined.update(range(workers))
+
+    def _send_to_server(self, message, descriptors=()):
+        pass
+
+    def _fail(self, failure):
+        self._failure = failure
+
+    def look(self, *ended):
+        self._actors.over = list(ended)
+        self._look_at = 0.0
+        self._look()
+        return len(self._actors)
+
+
+GONE, DISMISSED, REFUSED = "the node died", (1, ""), (2, "lab3 has no train.py")
+
+
+def test_what_has_ended_by_itself_is_not_asked_for_again():
+    assert Deciding().look((0, DISMISSED)) == 1
+    assert Deciding().look((0, GONE)) == 1
+    assert Deciding(most=4).look((0, DISMISSED)) == 3
+
+
+def test_what_vanishes_from_a_range_is_asked_for_again():
+    launcher = Deciding(most=4)
+    assert launcher.look((0, GONE)) == 4
+    assert launcher.look((1, GONE)) == 4
+
+
+def test_who_comes_before_the_server_has_noticed_a_loss_is_asked_for_again():
+    launcher = Deciding(most=4)
+    host = SimpleNamespace(process=None, identity=b"0")
+    launcher._announced.append(host)
+    launcher._listener.hosts = {b"0": host}
+    launcher._listener.dismiss = lambda host, reason, failed: None
+    launcher._on_no_place("the run has 4 workers, and --most-workers is 4")
+    assert launcher.look((0, DISMISSED)) == 4
+
+
+@pytest.mark.parametrize("how", [GONE, DISMISSED])
+@pytest.mark.parametrize("most", [None, 4])
+@pytest.mark.parametrize("first", ["the server", "the actor"])
+def test_with_respawn_the_server_decides(how, most, first):
+    launcher = Deciding(most=most, respawn=True)
+    before = len(launcher._actors)
+    if first == "the actor":
+        assert launcher.look((0, how)) == before - 1
+    launcher._start(ProcessPlace(0, 1))
+    assert launcher.look(*([(0, how)] if first == "the server" else [])) == before
+
+
+def test_before_training_every_place_is_filled_again_until_that_is_in_vain():
+    launcher = Deciding(began=None)
+    assert launcher.look((0, DISMISSED)) == 2
+    for number in (2, 3):
+        assert launcher.look((number, GONE)) == 2
+        assert launcher._failure is None
+    launcher.look((4, GONE))
+    assert launcher._failure.blame == "peer"
+    assert "no worker gets as far as to train: the node died" in launcher._failure.text
+
+
+def test_an_actor_that_may_not_join_ends_a_run_that_has_not_begun_and_no_other():
+    launcher = Deciding(began=None)
+    launcher.look((7, REFUSED))
+    assert (launcher._failure.blame, launcher._failure.text) == ("user", "lab3 has no train.py")
+    launcher = Deciding(most=4)
+    assert launcher.look((7, REFUSED)) == 3
+    assert launcher._failure is None
+
+
+def test_after_some_actors_in_vain_no_more_are_asked_for():
+    launcher = Deciding(most=5)
+    for number in (7, 8):
+        assert launcher.look((number, GONE)) == 5
+    assert launcher.look((9, GONE)) == 4
+
+
+def test_what_ray_says_is_one_line():
+    error = RuntimeError(
+        "The actor died.\n\tclass_name: PacelineWorker\n\tactor_id: 01\n\tpid: 7\nIts node was lost.\n"
+    )
+    assert clusters.reason_of(error) == "The actor died. Its node was lost."
+    assert clusters.reason_of(ValueError()) == "ValueError"
+    assert actors.VAIN > 1
