@@ -19,7 +19,7 @@ from paceline.engines.local.addresses import LOOPBACK
 from paceline.transport import address_filter, gatekeeper, security, zeromq
 from paceline.transport.address_filter import set_filter
 from paceline.transport.base import Lost
-from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, RefusalLog
+from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, MOST_LOGGED, RefusalLog
 from paceline.transport.join_token import new_token
 from paceline.transport.mail import Box, PeerHeader
 from paceline.transport.mail_zeromq import ZeromqMail
@@ -196,6 +196,26 @@ def test_a_worker_that_is_never_heard_learns_so(mode, brief, monkeypatch):
             worker.receive()
         assert not worker.refused
         worker.close()
+
+
+def test_an_address_without_keys_is_not_heard_at_the_socket_and_members_do_not_count(hub, mode, monkeypatch):
+    monkeypatch.setattr(address_filter, "FORGIVEN_S", 0.0)
+    knocks, place = hub._gatekeeper._knocks, ("127.0.0.1", port_of(hub.address))
+    server = hub.expect("worker")
+    worker = ZeromqEndpoint(hub.address, "worker", security=MODES[mode])
+    until(lambda: hub.pump() or server.linked)
+    until(lambda: not knocks._counts)
+    with contextlib.ExitStack() as opened:
+        for _ in range(address_filter.MOST_KNOCKS + 1):
+            opened.enter_context(socket.create_connection(place))
+        until(lambda: knocks.deaf_to)
+        late = opened.enter_context(socket.socket())
+        late.settimeout(10 * gatekeeper.LOOK_S)
+        with pytest.raises(TimeoutError):
+            late.connect(place)
+        worker.send(More(1))
+        until(lambda: hub.pump() or server._intake.whole)
+    worker.close()
 
 
 def test_a_worker_waits_several_times_as_long_as_an_address_is_not_heard():
@@ -445,5 +465,7 @@ def test_refusals_are_logged_one_by_one_then_counted(monkeypatch, caplog):
     caplog.clear()
     now[0] += 2 * LOG_EVERY_S
     log.flush()
+    log.warn("x" * 10 * MOST_LOGGED)
+    assert len(caplog.records[-1].message) == MOST_LOGGED
     log.warn("after a quiet time a refusal is told at once again")
     assert "after a quiet time" in caplog.text
