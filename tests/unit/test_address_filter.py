@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from paceline.transport.address_filter import FIRST_S, LONGEST_S, MOST_KNOCKS, Knocks, set_filter
+from paceline.transport.address_filter import FIRST_S, LONGEST_S, MOST_ADDRESSES, MOST_KNOCKS, Knocks, set_filter
 
 
 def flooded(knocks, address="10.0.0.1"):
@@ -46,6 +46,14 @@ def test_members_and_few_strangers_are_always_heard():
     assert not knocks.deaf_to
     knocks.look(1_000.0)
     assert not knocks._counts
+
+
+def test_a_filter_has_a_bounded_number_of_addresses():
+    knocks = Knocks()
+    for number in range(MOST_ADDRESSES + 50):
+        flooded(knocks, f"10.0.{number // 250}.{number % 250}")
+    assert knocks.look(1.0)
+    assert len(knocks.deaf_to) == MOST_ADDRESSES
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

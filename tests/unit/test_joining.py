@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import select
 import socket
 import stat
 import time
@@ -19,16 +20,17 @@ from paceline.cli.join_command import from_environment, rank_of
 from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import RunConfig, host_and_port, require_possible
 from paceline.engines import capabilities
-from paceline.engines.hosts import agent, tokens
+from paceline.engines.hosts import agent, join_listener, tokens
 from paceline.engines.hosts import messages as m
-from paceline.engines.hosts.join_listener import JoinListener, Requirements
+from paceline.engines.hosts.join_listener import UNREAD_BYTES, JoinListener, Requirements
 from paceline.engines.hosts.serving import HostLauncher, command_to_join
 from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file, file_here, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
+from paceline.engines.local.launcher import MOST_WARNINGS, WARNING_LETTERS
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport import zeromq
-from paceline.transport.gatekeeper import RefusalLog
+from paceline.transport.gatekeeper import LOG_BURST, LOOK_S, RefusalLog
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.messages import More
 from paceline.transport.security import Security
@@ -225,6 +227,13 @@ class Joining:
     def say(self, message):
         self.socket.send(m.encode(message))
 
+    def heard(self):
+        """Return all that has come."""
+        found = []
+        while self.socket.poll(0):
+            found.append(m.for_agent(self.socket.recv()))
+        return found
+
     def hear(self, kind):
         while True:
             found = m.for_agent(self.socket.recv())
@@ -393,6 +402,58 @@ def test_strangers_are_not_heard(noted):
     assert noted.listener.hosts == {}
 
 
+def test_a_machine_that_is_not_read_from_is_held_up_and_stays(noted, security):
+    """A launcher that is busy for a while holds a bounded number of its messages, and reads all of them later."""
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: noted.hosts)
+    (backlog,) = noted.listener._gatekeeper._backlogs.values()
+    for _ in range(2 * m.UNREAD):
+        machine.socket.send(bytes(m.LONGEST - 100))
+    until = time.monotonic() + 20
+    while backlog.unread() < (m.UNREAD - 2) * m.LONGEST:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    time.sleep(4 * LOOK_S)
+    assert (m.UNREAD - 2) * m.LONGEST < backlog.unread() < UNREAD_BYTES
+    assert backlog.is_open
+    heard = []
+    pumped(noted, lambda: heard.extend(machine.heard()) or sum(isinstance(e, m.Refused) for e in heard) == 2 * m.UNREAD)
+
+
+def test_one_pump_handles_a_share_of_what_has_come(noted, security, monkeypatch):
+    monkeypatch.setattr(join_listener, "TURN", 3)
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: noted.hosts)
+    for _ in range(10):
+        machine.say(m.LeaveAsked())
+    assert noted.listener._socket.poll(10_000)
+    noted.listener.pump()
+    assert select.select([noted.listener.fileno()], [], [], 20)[0]
+    pumped(noted, lambda: not noted.listener._socket.poll(20))
+
+
+def test_warnings_of_a_joined_process_are_counted_as_refusals_are(noted, security, caplog):
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: noted.hosts)
+    process = noted.listener.start(noted.hosts[0], 3)
+    for number in range(LOG_BURST + 50):
+        process.warn(f"odd {number}", show=True)
+    assert sum("odd" in record.message for record in caplog.records) <= LOG_BURST
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"host": "x" * 401}, {"workload": "x" * 401}, {"kernel": "x" * 401}, {"versions": {"torch": "x" * 401}},
+     {"versions": {str(number): "1" for number in range(17)}}],
+)  # fmt: skip
+def test_names_of_a_machine_are_bounded(change):
+    with pytest.raises(PeerError, match="length <= "):
+        m.for_launcher(m.encode(msgspec.structs.replace(ASKED, **change)))
+
+
 def test_a_message_that_is_too_long_is_not_decoded():
     with pytest.raises(PeerError, match="at most"):
         m.for_launcher(b"\x00" * (m.LONGEST + 1))
@@ -474,6 +535,16 @@ def test_a_machine_that_asks_twice_gets_one_place():
     assert before.process is None
     assert again.process.worker == 2
     assert launcher.sent == [control.Newcomer(), control.Newcomer(), control.NeverStarted(3, 0)]
+
+
+def test_warnings_that_a_launcher_remembers_are_bounded_in_number_and_length():
+    launcher, place, shown = Recorder({}), ProcessPlace(0, 0), []
+    launcher._warnings = set()
+    launcher._children.alive = {place: SimpleNamespace(warn=lambda text, show: shown.append(show))}
+    for number in range(MOST_WARNINGS + 10):
+        launcher._on_child_word(place, control.encode(control.Warned(f"{number}" + "x" * 2 * WARNING_LETTERS)))
+    assert sum(shown) == len(launcher._warnings) == MOST_WARNINGS
+    assert max(map(len, launcher._warnings)) == WARNING_LETTERS
 
 
 def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():

@@ -8,9 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hosts import free_ports
 
 from contracts.contract import SPEC, TABLE, values_of
 from paceline.core.errors import PacelineError, PeerError
+from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.local.addresses import LOOPBACK
 from paceline.model.memory_budget import available_bytes
 from paceline.model.regions import private_region
@@ -293,9 +295,9 @@ def said(body, flags=0):
     return bytes([flags | 2]) + len(body).to_bytes(8, "big") + body
 
 
-def by_hand(hub, security, token):
+def by_hand(address, security, token):
     """A member that speaks the protocol itself: ZeroMQ's own sockets send no part before they have the last."""
-    client = socket.create_connection(("127.0.0.1", int(hub.address.rpartition(":")[2])))
+    client = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
     password = security._token.password("worker")
     client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\x00") + bytes(32))
     client.sendall(said(b"\x05HELLO\x06worker" + bytes([len(password)]) + password, 4))
@@ -306,7 +308,6 @@ def by_hand(hub, security, token):
     )
     client.sendall(said(b"\x08INITIATE" + metadata, 4))
     hear(client, b"READY")
-    client.sendall(said(HANDSHAKE))
     return client
 
 
@@ -328,13 +329,24 @@ def test_parts_of_one_message_without_an_end_are_hung_up_on(caplog):
     security = Security(new_token(), encrypted=False)
     hub = ZeromqHub(LOOPBACK, security)
     end = hub.expect("bad")
-    client = by_hand(hub, security, b"bad")
+    client = by_hand(hub.address, security, b"bad")
+    client.sendall(said(HANDSHAKE))
     until(lambda: hub.pump() or end.linked)
     with pytest.raises(OSError), client:
         send_without_end(client)
     until(lambda: "bytes that nobody has read" in caplog.text)
     assert not end._backlog.is_open
     hub.close()
+
+
+def test_a_machine_that_joins_sends_no_message_without_an_end(caplog):
+    security = Security(new_token(), encrypted=False)
+    address = f"127.0.0.1:{free_ports()}"
+    listener = JoinListener(address, security, Requirements(0, "", {}), None)
+    with pytest.raises(OSError), by_hand(address, security, b"bad") as client:
+        send_without_end(client)
+    until(lambda: "bytes that nobody has read" in caplog.text)
+    listener.close("the test is over", failed=False)
 
 
 def test_who_is_not_expected_may_send_little(hub, caplog):

@@ -13,10 +13,13 @@ import torch
 import zmq
 
 from paceline.core.errors import InternalError
+from paceline.engines.hosts.agent import JoinSettings
+from paceline.engines.hosts.messages import LOST_S
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.transport import gatekeeper, zeromq
+from paceline.transport import address_filter, gatekeeper, security, zeromq
+from paceline.transport.address_filter import set_filter
 from paceline.transport.base import Lost
-from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, RefusalLog
+from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, MOST_LOGGED, RefusalLog
 from paceline.transport.join_token import new_token
 from paceline.transport.mail import Box, PeerHeader
 from paceline.transport.mail_zeromq import ZeromqMail
@@ -164,6 +167,63 @@ def test_a_worker_that_is_hung_up_during_the_handshake_connects_again(hub, mode)
     assert relay.hung_up == 4
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """A worker whose patience with refusals is shorter than that without an answer, both shorter than in earnest."""
+    monkeypatch.setattr(zeromq, "GET_IN_S", 0.6)
+    for module in (security, zeromq):
+        monkeypatch.setattr(module, "ANSWER_MS", 300)
+
+
+def test_a_worker_that_is_not_heard_for_longer_than_refusals_are_borne_gets_in(hub, mode, brief):
+    """As behind the address of a flood: nobody answers for a while, and then there is no time for its first attempt."""
+    server = hub.expect("worker")
+    with HangsUp(port_of(hub.address), [10], deaf_s=1.2) as relay:
+        worker = ZeromqEndpoint(relay.address, "worker", security=MODES[mode])
+        server.deliver(Cancelled(1))
+        until(lambda: hub.pump() or worker.poll(0.01))
+        assert worker.receive() == Cancelled(1)
+        worker.close()
+    assert relay.hung_up == 1
+
+
+def test_a_worker_that_is_never_heard_learns_so(mode, brief, monkeypatch):
+    monkeypatch.setattr(zeromq, "UNHEARD_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        set_filter(deaf.fileno(), ["127.0.0.1"])
+        worker = ZeromqEndpoint(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", "worker", security=MODES[mode])
+        with pytest.raises(Lost):
+            worker.receive()
+        assert not worker.refused
+        worker.close()
+
+
+def test_an_address_without_keys_is_not_heard_at_the_socket_and_members_do_not_count(hub, mode, monkeypatch):
+    monkeypatch.setattr(address_filter, "FORGIVEN_S", 0.0)
+    knocks, place = hub._gatekeeper._knocks, ("127.0.0.1", port_of(hub.address))
+    server = hub.expect("worker")
+    worker = ZeromqEndpoint(hub.address, "worker", security=MODES[mode])
+    until(lambda: hub.pump() or server.linked)
+    until(lambda: not knocks._counts)
+    with contextlib.ExitStack() as opened:
+        for _ in range(address_filter.MOST_KNOCKS + 1):
+            opened.enter_context(socket.create_connection(place))
+        until(lambda: knocks.deaf_to)
+        late = opened.enter_context(socket.socket())
+        late.settimeout(10 * gatekeeper.LOOK_S)
+        with pytest.raises(TimeoutError):
+            late.connect(place)
+        worker.send(More(1))
+        until(lambda: hub.pump() or server._intake.whole)
+    worker.close()
+
+
+def test_a_worker_waits_several_times_as_long_as_an_address_is_not_heard():
+    assert zeromq.UNHEARD_S > 4 * address_filter.LONGEST_S
+    assert JoinSettings(address="").wait_s > 4 * address_filter.LONGEST_S
+    assert LOST_S > 2 * address_filter.LONGEST_S
+
+
 def test_who_has_begun_to_speak_is_hung_up_on_after_those_who_are_silent(hub):
     """A member on a busy machine may need a while from its first bytes to its key."""
     hub._gatekeeper._most_unfinished = 5
@@ -262,11 +322,12 @@ def test_what_is_sent_cannot_be_read_on_the_wire():
 
 
 class HangsUp:
-    """Passes connections on to a port, but hangs up on the first ones after so many bytes each."""
+    """Passes connections on to a port, but hears nobody at first, and hangs up on some after so many bytes each."""
 
-    def __init__(self, port, bytes_of_each):
+    def __init__(self, port, bytes_of_each, deaf_s=0.0):
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._to, self._bytes = port, bytes_of_each
+        set_filter(self._listener.fileno(), ["127.0.0.1"] if deaf_s else [])
+        self._to, self._bytes, self._deaf_s = port, bytes_of_each, deaf_s
         self.hung_up = 0
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
@@ -276,10 +337,13 @@ class HangsUp:
         return self
 
     def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RD)  # nobody may have come
         self._thread.join()
         self._listener.close()
 
     def _accept(self):
+        time.sleep(self._deaf_s)
+        set_filter(self._listener.fileno(), [])
         for most in [*self._bytes, None]:
             one, _ = self._listener.accept()
             with one, socket.create_connection(("127.0.0.1", self._to)) as other:
@@ -401,5 +465,7 @@ def test_refusals_are_logged_one_by_one_then_counted(monkeypatch, caplog):
     caplog.clear()
     now[0] += 2 * LOG_EVERY_S
     log.flush()
+    log.warn("x" * 10 * MOST_LOGGED)
+    assert len(caplog.records[-1].message) == MOST_LOGGED
     log.warn("after a quiet time a refusal is told at once again")
     assert "after a quiet time" in caplog.text

@@ -10,12 +10,13 @@ from paceline.core.actions import Apply
 from paceline.core.errors import CheckpointError, InternalError, OptionError, PeerError, ScriptError, UserError
 from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.core.settings import Every, Target
+from paceline.engines import capabilities
 from paceline.peers import messages as p
 from paceline.peers.server import PeerExchange
 from paceline.server.departures import RESPAWNS
 from paceline.server.engine import EVALUATOR
 from paceline.server.progress import ProgressReports
-from paceline.server.run import GATHERING_S
+from paceline.server.run import GATHERING_S, MOST_ASKED, MOST_REMARKS, REMARK_LETTERS
 from paceline.strategies import canonical
 from paceline.tables import messages as t
 from paceline.tables.server import TableExchange
@@ -597,6 +598,36 @@ def test_notes_and_remarks_are_on_record_and_a_remark_once():
     for worker in (0, 1):
         hand.says(worker, Remark("odd"))
     assert [line.data["text"] for line in hand.observed("warning")] == ["odd"]
+
+
+def test_what_workers_say_is_kept_up_to_a_number_and_a_length():
+    hand = HandDrivenRun().train()
+    for number in range(MOST_REMARKS + 10):
+        hand.says(0, Remark(f"{number}" + "x" * REMARK_LETTERS))
+    texts = [line.data["text"] for line in hand.observed("warning")]
+    assert (len(texts), texts[-1]) == (MOST_REMARKS + 1, "further warnings are left out")
+    assert max(map(len, texts)) == REMARK_LETTERS
+    for number in range(MOST_ASKED + 10):
+        hand.says(0, OptionAsked(f"{number}" + "x" * REMARK_LETTERS))
+    assert len(hand.run.words.asked) == MOST_ASKED
+    assert max(map(len, hand.run.words.asked)) == REMARK_LETTERS
+
+
+def test_a_worker_whose_message_does_not_fit_is_spared_while_a_phase_runs_and_nothing_is_half_done(monkeypatch):
+    hand = HandDrivenRun()
+    assert not hand.run.departures.can_spare(0)
+    hand.engine.capabilities = capabilities("hosts")
+    assert not hand.run.departures.can_spare(0)
+    hand.train()
+    assert hand.run.departures.can_spare(0)
+    with pytest.raises(PeerError, match="which no exchange handles"):
+        hand.says(0, Welcome(None, None))
+    assert hand.run.departures.can_spare(0)
+    hand.pushes(0)
+    monkeypatch.setattr(hand.engine, "dispatch", lambda *_: [].pop())
+    with pytest.raises(IndexError):
+        hand.pushes(1)
+    assert not hand.run.departures.can_spare(0)
 
 
 def test_an_option_that_no_script_asks_for_ends_the_run():

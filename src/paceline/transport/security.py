@@ -14,9 +14,10 @@ import zmq
 from zmq.utils import z85
 
 from paceline.core.errors import InternalError
-from paceline.transport.gatekeeper import CURVE_HELLO, PLAIN_HELLO, Credentials, Gatekeeper
+from paceline.transport.gatekeeper import CURVE_HELLO, HANDSHAKE_MS, PLAIN_HELLO, Credentials, Gatekeeper
 from paceline.transport.join_token import JoinToken, Role
 
+ANSWER_MS = 1_000  # for a listener to answer a connection's first packet: longer than any network's way there and back
 WRONG_KEYS = (
     "the connection was closed during the handshake: the join token is another run's, or only one side was started "
     "with --trusted-network"
@@ -36,7 +37,12 @@ class Security:
         return f"Security({self._token!r}, encrypted={self.encrypted})"
 
     def connect_as(self, socket: "zmq.Socket[bytes]", role: Role, to: Role) -> None:
-        """Give the socket this role's key and that of the role it connects to; call it before `connect`."""
+        """Give the socket this role's key and that of the role it connects to; call it before `connect`.
+
+        A listener may not hear this address for a while (`address_filter.py`), and ZeroMQ's own patience is minutes.
+        """
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, ANSWER_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if self.encrypted:
             mine = self._token.keys(role)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, mine.public)

@@ -47,7 +47,7 @@ from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.gatekeeper import Backlog, Gatekeeper, RefusalLog, hang_up
 from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
-from paceline.transport.security import Security
+from paceline.transport.security import ANSWER_MS, Security
 
 CHUNK = 1 << 20  # bytes; larger chunks overlap less, smaller ones cost more calls
 GATHERED = 1 << 14  # bytes; smaller tensors share a chunk, which costs a copy but saves a message for each
@@ -68,8 +68,11 @@ WATCH_MS = 100  # between a waiting worker's checks that its server is alive
 # A listener under a flood of strangers may hang up on a member that is slow to show its key, or have no time for it. So
 # a connection that ends before the server has answered is made again: for GET_IN_S if it ended during the handshake,
 # which is also how wrong keys end, and UNREACHED times if there was none, as when no server listens there any more.
+# Attempts without any answer do not count as either: a listener that does not hear this address (`address_filter.py`)
+# hears it again soon. They go on for UNHEARD_S, several times as long.
 GET_IN_S = 10.0
 UNREACHED = 3
+UNHEARD_S = 60.0
 AGAIN_S = 0.1  # between two attempts
 _LENGTH_BYTES = 8
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
@@ -334,15 +337,23 @@ class _Attempts:
     """How often a worker may still connect to a server of its run that does not answer."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + GET_IN_S
+        self._last = time.monotonic()  # when the last attempt ended
+        self._until, self._unheard_until = self._last + GET_IN_S, self._last + UNHEARD_S
         self._unreached = UNREACHED
 
     def allow(self, event: int) -> bool:
         """Return whether to connect again after this event."""
-        if event & _REFUSED:
-            return event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and time.monotonic() < self._until
+        now = time.monotonic()
+        took, self._last = now - self._last, now
         if event & zmq.EVENT_DISCONNECTED:
             return False  # it was connected, and the server may still take the worker for present
+        if event & _REFUSED and event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            return False
+        if took >= ANSWER_MS / 1000:
+            self._until += took
+            return now < self._unheard_until
+        if event & _REFUSED:
+            return now < self._until
         self._unreached -= 1
         return self._unreached > 0
 

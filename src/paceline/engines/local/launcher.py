@@ -43,6 +43,7 @@ from paceline.worker import context
 GRACE_S = 2.0  # between asking a process to end and killing it
 LAST_STEPS_S = 10.0  # for a server to exit after its last message
 MOST_WARNINGS = 1_000  # of workers that are shown
+WARNING_LETTERS = 4_000  # by which they are told apart; a machine that joins may send a megabyte
 RESTARTS = 3  # of the server, in a row, from one checkpoint
 
 logger = logging.getLogger("paceline")
@@ -260,10 +261,11 @@ class Launcher:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(data)
         if isinstance(message, control.Warned):
-            fresh = message.text not in self._warnings and len(self._warnings) < MOST_WARNINGS
+            known, text = self._warnings, message.text[:WARNING_LETTERS]
+            fresh = text not in known and len(known) < MOST_WARNINGS
             self._children.alive[place].warn(message.text, show=fresh)
             if fresh:
-                self._warnings.add(message.text)
+                known.add(text)
         elif isinstance(message, control.Debugging):
             self._send_to_server(control.Debugged(place.worker, message.waits))
             self._debugging = message.waits and message.on_terminal
