@@ -53,7 +53,6 @@ MOST_LOG = 100_000
 PATIENCE_S = 20.0  # for the honest workers to make a step
 STEERING = ("Stop", "Ready", "ModelLoaded", "OptimizerLoaded", "CollectiveKept")
 PLANTED = {  # code that the victim's processes run at their start
-    "queue": "import paceline.transport.zeromq as z; z.UNREAD_FRAMES = 0; z.UNREAD_BYTES = 1 << 40",
     "crash": "import paceline.engines.local.server_links as s; s._MISFITS = ()",
     "leak": "import paceline.transport.zeromq as z; kept = []; take = z.ZeromqServerEnd.take; "
             "z.ZeromqServerEnd.take = lambda *a: (kept.append(bytearray(b'x') * (1 << 20)), take(*a))[1]",

@@ -19,6 +19,7 @@ from paceline.model.sharding import BLOCK, ModelSplit, joined_tensors, require_s
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters, Store, Unwritten, store_of
 from paceline.shards import commands as c
+from paceline.shards import messages
 from paceline.shards.remote_workers import RemoteWorkers
 from paceline.shards.sharded_endpoint import ShardedEndpoint
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
@@ -492,7 +493,7 @@ def test_a_far_worker_sends_each_shard_its_part_and_reads_one_version_from_all(t
     )
     for remote in remotes:
         remote.expect("t")
-    worker = FarWorker(" ".join([hub.address, *(remote.address for remote in remotes)]), spec)
+    worker = FarWorker(messages.BETWEEN.join([hub.address, *(remote.address for remote in remotes)]), spec)
     worker.start()
     with torch.no_grad():
         hello, told = collected(remotes, hub, end)

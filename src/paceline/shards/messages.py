@@ -3,6 +3,8 @@
 from paceline.model.store import Gradient, Parameters
 from paceline.transport.messages import ToServer, ToWorker, registered
 
+BETWEEN = "\0"  # addresses of a server and of its shards; the name of a socket's file may hold any other character
+
 
 @registered(57)
 class PushPart(ToServer, frozen=True):

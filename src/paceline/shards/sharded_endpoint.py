@@ -16,7 +16,7 @@ from paceline.model.regions import Region
 from paceline.model.sharding import ModelSplit
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters
-from paceline.shards.messages import PushPart, VersionPart
+from paceline.shards.messages import BETWEEN, PushPart, VersionPart
 from paceline.transport.messages import Push, ToServer, ToWorker
 from paceline.transport.security import Security
 from paceline.transport.zeromq import ZeromqEndpoint
@@ -52,7 +52,7 @@ class ShardedEndpoint(ZeromqEndpoint):
         self._codec.in_parts = True
 
     def _connect(self, address: str, token: str) -> None:
-        first, *others = address.split()
+        first, *others = address.split(BETWEEN)
         super()._connect(first, token)
         for shard, other in zip(self._shards, others, strict=bool(self._shards)):
             shard.move_to(other, token)

@@ -34,6 +34,7 @@ from paceline.engines.local.output import Console, Transcript
 from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import Workload, packed
 from paceline.records.logs import notice
+from paceline.shards.messages import BETWEEN
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
@@ -313,8 +314,9 @@ class Agent:
     def _as_seen_here(self, address: str) -> str:
         """Return the server's address, and those of its shards, with the host under which this machine knows it."""
         host = self._settings.address.rpartition(":")[0]
-        return " ".join(
-            f"tcp://{host}:{each.rpartition(':')[2]}" if each.startswith("tcp://") else each for each in address.split()
+        return BETWEEN.join(
+            f"tcp://{host}:{each.rpartition(':')[2]}" if each.startswith("tcp://") else each
+            for each in address.split(BETWEEN)
         )
 
     # -- the end -----------------------------------------------------------------------------------------------------

@@ -356,10 +356,11 @@ class WorkerLinks:
         if role.transport == "shm":
             return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
         # Not for workers that share memory: it starts a thread.
+        from paceline.shards.messages import BETWEEN
         from paceline.shards.sharded_endpoint import ShardedEndpoint
         from paceline.transport.zeromq import ZeromqEndpoint
 
-        kind = ShardedEndpoint if " " in role.address else ZeromqEndpoint
+        kind = ShardedEndpoint if BETWEEN in role.address else ZeromqEndpoint
         return kind(role.address, role.token, lambda: (self._await()[0], role.token), role.secret.security)
 
     def report(self, failure: Failure) -> None:

@@ -49,6 +49,7 @@ from paceline.server.run import ServerRun
 from paceline.server.waits import Waits
 from paceline.shards.commands import CountEffort
 from paceline.shards.commands import Effort as ShardEffort
+from paceline.shards.messages import BETWEEN
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
@@ -296,7 +297,7 @@ class LocalEngine:
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
             shards = [] if self._shards is None else self._shards.addresses
-            self.send_to_launcher(m.Listening(" ".join([at, *shards])))
+            self.send_to_launcher(m.Listening(BETWEEN.join([at, *shards])))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
             self._wait()
