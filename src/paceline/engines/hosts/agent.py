@@ -61,7 +61,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "nursery"
     trusted_network: bool = False
     rank: int | None = None
-    strategy: Path | None = None  # where the run's own strategy is here, if not at the same path or beside the script
+    strategy: Path | None = None  # looked for here first, then at the run's path and beside the script
 
 
 def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
@@ -182,7 +182,9 @@ class Agent:
                 case m.Admitted():
                     self._on_admitted(message)
                 case m.StrategyAsked() if not self._admitted:
-                    self._strategy = self._settings.strategy or file_here(message.place, self._script)
+                    brought = self._settings.strategy
+                    there = brought is not None and brought.is_file()
+                    self._strategy = brought if there else file_here(message.place, self._script)
                     self._ask("" if self._strategy is None else digest_of_file(self._strategy))
                 case m.Refused():
                     raise OptionError(f"{self._settings.address} does not let this machine in: {message.reason}")
