@@ -197,8 +197,7 @@ class Agent:
                 case m.Dismissed():
                     self._on_dismissed(message)
                 case m.Unknown() if self._admitted:
-                    logger.warning("%s has given this machine up: asking to join again", self._settings.address)
-                    self._begin_again()
+                    self._on_unknown()
                 case _:
                     pass  # a beat, or about a process that is gone
         finally:
@@ -241,6 +240,12 @@ class Agent:
             self._loop.unwatch_descriptor(self._local.fileno())
             self._local.close()
             self._local = None
+
+    def _on_unknown(self) -> None:
+        self._pump_local()  # a dismissal takes the local socket, where an answer to a beat may overtake it
+        if self._code is None:
+            logger.warning("%s has given this machine up: asking to join again", self._settings.address)
+            self._begin_again()
 
     def _on_dismissed(self, message: m.Dismissed) -> None:
         self._end_process()
