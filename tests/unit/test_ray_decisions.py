@@ -92,6 +92,26 @@ def test_nobody_at_an_address_is_named_with_the_fix(folder, capsys):
     assert f"no Ray answers at {address} (Connection refused): start one with `ray start" in capsys.readouterr().err
 
 
+def test_no_ray_to_be_found_is_named_with_the_fix(monkeypatch):
+    ray = clusters.load()
+
+    def finds_none(**_):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", finds_none)
+    said = r"no Ray at auto: Could not find any .*; start one with `ray start --head`, or leave --address out"
+    with pytest.raises(OptionError, match=said), clusters.connected(RunConfig(engine="ray", address="auto"), 1):
+        pass
+
+
+def test_a_ray_of_our_own_has_its_folder_inside_one_that_nobody_else_may_enter():
+    with clusters._own(RunConfig(engine="ray"), 1) as options:
+        given = Path(options["_temp_dir"])
+        assert given.parent.stat().st_mode & 0o777 == 0o700
+        assert not given.exists()  # Ray makes it, and lets everybody write to it
+    assert not given.parent.exists()
+
+
 def test_without_ray_the_fix_is_named(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"needs Ray .*: pip install 'paceline\[ray\]'"):
