@@ -1,4 +1,4 @@
-"""docs/howto/ray.md, followed word by word on three hosts of a lab: from a laptop to a Ray cluster across them."""
+"""docs/howto/ray.md, followed word by word on two hosts of a lab: from a laptop to a Ray cluster across them."""
 
 import os
 import re
@@ -35,7 +35,7 @@ PROGRAMS = {
 def lab(nothing_left: leaks.Watch) -> Iterator[Lab]:
     ray_clusters.require()
     netlab.require()
-    with Lab(hosts=3, rate="100mbit") as made:
+    with Lab(hosts=2, rate="100mbit") as made:
         for host in made.hosts:
             made.tool("ip", host.index, "route add default dev eth0")  # Ray asks the route which address a host has
         yield made
@@ -89,7 +89,8 @@ def test_five_commands_lead_from_a_laptop_to_a_cluster(
     for host in lab.hosts[1:]:
         done(host, folder, environment, arguments(further, HEAD=lab.hosts[0].address))
     before = lab.hosts[0].bytes_sent()
-    across = done(lab.hosts[0], folder, environment, [*arguments(last)[:-1], "--spread", arguments(last)[-1]])
+    *words, script = arguments(last)
+    across = done(lab.hosts[0], folder, environment, [*words, "--spread", "--servers", "2", script])
     assert "it travels with" in across
     assert "bsp · ray · 2 workers" in across
     assert across.count("over the network") >= 1

@@ -1,10 +1,12 @@
 """The Ray engine on a real cluster of this host: bits, devices, secrets, machines that come and go, Ctrl-C."""
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import hosts
 import pytest
@@ -18,10 +20,7 @@ from paceline.transport.join_token import PREFIX
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = hosts.SCRIPT.replace("import sys, time", "import os, sys, time").replace(
-    "time.sleep({pause})", 'time.sleep(0.0 if os.path.exists("hurry") else {pause})'
-)
-SCRIPT = SCRIPT.replace('"done"', '"in", os.getcwd(), "sees", dict(os.environ).get("CUDA_VISIBLE_DEVICES")')
+SCRIPT = hosts.SCRIPT.replace('"done"', '"in", os.getcwd(), "sees", dict(os.environ).get("CUDA_VISIBLE_DEVICES")')
 JOB = """
 import ray, torch, paceline
 from torch.utils.data import TensorDataset
@@ -48,12 +47,18 @@ def nodes():
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
 
-how = dict(engine="ray", workers=2, evaluate_every=None, runs_dir="runs", threads=1)
-first = paceline.launch(counts, strategy="ssp:staleness=1", **how)
-second = paceline.launch(nodes, strategy="gossip", **how)
+how = dict(engine="ray", evaluate_every=None, runs_dir="runs", threads=1)
+first = paceline.launch(counts, workers=1, strategy="ssp:staleness=1", **how)
+second = paceline.launch(nodes, workers=2, strategy="mine.py:Mine", **how)
 print(first.summary.engine, second.summary.engine, second.summary.workers, "tables:", len(first.tables), "nodes:",
       len(second.nodes), "connected:", ray.is_initialized())
 """
+
+
+def own(place):
+    """The file of a strategy of one's own that is one of the package."""
+    module, _, name = place.partition(":")
+    return f"from {module} import {name}\n\n\nclass Mine({name}):\n    pass\n"
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +74,43 @@ def run_on(cluster, site, *options, what=("train.py",), **environment):
     return site.command("run", "run", *given, *options, *what, environment={**cluster.environment, **environment})
 
 
+def require_hidden(cluster, ran, secret):
+    """Neither command lines nor environments of a run's processes, all of which are there, show the secret."""
+    expected = ("worker 0", "worker 1", "server", "shard 0", "shard 1")
+
+    def all_there():
+        assert ran.poll() is None, ran.said
+        titles = " ".join(cluster.head.processes().values())
+        return all(f"paceline: {name}" in titles for name in expected)
+
+    wait_until(all_there)
+    processes = {*cluster.head.processes(), ran.pid}
+    assert not showing(secret, processes)
+    assert showing(cluster.head.tag, processes)  # which is in their environments
+
+
+def showing(text, processes):
+    """The processes whose command line or environment has this text."""
+    found = set()
+    for pid in processes:
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                if text.encode() in Path(f"/proc/{pid}/{name}").read_bytes():
+                    found.add(pid)
+    return found
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_a_cluster_trains_to_the_bits_of_one_machine_and_nothing_shows_the_token(cluster, folder):
-    with Site(folder, SCRIPT, epochs=2, pause=0) as site:
+    script = SCRIPT.replace('"hurry"', repr(str(folder / "hurry")))  # workers are in a copy of the folder
+    (folder / "mine.py").write_text(own("paceline.strategies.bsp:Bsp"))
+    with Site(folder, script, epochs=2, pause=0.1) as site:
         ran = run_on(
-            cluster, site, "--workers", "2", "--working-dir", ".", "--worker-resources", "CPU=1,GPU=1", "--spread"
-        )
+            cluster, site, "--workers", "2", "--servers", "2", "--strategy", "mine.py:Mine", "--working-dir", ".",
+            "--worker-resources", "CPU=1,GPU=1", "--spread",
+        )  # fmt: skip
+        require_hidden(cluster, ran, PREFIX)
+        site.hurry()
         assert ran.end() == 0, ran.said
         theirs, report = site.model, site.report
         assert report["engine"] == "ray"
@@ -93,7 +129,7 @@ def test_a_cluster_trains_to_the_bits_of_one_machine_and_nothing_shows_the_token
         here = folder / "local"
         here.mkdir()
     with Site(here, SCRIPT, epochs=2, pause=0) as one:
-        command = one.run_here("--workers", "2")
+        command = one.run_here("--workers", "2", "--servers", "2")
         assert command.end() == 0, command.said
         assert all(theirs[name].equal(ours) for name, ours in one.model.items())
 
@@ -157,7 +193,7 @@ def test_a_worker_that_dies_comes_back_in_an_actor_of_its_own_and_a_server_from_
         goes_on(ran, site)
         os.kill(server, signal.SIGKILL)
         ran.wait_for("going on from")
-        (folder / "hurry").touch()
+        site.hurry()
         assert ran.end() == 0, ran.said
         require_sound(site)
         assert site.report["samples_used"] == 30 * 400
@@ -168,6 +204,7 @@ def test_a_worker_that_dies_comes_back_in_an_actor_of_its_own_and_a_server_from_
 @pytest.mark.usefixtures("nothing_left")
 def test_a_program_that_is_connected_to_ray_launches_functions_on_tables_and_without_a_server(cluster, folder):
     (folder / "job.py").write_text(JOB)
+    (folder / "mine.py").write_text(own("paceline.strategies.peers.gossip:Gossip"))
     environment = {**os.environ, **cluster.environment, "RAY_ADDRESS": cluster.address}
     done = warm_python.run([sys.executable, "job.py"], env=environment)
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,8 @@ class RayCluster:
             "RAY_AUTH_TOKEN_PATH": str(self._folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_health_check_period_ms": "200",  # a dead machine refuses five checks; a slow one has 10 s for each
         }
         (self._folder / "token").write_text(secrets.token_hex(32))
         self._how = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")

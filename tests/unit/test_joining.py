@@ -339,6 +339,18 @@ def test_where_a_machine_has_the_strategy_of_a_run(folder, monkeypatch):
     assert strategy_source("own:Own").place == "own"
 
 
+def test_a_dismissal_that_an_answer_to_a_beat_has_overtaken_counts():
+    ours, theirs = map(Channel, socket.socketpair())
+    settings = agent.JoinSettings(address="127.0.0.1:1")
+    with contextlib.closing(agent.Agent(agent.Workload(), "", new_token(), settings)) as machine:
+        machine._admitted, machine._local = True, ours
+        machine._loop.watch_descriptor(ours.fileno(), machine._pump_local)
+        theirs.send(m.encode(m.Dismissed("its process was killed", failed=True)))
+        theirs.close()
+        machine._handle(m.Unknown(), [])
+        assert (machine._code, machine._link) == (1, None)
+
+
 def test_words_about_an_earlier_process_are_dropped(noted, security):
     machine = Joining(noted, security)
     machine.say(ASKED)

@@ -1,5 +1,6 @@
 """The Ray engine without Ray: settings, refusals, where files are found, and who is asked for when an actor ends."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,11 +17,15 @@ from paceline.core.quantities import resource_amounts, resources_written
 from paceline.core.settings import RunConfig, is_elastic, require_possible
 from paceline.core.worker_count import cores, usual_cpus, usual_threads
 from paceline.engines import capabilities
+from paceline.engines.hosts import messages as m
+from paceline.engines.hosts.agent import Agent, JoinSettings
+from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.workload import Workload
 from paceline.engines.ray import actors, clusters
 from paceline.engines.ray.actors import RayLauncher, RunJob
 from paceline.session import _device_for
+from paceline.transport.join_token import new_token
 
 RAY = capabilities("ray")
 
@@ -87,6 +92,26 @@ def test_nobody_at_an_address_is_named_with_the_fix(folder, capsys):
     assert f"no Ray answers at {address} (Connection refused): start one with `ray start" in capsys.readouterr().err
 
 
+def test_no_ray_to_be_found_is_named_with_the_fix(monkeypatch):
+    ray = clusters.load()
+
+    def finds_none(**_):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", finds_none)
+    said = r"no Ray at auto: Could not find any .*; start one with `ray start --head`, or leave --address out"
+    with pytest.raises(OptionError, match=said), clusters.connected(RunConfig(engine="ray", address="auto"), 1):
+        pass
+
+
+def test_a_ray_of_our_own_has_its_folder_inside_one_that_nobody_else_may_enter():
+    with clusters._own(RunConfig(engine="ray"), 1) as options:
+        given = Path(options["_temp_dir"])
+        assert given.parent.stat().st_mode & 0o777 == 0o700
+        assert not given.exists()  # Ray makes it, and lets everybody write to it
+    assert not given.parent.exists()
+
+
 def test_without_ray_the_fix_is_named(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"needs Ray .*: pip install 'paceline\[ray\]'"):
@@ -122,6 +147,27 @@ def test_files_are_found_below_the_folder_that_travels_or_at_the_same_path(tmp_p
     assert job.here("/home/me/project/mine.py") == tmp_path / "mine.py"
     assert job.here("/data/mnist") == Path("/data/mnist")
     assert job.here(None) is None
+
+
+@pytest.mark.parametrize("where", ["project/mine.py", "home/mine.py", "home/sub/mine.py", None])
+def test_an_own_strategy_is_found_where_it_has_travelled_at_the_same_path_or_beside_the_script(
+    where, tmp_path, monkeypatch
+):
+    project, home = tmp_path / "project", tmp_path / "home"
+    for folder in (project, home / "sub"):
+        folder.mkdir(parents=True)
+    if where is not None:
+        (tmp_path / where).write_text("class Mine: pass\n")
+    monkeypatch.chdir(project)
+    job = job_in(home / "sub", home)  # as on a machine to which Ray has brought the folder `home` as `project`
+    settings = JoinSettings(address="127.0.0.1:1", strategy=job.here(home / "mine.py"))
+    said = []
+    with contextlib.closing(Agent(Workload(script=str(home / "sub" / "train.py")), "", new_token(), settings)) as agent:
+        monkeypatch.setattr(agent, "_send", said.append)
+        agent._handle(m.StrategyAsked(str(home / "mine.py")), [])
+    assert [asked.strategy for asked in said] == [digest_of_file(tmp_path / where) if where else ""]
+    refusal = StrategySource(str(home / "mine.py"), "mine.py (ab)", nodes_run_it=True).refusal("")
+    assert refusal.endswith("copy it there or beside the script; on Ray, --working-dir FOLDER sends it")
 
 
 def test_an_actor_that_asks_for_no_gpu_sees_none(monkeypatch):

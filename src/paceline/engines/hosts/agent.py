@@ -61,7 +61,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "nursery"
     trusted_network: bool = False
     rank: int | None = None
-    strategy: Path | None = None  # where the run's own strategy is here, if not at the same path or beside the script
+    strategy: Path | None = None  # looked for here first, then at the run's path and beside the script
 
 
 def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
@@ -182,7 +182,9 @@ class Agent:
                 case m.Admitted():
                     self._on_admitted(message)
                 case m.StrategyAsked() if not self._admitted:
-                    self._strategy = self._settings.strategy or file_here(message.place, self._script)
+                    brought = self._settings.strategy
+                    there = brought is not None and brought.is_file()
+                    self._strategy = brought if there else file_here(message.place, self._script)
                     self._ask("" if self._strategy is None else digest_of_file(self._strategy))
                 case m.Refused():
                     raise OptionError(f"{self._settings.address} does not let this machine in: {message.reason}")
@@ -195,8 +197,7 @@ class Agent:
                 case m.Dismissed():
                     self._on_dismissed(message)
                 case m.Unknown() if self._admitted:
-                    logger.warning("%s has given this machine up: asking to join again", self._settings.address)
-                    self._begin_again()
+                    self._on_unknown()
                 case _:
                     pass  # a beat, or about a process that is gone
         finally:
@@ -239,6 +240,12 @@ class Agent:
             self._loop.unwatch_descriptor(self._local.fileno())
             self._local.close()
             self._local = None
+
+    def _on_unknown(self) -> None:
+        self._pump_local()  # a dismissal takes the local socket, where an answer to a beat may overtake it
+        if self._code is None:
+            logger.warning("%s has given this machine up: asking to join again", self._settings.address)
+            self._begin_again()
 
     def _on_dismissed(self, message: m.Dismissed) -> None:
         self._end_process()

@@ -29,7 +29,8 @@ class StrategySource(msgspec.Struct, frozen=True):
         if theirs == self.digest or not (theirs or self.nodes_run_it):
             return None
         if not theirs:
-            return f"it has no {self.place}, the run's strategy ({self.digest}): copy it beside the script"
+            fix = "copy it there or beside the script; on Ray, --working-dir FOLDER sends it"
+            return f"it has no {self.place}, the run's strategy ({self.digest}): {fix}"
         return f"its strategy {self.place} is {theirs}, this run's {self.digest}: give both the same file"
 
 

@@ -27,7 +27,8 @@ from paceline.records.logs import notice
 ANSWER_S = 10.0  # for a cluster's head to accept a connection
 NOTICE_S = 5.0  # of waiting for room before that is said
 OWN_S = 30.0  # for a Ray of our own, which does not grow, to have what it was started with
-SOCKETS = 64  # bytes of the longest socket name below Ray's folder
+SOCKETS = 66  # bytes of the longest socket name below Ray's folder
+START = "start one with `ray start --head`, or leave --address out for a Ray of this machine"
 
 
 def load() -> Any:
@@ -62,7 +63,8 @@ def connected(config: RunConfig, workers: int) -> Iterator[bool]:
         try:
             ray.init(logging_level=logging.WARNING, runtime_env=travels, **options)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise OptionError(f"--engine ray: no Ray at {address or 'this machine'}: {reason_of(error)}") from error
+            why = f"{reason_of(error)}; {START}" if address else reason_of(error)
+            raise OptionError(f"--engine ray: no Ray at {address or 'this machine'}: {why}") from error
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray would end this process; for us it ends the run, with a report
         yield not address
@@ -78,8 +80,10 @@ def _own(config: RunConfig, workers: int) -> Iterator[dict[str, Any]]:
         os.environ.setdefault("RAY_AUTH_TOKEN_PATH", os.fspath(folder / "ray-token"))
         if "ray" not in sys.modules:  # it reads this when it is imported
             os.environ.setdefault("RAY_AUTH_MODE", "token")
-        cpus = usual_cpus(config, workers)
-        yield {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": os.fspath(folder)}
+        # Our processes notice when an actor is gone, and remove their files; killed by Ray they could not.
+        os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")
+        cpus, inner = usual_cpus(config, workers), folder / "r"  # Ray lets all users write to the one that it is given
+        yield {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": os.fspath(inner)}
     finally:
         for name in [name for name in os.environ if name.startswith("RAY_") and name not in before]:
             del os.environ[name]  # ours, and what Ray has set meanwhile
@@ -94,8 +98,7 @@ def _require_answer(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
     except OSError as error:
-        fix = "start one with `ray start --head`, or leave --address out for a Ray of this machine"
-        raise OptionError(f"--address: no Ray answers at {address} ({error.strerror or error}): {fix}") from error
+        raise OptionError(f"--address: no Ray answers at {address} ({error.strerror or error}): {START}") from error
 
 
 def actor_options(resources: str) -> dict[str, Any]:
