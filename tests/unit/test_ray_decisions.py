@@ -22,7 +22,7 @@ from paceline.engines.hosts.agent import Agent, JoinSettings
 from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.workload import Workload
-from paceline.engines.ray import actors, clusters
+from paceline.engines.ray import actors, placement
 from paceline.engines.ray.actors import RayLauncher, RunJob
 from paceline.session import _device_for
 from paceline.transport.join_token import new_token
@@ -40,7 +40,7 @@ def test_resources():
     for bad in ("CPU", "CPU=-1", "CPU=two", "=1", "CPU=1,cpu=2", "CPU=1e999"):
         with pytest.raises(OptionError, match=r"names and amounts >= 0, such as CPU=2,GPU=0.5,memory=2e9; "):
             resource_amounts(bad)
-    assert clusters.actor_options("GPU=1,memory=5,mine=2") == {
+    assert placement.actor_options("GPU=1,memory=5,mine=2") == {
         "num_cpus": 0, "num_gpus": 1, "memory": 5, "resources": {"mine": 2}, "max_restarts": 0
     }  # fmt: skip
 
@@ -93,19 +93,19 @@ def test_nobody_at_an_address_is_named_with_the_fix(folder, capsys):
 
 
 def test_no_ray_to_be_found_is_named_with_the_fix(monkeypatch):
-    ray = clusters.load()
+    ray = placement.load()
 
     def finds_none(**_):
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.setattr(ray, "init", finds_none)
     said = r"no Ray at auto: Could not find any .*; start one with `ray start --head`, or leave --address out"
-    with pytest.raises(OptionError, match=said), clusters.connected(RunConfig(engine="ray", address="auto"), 1):
+    with pytest.raises(OptionError, match=said), placement.connected(RunConfig(engine="ray", address="auto"), 1):
         pass
 
 
 def test_a_ray_of_our_own_has_its_folder_inside_one_that_nobody_else_may_enter():
-    with clusters._own(RunConfig(engine="ray"), 1) as options:
+    with placement._own(RunConfig(engine="ray"), 1) as options:
         given = Path(options["_temp_dir"])
         assert given.parent.stat().st_mode & 0o777 == 0o700
         assert not given.exists()  # Ray makes it, and lets everybody write to it
@@ -115,7 +115,7 @@ def test_a_ray_of_our_own_has_its_folder_inside_one_that_nobody_else_may_enter()
 def test_without_ray_the_fix_is_named(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"needs Ray .*: pip install 'paceline\[ray\]'"):
-        clusters.load()
+        placement.load()
 
 
 def test_nothing_of_paceline_imports_ray_by_itself():
@@ -296,6 +296,6 @@ def test_what_ray_says_is_one_line():
     error = RuntimeError(
         "The actor died.\n\tclass_name: PacelineWorker\n\tactor_id: 01\n\tpid: 7\nIts node was lost.\n"
     )
-    assert clusters.reason_of(error) == "The actor died. Its node was lost."
-    assert clusters.reason_of(ValueError()) == "ValueError"
+    assert placement.reason_of(error) == "The actor died. Its node was lost."
+    assert placement.reason_of(ValueError()) == "ValueError"
     assert actors.VAIN > 1

@@ -371,16 +371,16 @@ def test_what_a_shard_sends_together_with_an_answer_is_taken_in():
     theirs.send(c.encode(c.Listens("")))
     links = ShardLinks([mine], lambda shard: pytest.fail(f"shard {shard} is gone"))
     links._tokens[4] = "hers"
-    for message in (c.Done(), c.Held(4, 9, 1.0), c.Held(5, 9, 1.0), c.Broken("t", "nonsense")):
+    for message in (c.CommandDone(), c.Held(4, 9, 1.0), c.Held(5, 9, 1.0), c.Broken("t", "nonsense")):
         theirs.send(c.encode(message))
-    links.ask(c.Reach(), c.Done)
+    links.ask(c.Reach(), c.CommandDone)
     assert links.news
     assert links._held == {4: {9: [1.0]}}
     assert [each.text for each in links.broken] == ["nonsense"]
     theirs.send(c.encode(c.Fault("user", "no such thing", "")))
     with pytest.raises(UserError, match="no such thing"):
         links.listen()
-    theirs.send(c.encode(c.Done()))
+    theirs.send(c.encode(c.CommandDone()))
     with pytest.raises(InternalError, match="unasked"):
         links.listen()
     links.close()

@@ -132,7 +132,7 @@ class LoadState(msgspec.Struct, frozen=True, tag=True):
     numbers: dict[str, Any]
 
 
-class Save(msgspec.Struct, frozen=True, tag=True):
+class SaveState(msgspec.Struct, frozen=True, tag=True):
     """Write the optimizer's state, and the last gradient if it is kept, to a file. Answer: `Saved`."""
 
     path: str
@@ -146,7 +146,7 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 
 class CountEffort(msgspec.Struct, frozen=True, tag=True):
-    """Answer with the `Effort` so far; `begin`: count from here on."""
+    """Answer with the `ShardEffort` so far; `begin`: count from here on."""
 
     begin: bool = False
 
@@ -154,7 +154,7 @@ class CountEffort(msgspec.Struct, frozen=True, tag=True):
 Command = (
     MakeStore | MapRegion | ExpectWorker | MirrorRegion | ForgetWorker | DropRegion | Merge | Extend | CopyOut
     | DropCopy | Publish | SendVersion | Reach | ScaleRate | ReadState
-    | LoadState | Save | Restore | CountEffort
+    | LoadState | SaveState | Restore | CountEffort
 )  # fmt: skip
 
 
@@ -188,14 +188,14 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     notice: str | None
 
 
-class Measured(msgspec.Struct, frozen=True, tag=True):
+class PartMeasured(msgspec.Struct, frozen=True, tag=True):
     """Statistics of the shard's part of one applied gradient."""
 
     norm: float
     inner_product: float | None
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class CommandDone(msgspec.Struct, frozen=True, tag=True):
     """The command is carried out."""
 
 
@@ -214,7 +214,7 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
     error: str = ""  # why it could not be written
 
 
-class Effort(msgspec.Struct, frozen=True, tag=True):
+class ShardEffort(msgspec.Struct, frozen=True, tag=True):
     """Processor seconds of the shard."""
 
     cpu_s: float
@@ -230,7 +230,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
-Answer = Listens | Held | Broken | Made | Measured | Done | StateRead | Saved | Effort | Fault
+Answer = Listens | Held | Broken | Made | PartMeasured | CommandDone | StateRead | Saved | ShardEffort | Fault
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -122,10 +122,10 @@ class ShardHost:
             case c.ScaleRate():
                 self.store.optimizer.scale_rate(command.factor)
             case c.Reach():
-                return c.Done(), ()
+                return c.CommandDone(), ()
             case c.CountEffort():
                 return self._effort(begin=command.begin), ()
-            case c.ReadState() | c.LoadState() | c.Save() | c.Restore():
+            case c.ReadState() | c.LoadState() | c.SaveState() | c.Restore():
                 return self._carry_state(command, given)
             case _:
                 assert_never(command)
@@ -198,22 +198,22 @@ class ShardHost:
             views = self._views[key] = self.store.layout.views(flat)
         return Gradient(flat, absent, command.options, slot=push.slot, views=views)
 
-    def _merge(self, command: c.Merge) -> c.Measured | None:
+    def _merge(self, command: c.Merge) -> c.PartMeasured | None:
         began = time.process_time()
         absent = self.split.own(command.absent)
         gradients = [self._gradient(push, command, absent) for push in command.pushes]
         merged = self.store.merge(gradients, command.weights, [1] * len(gradients), stock=command.stock)
         self._apply_s += time.process_time() - began
-        return None if merged.norm is None else c.Measured(merged.norm, merged.inner_product)
+        return None if merged.norm is None else c.PartMeasured(merged.norm, merged.inner_product)
 
-    def _publish(self, region: int) -> c.Done:
+    def _publish(self, region: int) -> c.CommandDone:
         began = time.process_time()
         self.store.write_to(self._regions[region].flat, ())
         self._copy_s += time.process_time() - began
-        return c.Done()
+        return c.CommandDone()
 
-    def _effort(self, *, begin: bool) -> c.Effort:
-        found = c.Effort(time.process_time() - self._since, self._apply_s, self._copy_s)
+    def _effort(self, *, begin: bool) -> c.ShardEffort:
+        found = c.ShardEffort(time.process_time() - self._since, self._apply_s, self._copy_s)
         if begin:
             self._since = time.process_time()
             self._apply_s = self._copy_s = 0.0
@@ -222,23 +222,23 @@ class ShardHost:
     # -- saved state -------------------------------------------------------------------------------------------------
 
     def _carry_state(
-        self, command: c.ReadState | c.LoadState | c.Save | c.Restore, given: list[int]
+        self, command: c.ReadState | c.LoadState | c.SaveState | c.Restore, given: list[int]
     ) -> tuple[c.Answer, tuple[int, ...]]:
         store, split = self.store, self.split
         if isinstance(command, c.ReadState):
             tensors, numbers = store.optimizer.state()
             return c.StateRead(split.numbered_values(numbers)), (c.in_memory(split.named(tensors)),)
-        if isinstance(command, c.Save):
+        if isinstance(command, c.SaveState):
             return self._save(Path(command.path)), ()
         tensors = c.from_memory(given[0])
         if isinstance(command, c.LoadState):
             store.optimizer.load(tensors, command.numbers)
-            return c.Done(), ()
+            return c.CommandDone(), ()
         own = {key: value for key, value in tensors.items() if not key.startswith(GRADIENT)}
         previous = {key.removeprefix(GRADIENT): value for key, value in tensors.items() if key.startswith(GRADIENT)}
         parameters = store.snapshot().parameters  # which are where they belong: the coordinator has written them
         store.restore(StoreSnapshot(command.version, parameters, {}, own, command.data, previous))
-        return c.Done(), ()
+        return c.CommandDone(), ()
 
     def _save(self, path: Path) -> c.Saved:
         taken = self.store.snapshot()

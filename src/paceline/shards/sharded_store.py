@@ -286,7 +286,7 @@ class ShardedOptimizer:
     def load(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
         """Continue from a state that a script has loaded."""
         commands = [c.LoadState(split.taken_values(numbers)) for split in self.splits]
-        self._links.ask_each(commands, c.Done, [split.taken(tensors, self._shapes) for split in self.splits])
+        self._links.ask_each(commands, c.CommandDone, [split.taken(tensors, self._shapes) for split in self.splits])
 
     def restore(self, snapshot: StoreSnapshot) -> None:
         """Continue from a checkpoint."""
@@ -297,7 +297,7 @@ class ShardedOptimizer:
             last = {f"{GRADIENT}{i}": part for i, part in enumerate(parts)}
             tensors.append({**split.taken(snapshot.optimizer_tensors, self._shapes), **last})
         commands = [c.Restore(snapshot.version, split.taken_data(snapshot.optimizer)) for split in self.splits]
-        self._links.ask_each(commands, c.Done, tensors)
+        self._links.ask_each(commands, c.CommandDone, tensors)
 
 
 class ShardedStore(Store):
@@ -339,7 +339,7 @@ class ShardedStore(Store):
 
     def _reach(self) -> None:
         """Wait until the parameters are those of the current version."""
-        self._links.ask(c.Reach(), c.Done)
+        self._links.ask(c.Reach(), c.CommandDone)
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class ShardedStore(Store):
         if not isinstance(flat, list):
             raise InternalError("a version is copied to a region's own list of tensors")
         self.write_buffers(buffers)
-        self._links.ask(c.Publish(self._links.region_of(flat)), c.Done)
+        self._links.ask(c.Publish(self._links.region_of(flat)), c.CommandDone)
         return self.version
 
     def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
@@ -422,9 +422,9 @@ class ShardedStore(Store):
         self._merge_buffers(gradients, weights)
         self.version += 1
         self._read = None
-        return self._combined(self._links.collect(c.Measured)) if self.statistics else UNMEASURED
+        return self._combined(self._links.collect(c.PartMeasured)) if self.statistics else UNMEASURED
 
-    def _combined(self, parts: Sequence[c.Measured]) -> Merged:
+    def _combined(self, parts: Sequence[c.PartMeasured]) -> Merged:
         norm = math.hypot(*(part.norm for part in parts))
         products = [part.inner_product for part in parts if part.inner_product is not None]
         return Merged(norm, math.fsum(products) if len(products) == len(parts) else None)
@@ -445,7 +445,7 @@ class ShardedStore(Store):
     def _save(self, folder: Path) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
         """Let each shard write its file into the folder; return lengths and checksums, and the optimizer's data."""
         names = [f"optimizer-{shard}.safetensors" for shard in range(len(self._links))]
-        found = self._links.ask_each([c.Save(os.fspath(folder / name)) for name in names], c.Saved)
+        found = self._links.ask_each([c.SaveState(os.fspath(folder / name)) for name in names], c.Saved)
         for name, saved in zip(names, found, strict=True):
             if saved.error:
                 raise OSError(errno.EIO, f"{name}: {saved.error}")

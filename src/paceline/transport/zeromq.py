@@ -273,7 +273,10 @@ class Intake:
 
 
 def post(
-    socket: "zmq.Socket[bytes] | _Counted", codec: Codec, message: ToServer | ToWorker, address: bytes | None = None
+    socket: "zmq.Socket[bytes] | _CountedSocket",
+    codec: Codec,
+    message: ToServer | ToWorker,
+    address: bytes | None = None,
 ) -> None:
     """Send a message and the bytes of its tensors. The caller may reuse tensors outside a region afterwards."""
     data, loose = codec.encode(message)
@@ -313,7 +316,7 @@ def _end_of(view: memoryview) -> int:
 
 
 def send_part(
-    socket: "zmq.Socket[bytes] | _Counted", data: bytes | memoryview, address: bytes | None, copy: bool = True
+    socket: "zmq.Socket[bytes] | _CountedSocket", data: bytes | memoryview, address: bytes | None, copy: bool = True
 ) -> None:
     """Send one ZeroMQ message; `address` is the worker's, on a socket that serves several."""
     if address is not None:
@@ -321,7 +324,7 @@ def send_part(
     socket.send(data, 0, copy)
 
 
-class _Counted:
+class _CountedSocket:
     """A socket that reports the bytes of each part that is sent over it."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", report: Callable[[int], None]) -> None:
@@ -408,7 +411,9 @@ class ZeromqEndpoint:
                 return  # lost: the next `receive` raises
         if isinstance(message, Hello) and self._codec.region is not None:
             self._codec.region.take_in(message.values, message.buffers)
-        post(self._socket if self._security is None else _Counted(self._socket, self._count), self._codec, message)
+        post(
+            self._socket if self._security is None else _CountedSocket(self._socket, self._count), self._codec, message
+        )
 
     def _count(self, _nbytes: int) -> None:
         self._unanswered += 1
@@ -806,7 +811,12 @@ class ZeromqHub:
             if codec is None:
                 send_part(self._socket, message, address)
             else:
-                post(self._socket if backlog is None else _Counted(self._socket, backlog.send), codec, message, address)
+                post(
+                    self._socket if backlog is None else _CountedSocket(self._socket, backlog.send),
+                    codec,
+                    message,
+                    address,
+                )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -47,8 +47,7 @@ from paceline.server.engine import EVALUATOR, Call, Control
 from paceline.server.progress import Progress
 from paceline.server.run import ServerRun
 from paceline.server.waits import Waits
-from paceline.shards.commands import CountEffort
-from paceline.shards.commands import Effort as ShardEffort
+from paceline.shards.commands import CountEffort, ShardEffort
 from paceline.shards.messages import BETWEEN
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.strategies import build_central, is_peer

@@ -1,4 +1,1 @@
-"""The engine of runs on a Ray cluster: Ray places, starts and supervises, tensors go directly between our processes.
-
-Nothing here imports ray but inside functions. Not public: `paceline.launch(engine="ray", address=...)` is.
-"""
+"""Runs on a Ray cluster. Nothing here imports ray but inside functions. Not public: `launch(engine="ray")` is."""

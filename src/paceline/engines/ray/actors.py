@@ -30,7 +30,7 @@ from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload
-from paceline.engines.ray.clusters import actor_options, node_address, reason_of
+from paceline.engines.ray.placement import actor_options, node_address, reason_of
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log
 from paceline.server.plan import Plan, how_it_ended

@@ -21,7 +21,7 @@ from paceline.engines.local.launcher import finished_run
 from paceline.engines.local.loop import interrupts
 from paceline.engines.local.result_handover import Outcome, behind_descriptor
 from paceline.engines.local.workload import packed
-from paceline.engines.ray import clusters
+from paceline.engines.ray import placement
 from paceline.engines.ray.actors import News, PacelineServer, RunJob
 from paceline.records.journal import Sink
 from paceline.records.logs import notice
@@ -43,11 +43,11 @@ def launch(
     """Run on a Ray cluster, save the report in the run's folder, and return the result."""
     if context.current() is not None:
         raise UserError("launch() was called inside a worker of another run: leave the call out")
-    with clusters.connected(plan.config, plan.workers) as own:
+    with placement.connected(plan.config, plan.workers) as own:
         name = f"paceline {plan.folder.name if plan.folder is not None else 'run'} {secrets.token_hex(3)}"
         workload = packed(train)
         root = _root(plan.config, workload.script)
-        with clusters.placed(plan.config, plan.workers, name, own=own) as group:
+        with placement.placed(plan.config, plan.workers, name, own=own) as group:
             job = RunJob(
                 plan=plan, workload=workload, folder=Path.cwd(), root=root, name=name, group=group,
                 log_level=logger.getEffectiveLevel(), wants_lines=sink is not None, wants_progress=progress is not None,
@@ -61,7 +61,7 @@ def launch(
 def _root(config: RunConfig, script: str | None) -> Path | None:
     """Return the folder that Ray brings to every machine, if any, and say how the script gets there."""
     given, here = config.working_dir, Path.cwd()
-    brought = clusters.load().get_runtime_context().runtime_env.get("working_dir")
+    brought = placement.load().get_runtime_context().runtime_env.get("working_dir")
     root = given.absolute() if given is not None else here if brought else None  # Ray has put a job's driver there
     inside = script is not None and root is not None and (here / script).is_relative_to(root)
     if script is not None and given is not None and not inside:
@@ -74,13 +74,13 @@ def _root(config: RunConfig, script: str | None) -> Path | None:
 
 def _carried_out(job: RunJob, tell: Callable[[News], None]) -> tuple[Outcome, bytes | None]:
     """Start the server's actor, and show what it tells until the run has ended."""
-    ray = clusters.load()
+    ray = placement.load()
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     where = PlacementGroupSchedulingStrategy(job.group, placement_group_bundle_index=0)
     made: Any = ray.remote(PacelineServer).options(
         name=f"{job.name} server", max_concurrency=4, scheduling_strategy=where,
-        **clusters.actor_options(job.plan.config.server_resources),
+        **placement.actor_options(job.plan.config.server_resources),
     )  # fmt: skip
     server = made.remote()  # at a time it has calls for the run, for news, and for two interrupts
     try:
@@ -93,14 +93,14 @@ def _carried_out(job: RunJob, tell: Callable[[News], None]) -> tuple[Outcome, by
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except ray.exceptions.RayError as error:
         hint = "; `paceline resume` goes on from its newest checkpoint" * (job.plan.config.checkpoint_every is not None)
-        raise PeerError(f"the actor of the run's server has died{hint}: {clusters.reason_of(error)}") from error
+        raise PeerError(f"the actor of the run's server has died{hint}: {placement.reason_of(error)}") from error
     finally:
         ray.kill(server)
 
 
 def _follow(server: Any, ended: Any, descriptor: int, tell: Callable[[News], None]) -> None:
     """Return once the run has ended; raise KeyboardInterrupt at a second interrupt."""
-    ray = clusters.load()
+    ray = placement.load()
     count, news, over = 0, server.news.remote(NEWS_S), False
     while not over:
         ready, _ = ray.wait([ended, news], num_returns=2, timeout=LOOK_S)
