@@ -30,9 +30,10 @@ from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import MOST_WARNINGS, WARNING_LETTERS
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport import zeromq
-from paceline.transport.gatekeeper import LOG_BURST, LOOK_S, RefusalLog
+from paceline.transport.gatekeeper import LOOK_S
 from paceline.transport.join_token import new_token, read_token
 from paceline.transport.messages import More
+from paceline.transport.refusals import LOG_BURST, RefusalLog
 from paceline.transport.security import Security
 from paceline.transport.shm import Channel
 

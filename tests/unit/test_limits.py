@@ -20,7 +20,7 @@ from paceline.model.store import Gradient
 from paceline.tables.messages import OpenTable, TableInit
 from paceline.transport.base import Lost
 from paceline.transport.codec import FORMAT, Codec
-from paceline.transport.gatekeeper import FIRST_BYTES, LOOK_S
+from paceline.transport.gatekeeper import FIRST_BYTES, GROWN_BYTES, LOOK_S, Growth
 from paceline.transport.join_token import new_token
 from paceline.transport.limits import MOST_TENSORS, PER_MODEL, SPARE_BYTES, Limits
 from paceline.transport.messages import (
@@ -380,3 +380,21 @@ def test_a_worker_that_reads_late_gets_all_of_it(hub):
         assert torch.equal(worker.receive().tensors["rows"], rows)
     assert end.collect() is None
     worker.close()
+
+
+def test_memory_is_looked_at_though_no_descriptor_is_left():
+    """A process that strangers keep busy may have none; the thread that answers about credentials lives on."""
+    growth = Growth()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            socket.socket()
+        found = growth.look()
+        held = bytearray(4 * GROWN_BYTES)
+        grown = growth.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        growth.close()
+    assert len(held) == 4 * GROWN_BYTES
+    assert (found, grown) == (False, True)

@@ -19,11 +19,11 @@ from paceline.engines.local.addresses import LOOPBACK
 from paceline.transport import address_filter, gatekeeper, security, zeromq
 from paceline.transport.address_filter import set_filter
 from paceline.transport.base import Lost
-from paceline.transport.gatekeeper import LOG_BURST, LOG_EVERY_S, MOST_LOGGED, RefusalLog
 from paceline.transport.join_token import new_token
 from paceline.transport.mail import Box, PeerHeader
 from paceline.transport.mail_zeromq import ZeromqMail
 from paceline.transport.messages import Cancelled, More
+from paceline.transport.refusals import LOG_BURST, LOG_EVERY_S, MOST_LOGGED, RefusalLog
 from paceline.transport.security import Security
 from paceline.transport.zeromq import ZeromqEndpoint, ZeromqHub
 

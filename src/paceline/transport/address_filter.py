@@ -74,12 +74,12 @@ def set_filter(listening: int, addresses: Iterable[str]) -> None:
     code = _program(addresses)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = bytes(_Program(len(code) // 8, ctypes.addressof(buffer)))
-    found = socket.socket(fileno=listening)
-    try:
-        with contextlib.suppress(OSError):  # it is closed already
+    with contextlib.suppress(OSError):  # it is closed already
+        found = socket.socket(fileno=listening)
+        try:
             found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-    finally:
-        found.detach()
+        finally:
+            found.detach()
 
 
 def _program(addresses: Iterable[str]) -> bytes:

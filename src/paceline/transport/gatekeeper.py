@@ -4,9 +4,7 @@ A thread of its own answers ZeroMQ's questions about credentials (ZAP, RFC 27), 
 compute for minutes; the handshake itself is done by ZeroMQ's thread. A client that does not know the server's key never
 gets as far as a question. The socket's monitor tells of it: which descriptor was accepted, that a handshake failed,
 which descriptor was closed. One thread of ZeroMQ reports all three, so a failure belongs to the close that follows it.
-The descriptor of a handshake that fails at once is closed, and perhaps another's, before this thread can ask whose it
-was. So the addresses of refusals are the kernel's, which reports every TCP connection that ends (the monitoring group
-of its socket diagnostics): those that were no member's, in order.
+Whose it was, `refusals.py` finds out.
 
 Strangers may also connect and say nothing. ZeroMQ closes them after HANDSHAKE_MS, but it accepts without bound, and a
 process without descriptors can open neither journal nor checkpoint. So the limit of descriptors is raised, some are
@@ -25,7 +23,6 @@ A forked process has no such thread and must not use the socket, as with every Z
 """
 
 import fcntl
-import logging
 import os
 import socket
 import struct
@@ -33,14 +30,14 @@ import sys
 import termios
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import zmq
 
 from paceline.model import descriptors
 from paceline.transport.address_filter import Knocks, set_filter
+from paceline.transport.refusals import Name, RefusalLog, Refusals
 
 FIRST_BYTES = 16 << 10  # before anything of a connection is read: a handshake and a first message have less
 LOOK_S = 0.05  # between two looks at this process's memory: time for 20 MB at 400 MB/s, all that encryption allows
@@ -53,9 +50,6 @@ UNFINISHED_SHARE = 4  # a quarter of all descriptors, at most, is for connection
 MOST_UNFINISHED = 1_024
 CURVE_HELLO = 64 + 2 + 200  # bytes of greeting and first message; ZeroMQ hangs up on those that it cannot open
 PLAIN_HELLO = 64 + 2 + 6 + 2 + 64  # greeting and first message with a password, and a role of no letters
-LOG_BURST = 10  # refusals that are logged at once
-LOG_EVERY_S = 10.0  # from there on, a count
-MOST_LOGGED = 1_000  # letters of one refusal, which may quote what a member sent
 _ZAP = "inproc://zeromq.zap.01"
 _EVENT = struct.Struct("=HI")
 _FAILED = {
@@ -63,74 +57,11 @@ _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it did not finish the handshake",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "",  # the question about its credentials was answered, and logged
 }
-_FOREIGN = "it does not speak this protocol"
 _WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _WATCHED |= zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
 _UNREAD_EVENTS = 10_000  # the monitor blocks ZeroMQ's thread from there on
-_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
-_TCP_ENDED = 1 << 0 | 1 << 2  # SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY
-_REPORT = struct.Struct(">16xB3xHH16x16s")  # nlmsghdr, then of inet_diag_msg: family, both ports, the other address
-_ADDRESS_BYTES = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
-_NAMELESS_S = 1.0  # that a refusal waits for the kernel's report
-_MOST_NAMES = 1_000  # of connections that ended, kept for their refusals
 _BYTES = struct.Struct("=120xQQ")  # of Linux's `struct tcp_info`: acknowledged by the other end, and received from it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-Name = tuple[str, int]  # address and port of a connection's other end
-
-logger = logging.getLogger("paceline")
-
-
-def _printable(text: str) -> str:
-    """Return the text's beginning with control characters escaped: it may hold what another machine sent."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MOST_LOGGED])
-
-
-class RefusalLog:
-    """Logs the first refusals one by one, then their number every LOG_EVERY_S, so that a flood does not fill a disk.
-
-    `noun` says what is counted, and `say` logs something other than warnings.
-    """
-
-    def __init__(self, noun: str = "refusals", say: Callable[[str], None] = logger.warning) -> None:
-        self._noun, self._say = noun, say
-        self._lock = threading.Lock()
-        self._left = LOG_BURST
-        self._since = time.monotonic()
-        self._unlogged = 0
-        self._last = ""
-
-    def warn(self, text: str) -> None:
-        """Log this refusal, or count it."""
-        with self._lock:
-            self._tell_count()
-            if self._left:
-                self._left -= 1
-                self._say(_printable(text))
-            else:
-                self._unlogged, self._last = self._unlogged + 1, text
-
-    def flush(self) -> None:
-        """Log the number of refusals that were not logged, if it is time for that."""
-        with self._lock:
-            self._tell_count()
-
-    def close(self) -> None:
-        """Log what is left to be told."""
-        with self._lock:
-            self._since -= LOG_EVERY_S
-            self._tell_count()
-
-    def _tell_count(self) -> None:
-        now = time.monotonic()
-        if now - self._since < LOG_EVERY_S:
-            return
-        self._since = now
-        if self._unlogged:
-            self._say(f"{self._unlogged} more {self._noun}, the last: {_printable(self._last)}")
-            self._unlogged = 0
-        else:
-            self._left = LOG_BURST
 
 
 class Credentials:
@@ -201,47 +132,25 @@ class _Visitor:
         self.hung_up = False
 
 
-class EndedConnections:
-    """The kernel's reports of TCP connections that ended at one local port. None come where it has no diagnostics."""
+class Growth:
+    """The memory of this process. Its file stays open: a process that strangers keep busy may not get another one."""
 
     def __init__(self) -> None:
-        self.port: int | None = None
-        try:
-            self._socket: socket.socket | None = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
-        except OSError:
-            self._socket = None
-            return
-        try:
-            self._socket.setblocking(False)
-            self._socket.bind((0, _TCP_ENDED))
-        except OSError:
-            self.close()
+        self._statm = descriptors.open_file("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._resident = self._read()
 
-    @property
-    def reported(self) -> bool:
-        """Whether the kernel reports."""
-        return self._socket is not None
-
-    def register(self, poller: zmq.Poller) -> None:
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-
-    def take(self) -> list[Name]:
-        """Return the other ends of the connections that have ended since the last call."""
-        found: list[Name] = []
-        with suppress(OSError):  # nothing is left, or there were more reports than the kernel keeps
-            while self._socket is not None:
-                report = self._socket.recv(1 << 16)
-                if len(report) >= _REPORT.size:
-                    family, local, port, address = _REPORT.unpack_from(report)
-                    if local == self.port and family in _ADDRESS_BYTES:
-                        found.append((socket.inet_ntop(family, address[: _ADDRESS_BYTES[family]]), port))
-        return found
+    def look(self) -> bool:
+        """Return whether this process has grown by GROWN_BYTES since the last time that it had."""
+        resident = self._read()
+        grown = resident - self._resident >= GROWN_BYTES
+        self._resident = resident if grown else min(self._resident, resident)
+        return grown
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        os.close(self._statm)
+
+    def _read(self) -> int:
+        return int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
 
 
 class Gatekeeper:
@@ -250,7 +159,7 @@ class Gatekeeper:
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", listening: "zmq.Socket[bytes]", credentials: Credentials
     ) -> None:
-        self.log = RefusalLog()
+        self._refusals = Refusals()
         self._listening = listening
         self._credentials = credentials
         self._most_unfinished = min(descriptors.raise_limit() // UNFINISHED_SHARE, MOST_UNFINISHED)
@@ -258,15 +167,9 @@ class Gatekeeper:
         self._visitors: dict[int, _Visitor] = {}
         self._admitted: dict[int, Name] = {}  # connections of finished handshakes
         self._backlogs: dict[int, Backlog] = {}  # of those from which something was read
-        self._grown_from: int | None = None  # bytes of this process at the last look; None: nobody looks
+        self._growth: Growth | None = None  # of this process; None: nobody looks
         self._knocks = Knocks()
         self._listening_at: int | None = None  # the descriptor of the socket that accepts
-        self._ended = EndedConnections()
-        self._members: set[Name] = set()  # other ends of finished handshakes
-        self._strangers: deque[Name] = deque(maxlen=_MOST_NAMES)  # other ends that are gone and were no members
-        self._nameless: deque[tuple[str, Name | None, float]] = deque()  # refusals that wait for one, and since when
-        self._failed: str | None = None  # why the next closed connection failed
-        self._unclaimed = 0  # finished handshakes whose connections were closed meanwhile
         listening.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody is admitted
         listening.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -285,13 +188,18 @@ class Gatekeeper:
         self._thread = threading.Thread(target=self._run, name="paceline-gatekeeper", daemon=True)
         self._thread.start()
 
+    @property
+    def log(self) -> RefusalLog:
+        """Where this socket's readers log what they refuse."""
+        return self._refusals.log
+
     def listens_at(self, address: str) -> None:
         """Say where the socket is bound, for the kernel's reports."""
-        self._ended.port = int(address.rpartition(":")[2])
+        self._refusals.ended.port = int(address.rpartition(":")[2])
 
     def bound_unread(self) -> None:
         """Hang up on connections with too many unread bytes; their reader keeps a `backlog` of each."""
-        self._grown_from = resident_bytes()
+        self._growth = Growth()
 
     def backlog(self, frame: zmq.Frame, most_unread: int) -> Backlog:
         """Return the account of the connection that this frame came over, for its reader to keep."""
@@ -315,12 +223,14 @@ class Gatekeeper:
         self._thread.join()
         self._stop.close(linger=0)
         self.log.close()
+        if self._growth is not None:
+            self._growth.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         for one in (self._zap, self._events, self._stopped):
             poller.register(one, zmq.POLLIN)
-        self._ended.register(poller)
+        self._refusals.ended.register(poller)
         while True:
             ready = dict(poller.poll(int(1000 * LOOK_S)))
             if self._stopped in ready:
@@ -329,16 +239,12 @@ class Gatekeeper:
                 self._answer()
             if self._events in ready:
                 self._take_events()
-            self._take_ended()
+            self._refusals.look()
             self._bound_unread()
             if self._knocks.look(time.monotonic()) and self._listening_at is not None:
                 set_filter(self._listening_at, self._knocks.deaf_to)
-            self.log.flush()
         self._take_events()
-        self._take_ended()
-        for why, name, _ in self._nameless:
-            self._refuse(name, why)
-        self._ended.close()
+        self._refusals.close()
         for one in (self._zap, self._events, self._stopped):
             one.close(linger=0)
 
@@ -350,11 +256,9 @@ class Gatekeeper:
         answer = (b"200", b"OK", b"member") if admitted else (b"400", b"refused", b"")
         self._zap.send_multipart([version, request, *answer, b""])
         if not admitted:
-            self._refuse((address.decode("ascii", "replace"), None), "it has no key of a role that is admitted here")
-
-    def _refuse(self, name: tuple[str, int | None] | None, why: str) -> None:
-        shown = "an address that is gone" if name is None else name[0] if name[1] is None else f"{name[0]}:{name[1]}"
-        self.log.warn(f"a connection from {shown} was refused: {why}")
+            self._refusals.refuse(
+                (address.decode("ascii", "replace"), None), "it has no key of a role that is admitted here"
+            )
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -378,40 +282,10 @@ class Gatekeeper:
         elif event == zmq.EVENT_DISCONNECTED:
             self._admitted.pop(value, None)
             self._backlogs.pop(value, None)
-            gone, why, self._failed = self._visitors.pop(value, None), self._failed, None
-            if gone is not None:
-                self._part_with(gone, why)
+            gone = self._visitors.pop(value, None)
+            self._refusals.close_one(None if gone is None else gone.name, unfinished=gone is not None)
         elif event in _FAILED:
-            self._failed = _FAILED[event]
-
-    def _part_with(self, visitor: _Visitor, why: str | None) -> None:
-        """Log that a connection was closed before its handshake was done; None: for no reason that ZeroMQ knows."""
-        if why is None:
-            why = "" if self._unclaimed else _FOREIGN
-            self._unclaimed = max(0, self._unclaimed - 1)
-        self._nameless.append((why, visitor.name, time.monotonic()))
-        if self._strangers:
-            self._settle(self._strangers.popleft())
-        elif not self._ended.reported:
-            self._settle(None)
-
-    def _take_ended(self) -> None:
-        """Learn the other ends of connections that ended, and log the refusals that waited for them."""
-        for name in self._ended.take():
-            if name in self._members:
-                self._members.discard(name)
-            elif self._nameless:
-                self._settle(name)
-            else:
-                self._strangers.append(name)
-        while self._nameless and time.monotonic() - self._nameless[0][2] > _NAMELESS_S:
-            self._settle(None)
-
-    def _settle(self, name: Name | None) -> None:
-        """Log the oldest refusal that waits for its address; None: there is none but that of its descriptor."""
-        why, guess, _ = self._nameless.popleft()
-        if why != "":
-            self._refuse(name or guess, why)
+            self._refusals.fail(_FAILED[event])
 
     def _claim(self) -> None:
         """Find the connection whose handshake has succeeded: the oldest that has sent as much as a member must."""
@@ -421,9 +295,9 @@ class Gatekeeper:
                 del self._visitors[descriptor]
                 self._admitted[descriptor] = name
                 self._knocks.showed_key(name[0])
-                self._members.add(name)
+                self._refusals.admit(name)
                 return
-        self._unclaimed += 1
+        self._refusals.admit(None)
 
     def _bound_unfinished(self) -> None:
         """Hang up on the surplus of connections: the oldest that have sent nothing, then the oldest without a key."""
@@ -438,13 +312,8 @@ class Gatekeeper:
 
     def _bound_unread(self) -> None:
         """If this process has grown, hang up on connections with more unread bytes than they may have."""
-        if self._grown_from is None:
+        if self._growth is None or not self._growth.look():
             return
-        resident = resident_bytes()
-        if resident - self._grown_from < GROWN_BYTES:
-            self._grown_from = min(self._grown_from, resident)
-            return
-        self._grown_from = resident
         waiting = [(descriptor, visitor.name) for descriptor, visitor in self._visitors.items() if not visitor.hung_up]
         for descriptor, name in [*waiting, *self._admitted.items()]:
             backlog = self._backlogs.get(descriptor)
@@ -452,7 +321,7 @@ class Gatekeeper:
             unread = backlog.unread() if backlog is not None and known else received_by(descriptor, name)
             most = backlog.most_unread if backlog is not None and known else FIRST_BYTES
             if unread > most and hang_up(descriptor, name):
-                self._refuse(name, f"it has sent {unread} bytes that nobody has read, the most are {most}")
+                self._refusals.refuse(name, f"it has sent {unread} bytes that nobody has read, the most are {most}")
 
 
 @contextmanager
@@ -499,12 +368,6 @@ def waiting_in(descriptor: int, name: Name | None) -> int:
     with suppress(OSError):
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
     return 0
-
-
-def resident_bytes() -> int:
-    """Return how much of this process is in memory."""
-    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - twenty times a second
-        return int(statm.read().split()[1]) * _PAGE
 
 
 def hang_up(descriptor: int, name: Name | None) -> bool:

@@ -44,9 +44,10 @@ from paceline.model.store import ArrivingNorm, Gradient
 from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
-from paceline.transport.gatekeeper import Backlog, Gatekeeper, RefusalLog, hang_up
+from paceline.transport.gatekeeper import Backlog, Gatekeeper, hang_up
 from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
+from paceline.transport.refusals import RefusalLog
 from paceline.transport.security import ANSWER_MS, Security
 
 CHUNK = 1 << 20  # bytes; larger chunks overlap less, smaller ones cost more calls

@@ -33,8 +33,8 @@ from paceline.server.exchange import Launched
 from paceline.server.plan import Plan, how_it_ended
 from paceline.server.progress import Progress
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
-from paceline.transport.gatekeeper import RefusalLog
 from paceline.transport.join_token import JoinToken
+from paceline.transport.refusals import RefusalLog
 from paceline.transport.security import Security
 from paceline.worker import context
 
