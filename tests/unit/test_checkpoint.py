@@ -111,9 +111,9 @@ def test_the_journal_goes_on_and_replays_across_the_break(tmp_path, name, compre
     run = InterruptedRun(name, "momentum", "epoch", epochs=4, sink=writer)
     run.steps(15)
     place = run.save(tmp_path / "checkpoints")
-    kept = run.coordinator.version, run.coordinator.used, run.coordinator.pushes
+    kept = run.coordinator.version, run.coordinator.used, run.coordinator.totals.pushes
     run.steps(10)
-    reached = run.coordinator.version, run.coordinator.used, run.coordinator.pushes
+    reached = run.coordinator.version, run.coordinator.used, run.coordinator.totals.pushes
     back = run.at + 5.0  # the restart takes a while
     writer.close()
     _cut_last_line(path, compressed)
@@ -136,7 +136,7 @@ def test_the_journal_goes_on_and_replays_across_the_break(tmp_path, name, compre
     fold = metrics.fold(_lines(path))
     assert fold.ended == "done"
     assert (fold.versions, fold.samples_used) == (resumed.coordinator.version, 4 * 53)
-    assert fold.pushes == resumed.coordinator.pushes
+    assert fold.pushes == resumed.coordinator.totals.pushes
     assert fold.samples_discarded >= before.samples_discarded + data["samples"]
     assert fold.report(None).seconds == resumed.at
     for present, accounted in fold.time_law().values():
@@ -172,7 +172,10 @@ def test_the_strategy_is_told_that_its_workers_are_gone_before_anybody_joins(tmp
     continued(run, "momentum", tmp_path, sink=lines)
     header, *decisions = lines
     assert header.restored.version == run.coordinator.version
-    assert (header.restored.samples_used, header.restored.pushes) == (run.coordinator.used, run.coordinator.pushes)
+    assert (header.restored.samples_used, header.restored.pushes) == (
+        run.coordinator.used,
+        run.coordinator.totals.pushes,
+    )
     assert [line.event for line in decisions[:WORKERS]] == [Left(run.at, w, "crash") for w in range(WORKERS)]
     granted = [a.worker for line in decisions[WORKERS:] for a in line.actions if isinstance(a, Grant)]
     assert granted == list(range(WORKERS))
@@ -274,7 +277,7 @@ def test_a_checkpoint_is_not_there_before_its_last_state(tmp_path):
 def test_the_same_version_again_replaces_the_first(tmp_path):
     run, first = saved(tmp_path)
     for number in (1, 2):
-        run.coordinator.pushes += 100
+        run.coordinator.totals.pushes += 100
         second = run.save(first.parent)
         assert [path.name for path in first.parent.iterdir()] == [f"v000000001.{number}"]
         assert newest(tmp_path) == second

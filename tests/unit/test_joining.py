@@ -27,7 +27,7 @@ from paceline.engines.hosts.serving import HostLauncher, command_to_join
 from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file, file_here, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
-from paceline.engines.local.launcher import MOST_WARNINGS, WARNING_LETTERS
+from paceline.engines.local.output import MOST_WARNINGS, WARNING_LETTERS, Console
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.transport import zeromq
 from paceline.transport.gatekeeper import LOOK_S
@@ -552,12 +552,12 @@ def test_a_machine_that_asks_twice_gets_one_place():
 
 def test_warnings_that_a_launcher_remembers_are_bounded_in_number_and_length():
     launcher, place, shown = Recorder({}), ProcessPlace(0, 0), []
-    launcher._warnings = set()
+    launcher._stage = Console()
     launcher._children.alive = {place: SimpleNamespace(warn=lambda text, show: shown.append(show))}
     for number in range(MOST_WARNINGS + 10):
         launcher._on_child_word(place, control.encode(control.Warned(f"{number}" + "x" * 2 * WARNING_LETTERS)))
-    assert sum(shown) == len(launcher._warnings) == MOST_WARNINGS
-    assert max(map(len, launcher._warnings)) == WARNING_LETTERS
+    assert sum(shown) == len(launcher._stage.warnings) == MOST_WARNINGS
+    assert max(map(len, launcher._stage.warnings)) == WARNING_LETTERS
 
 
 def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():

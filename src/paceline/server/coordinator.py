@@ -58,12 +58,13 @@ class Timers:
 
 
 class Totals:
-    """Counts over the whole run: grants, samples of finished phases, and nominal rounds, which schedulers follow."""
+    """Counts over the whole run: grants, pushes, samples of finished phases, and rounds, which schedulers follow."""
 
     def __init__(self) -> None:
         self.used_before = 0
         self.lost_before = 0
         self.tickets = 0  # grants
+        self.pushes = 0
         self.rounds_done = 0.0
         self.killers: set[int] = set()  # samples of finished phases that killed their processes
         self.round_samples = 1  # of the phase, whose length is counted in it: not changed by joining and leaving
@@ -93,7 +94,6 @@ class Coordinator:
         self.model_bytes = 0  # sent down with a grant
         self.at = 0.0  # time of the event decided last
         self.held: dict[int, PushRef] = {}
-        self.pushes = 0
         self.busy = False  # in the middle of a decision
         self.undecided = False  # a decision was not carried out to its end
         self.timers = Timers()
@@ -183,7 +183,7 @@ class Coordinator:
             self.feed(Joined(at, worker, nominal))
         push = record.extends
         if push is None:
-            self.pushes = push = self.pushes + 1
+            self.totals.pushes = push = self.totals.pushes + 1
             self.held[push] = arrived
             samples = arrived.samples
         else:

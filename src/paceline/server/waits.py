@@ -27,7 +27,7 @@ class Waits:
     def look(self, at: float) -> None:
         """Tell what has been waited for too long; `at` is any clock in seconds."""
         found = self._found()
-        key = None if found is None else f"{found[0]} {self._run.coordinator.pushes if found[2] else ''}"
+        key = None if found is None else f"{found[0]} {self._run.coordinator.totals.pushes if found[2] else ''}"
         if key != self._now:
             self._now, self._since = key, at
         if found is None:

@@ -42,11 +42,22 @@ from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
 LAST_STEPS_S = 10.0  # for a server to exit after its last message
-MOST_WARNINGS = 1_000  # of workers that are shown
-WARNING_LETTERS = 4_000  # by which they are told apart; a machine that joins may send a megabyte
 RESTARTS = 3  # of the server, in a row, from one checkpoint
 
 logger = logging.getLogger("paceline")
+
+
+class Restarts:
+    """How often the server was started again in a row, each time from the same place."""
+
+    def __init__(self, restore: Path | None) -> None:
+        self._place = restore
+        self.in_a_row = 0
+
+    def count(self, place: Path | None) -> None:
+        """Count a restart from this checkpoint; None: from the beginning."""
+        self.in_a_row = self.in_a_row + 1 if place == self._place else 1
+        self._place = place
 
 
 class Launcher:
@@ -72,12 +83,10 @@ class Launcher:
         self._script_failure: control.Failure | None = None
         self._model: int | None = None
         self._kill_at: dict[RunProcess | None, float] = {}  # None: all workers that outlive the run
-        self._warnings: set[str] = set()  # of workers, shown so far
         self._debugging = False  # a worker's debugger has the terminal
         self._shown = Progress(0.0, 0, 0, None, {}, None)
         self._interruption = Interruption()
-        self._restored_from = plan.restore
-        self._restarts = 0
+        self._restarts = Restarts(plan.restore)
 
     def run(self) -> Outcome:
         """Run to the end. Raises KeyboardInterrupt at a second interrupt."""
@@ -261,11 +270,7 @@ class Launcher:
         """Note a script's failure; act on it only after the run is over, since before that the server does."""
         message = control.for_launcher(data)
         if isinstance(message, control.Warned):
-            known, text = self._warnings, message.text[:WARNING_LETTERS]
-            fresh = text not in known and len(known) < MOST_WARNINGS
-            self._children.alive[place].warn(message.text, show=fresh)
-            if fresh:
-                known.add(text)
+            self._children.alive[place].warn(message.text, show=self._stage.is_new(message.text))
         elif isinstance(message, control.Debugging):
             self._send_to_server(control.Debugged(place.worker, message.waits))
             self._debugging = message.waits and message.on_terminal
@@ -330,7 +335,7 @@ class Launcher:
         """Start a successor of a server that died, if possible; return whether there is one."""
         how = self._lost_shard or f"the server process {how_it_ended(code)}"
         newest, begins_again = self._where_to_go_on()
-        self._restarts = self._restarts + 1 if newest == self._restored_from else 1
+        self._restarts.count(newest)
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
         elif self._interruption.count:
@@ -341,15 +346,14 @@ class Launcher:
             self._failure = control.Failure(
                 "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"
             )
-        elif self._restarts > RESTARTS:
+        elif self._restarts.in_a_row > RESTARTS:
             start = newest or "the beginning"
             self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {start} came no further")
         elif begins_again:
             self._start_over(how)
             return True
         else:
-            logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts)
-            self._restored_from = newest
+            logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts.in_a_row)
             self._start_server(newest, append=True)
             self._children.relink()
             self._on_relinked()
@@ -373,7 +377,9 @@ class Launcher:
 
     def _start_over(self, how: str) -> None:
         """Start all processes again, with an empty journal: scripts have said things to a server that is gone."""
-        logger.warning("%s before there was anything to go on from: the run starts again (%d)", how, self._restarts)
+        logger.warning(
+            "%s before there was anything to go on from: the run starts again (%d)", how, self._restarts.in_a_row
+        )
         for process in self._children.alive.values():
             if isinstance(process, Process):
                 self._loop.forget(process)

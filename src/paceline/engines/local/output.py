@@ -15,6 +15,8 @@ from paceline.records import private_files, terminals
 
 LONGEST = 65536  # bytes; a longer line is shown in several pieces
 READ = 65536
+MOST_WARNINGS = 1_000  # of workers that are shown
+WARNING_LETTERS = 4_000  # by which they are told apart; a machine that joins may send a megabyte
 
 Target = Literal["stdout", "stderr"]
 logger = logging.getLogger("paceline")
@@ -26,6 +28,15 @@ class Console:
 
     def __init__(self) -> None:
         self.muted = False
+        self.warnings: set[str] = set()  # of workers, shown so far
+
+    def is_new(self, warning: str) -> bool:
+        """Return whether this warning of a worker is to be shown: it was not, and there is room for more."""
+        text = warning[:WARNING_LETTERS]
+        new = text not in self.warnings and len(self.warnings) < MOST_WARNINGS
+        if new:
+            self.warnings.add(text)
+        return new
 
     def show(self, prefix: str, line: str, target: Target) -> None:
         if not self.muted:

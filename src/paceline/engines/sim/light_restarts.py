@@ -66,7 +66,7 @@ class LightRestarts:
         held = sum(push.samples for push in before.held.values())
         lost = {
             "versions": before.version - taken.version, "samples": before.used - taken.used + held,
-            "pushes": before.pushes - taken.pushes,
+            "pushes": before.totals.pushes - taken.pushes,
         }  # fmt: skip
         if any(lost.values()):
             coordinator.observe(at, "rolled_back", lost)

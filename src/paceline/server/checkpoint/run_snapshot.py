@@ -61,7 +61,7 @@ def snapshot(coordinator: Coordinator, at: float) -> RunSnapshot:
         lost_before=c.totals.lost_before,
         rounds_done=c.totals.rounds_done,
         round_samples=c.totals.round_samples,
-        pushes=c.pushes,
+        pushes=c.totals.pushes,
         tickets=c.totals.tickets,
         members=tuple(worker for worker, record in sorted(c.records.items()) if record.present or record.idle),
         strategy=canonical(c.strategy),
@@ -95,7 +95,7 @@ def restore(coordinator: Coordinator, taken: RunSnapshot, at: float) -> None:
     c.version, totals = taken.version, c.totals
     totals.rounds_done, totals.round_samples = taken.rounds_done, taken.round_samples
     totals.used_before, totals.lost_before = taken.used_before, taken.lost_before
-    c.pushes, c.totals.tickets = taken.pushes, taken.tickets
+    c.totals.pushes, c.totals.tickets = taken.pushes, taken.tickets
     c.watch.restore(taken.watch)
     c.at = at
     c.strategy.restore(taken.strategy_state)
