@@ -352,6 +352,72 @@ def test_a_dismissal_that_an_answer_to_a_beat_has_overtaken_counts():
         assert (machine._code, machine._link) == (1, None)
 
 
+@contextlib.contextmanager
+def knocking(address, **settings):
+    """A machine that asks to join, without a process; to be turned by hand."""
+    joining = agent.JoinSettings(address=address, **settings)
+    with contextlib.closing(agent.Agent(agent.Workload(), "", new_token(), joining)) as machine:
+        machine._connect()
+        yield machine
+
+
+def turned(machine):
+    """Let a machine look for what is due until it ends or says something."""
+    until = time.monotonic() + 20
+    while not machine._told:
+        assert time.monotonic() < until
+        machine._loop.turn(0.01)
+        machine._look(time.monotonic())
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_machine_that_encrypts_otherwise_is_told_so_at_once(encrypted):
+    listener = JoinListener(f"127.0.0.1:{free_ports()}", Security(new_token(), encrypted=not encrypted), REQUIRED, None)
+    told = pytest.raises(OptionError, match=f"{listener.address} does not let this machine in: the join token is")
+    with knocking(listener.address, trusted_network=not encrypted) as machine, told:
+        turned(machine)
+    listener.close("the test is over", failed=False)
+
+
+def test_a_password_of_another_run_is_told_at_once():
+    listener = JoinListener(f"127.0.0.1:{free_ports()}", Security(new_token(), encrypted=False), REQUIRED, None)
+    told = pytest.raises(OptionError, match="the join token is another run's, or only one side was started with")
+    with knocking(listener.address, trusted_network=True) as machine, told:
+        turned(machine)
+    listener.close("the test is over", failed=False)
+
+
+def test_a_token_of_another_run_is_told_soon_while_the_machine_goes_on(noted, caplog):
+    """A server that cannot read what a member sends closes its connection, and so does one under a flood."""
+    with knocking(noted.address) as machine:
+        turned(machine)
+        assert f"{noted.address} closes each connection during the handshake: the join token is another" in caplog.text
+        assert "trying until 60 s have passed (--wait)" in caplog.text
+        with pytest.raises(OptionError, match=r"within 60 s: \d+ connections were closed during the handshake; the"):
+            machine._look(time.monotonic() + 61)
+        machine._was_in = True
+        with pytest.raises(PeerError, match="within 60 s"):
+            machine._look(time.monotonic() + 61)
+
+
+def test_a_server_that_does_not_answer_is_not_said_to_have_other_keys():
+    with knocking(f"127.0.0.1:{free_ports()}") as machine:
+        machine._loop.turn(0.5)
+        with pytest.raises(OptionError, match="see that `paceline serve` runs there"):
+            machine._look(time.monotonic() + 61)
+
+
+def test_a_worker_tries_to_get_in_for_as_long_as_its_machine_does():
+    role = control.Role(
+        worker=0, incarnation=0, workers=1, evaluator=False, seed=0, options={}, batch_size=None, epochs=None,
+        data_dir=None, threads=1, script=None, arguments=[], function=None, sys_path=[], transport="zeromq",
+        address="tcp://0.0.0.0:7001", token="w",
+    )  # fmt: skip
+    with knocking("127.0.0.1:7000", wait_s=600.0) as machine:
+        started = control.for_child(machine._made_local(control.encode(role)))
+    assert (started.address, started.knocking_s) == ("tcp://127.0.0.1:7001", 600.0)
+
+
 def test_words_about_an_earlier_process_are_dropped(noted, security):
     machine = Joining(noted, security)
     machine.say(ASKED)

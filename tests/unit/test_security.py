@@ -141,9 +141,8 @@ def test_who_does_not_speak_the_protocol_is_logged(hub, words, caplog, mode):
     assert f"a connection from 127.0.0.1:{mine} was refused" in caplog.text
 
 
-def test_a_worker_with_keys_of_another_run_is_told_that_it_was_refused(hub, mode, monkeypatch):
-    monkeypatch.setattr(zeromq, "GET_IN_S", 0.3)
-    worker = ZeromqEndpoint(hub.address, "worker", security=OTHER_RUN[mode])
+def test_a_worker_with_keys_of_another_run_is_told_that_it_was_refused(hub, mode):
+    worker = ZeromqEndpoint(hub.address, "worker", security=OTHER_RUN[mode], knocking_s=0.3)
     with pytest.raises(Lost):
         worker.receive()
     assert worker.refused
@@ -167,15 +166,36 @@ def test_a_worker_that_is_hung_up_during_the_handshake_connects_again(hub, mode)
     assert relay.hung_up == 4
 
 
+def test_a_worker_knocks_as_long_as_it_was_told_to_however_its_attempts_end(monkeypatch):
+    """Attempts that are hung up on, or not answered, count by their time alone; those that nobody listens to do not."""
+    now = [100.0]
+    monkeypatch.setattr(zeromq.time, "monotonic", lambda: now[0])
+    attempts = zeromq._Attempts(60.0)
+    for number in range(119):
+        now[0] += 0.5
+        assert attempts.allow(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), number
+    now[0] += 0.5
+    assert not attempts.allow(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    attempts = zeromq._Attempts(60.0)
+    for number in range(39):
+        now[0] += 1.5
+        assert attempts.allow(zmq.EVENT_CONNECT_RETRIED), number
+    now[0] += 1.5
+    assert not attempts.allow(zmq.EVENT_CONNECT_RETRIED)
+    attempts = zeromq._Attempts(60.0)
+    assert [attempts.allow(zmq.EVENT_CLOSED) for _ in range(zeromq.UNREACHED)] == [True, True, False]
+    for certain in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED):
+        assert not zeromq._Attempts(60.0).allow(certain)
+
+
 @pytest.fixture
 def brief(monkeypatch):
-    """A worker whose patience with refusals is shorter than that without an answer, both shorter than in earnest."""
-    monkeypatch.setattr(zeromq, "GET_IN_S", 0.6)
+    """A worker that does not wait as long for each answer as in earnest."""
     for module in (security, zeromq):
         monkeypatch.setattr(module, "ANSWER_MS", 300)
 
 
-def test_a_worker_that_is_not_heard_for_longer_than_refusals_are_borne_gets_in(hub, mode, brief):
+def test_a_worker_that_is_not_heard_at_first_gets_in(hub, mode, brief):
     """As behind the address of a flood: nobody answers for a while, and then there is no time for its first attempt."""
     server = hub.expect("worker")
     with HangsUp(port_of(hub.address), [10], deaf_s=1.2) as relay:
@@ -187,11 +207,11 @@ def test_a_worker_that_is_not_heard_for_longer_than_refusals_are_borne_gets_in(h
     assert relay.hung_up == 1
 
 
-def test_a_worker_that_is_never_heard_learns_so(mode, brief, monkeypatch):
-    monkeypatch.setattr(zeromq, "UNHEARD_S", 0.5)
+def test_a_worker_that_is_never_heard_learns_so(mode, brief):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         set_filter(deaf.fileno(), ["127.0.0.1"])
-        worker = ZeromqEndpoint(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", "worker", security=MODES[mode])
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        worker = ZeromqEndpoint(address, "worker", security=MODES[mode], knocking_s=0.5)
         with pytest.raises(Lost):
             worker.receive()
         assert not worker.refused
@@ -219,7 +239,7 @@ def test_an_address_without_keys_is_not_heard_at_the_socket_and_members_do_not_c
 
 
 def test_a_worker_waits_several_times_as_long_as_an_address_is_not_heard():
-    assert zeromq.UNHEARD_S > 4 * address_filter.LONGEST_S
+    assert zeromq.KNOCKING_S > 4 * address_filter.LONGEST_S
     assert JoinSettings(address="").wait_s > 4 * address_filter.LONGEST_S
     assert LOST_S > 2 * address_filter.LONGEST_S
 
@@ -430,11 +450,10 @@ def test_a_forked_process_leaves_the_socket_to_its_parent():
 
 def test_without_an_answer_about_credentials_nobody_gets_in(monkeypatch):
     monkeypatch.setattr(gatekeeper, "HANDSHAKE_MS", 300)
-    monkeypatch.setattr(zeromq, "GET_IN_S", 1.0)
     hub = ZeromqHub(LOOPBACK, MODES["curve"])
     hub._socket.disable_monitor()
     hub._gatekeeper._end()
-    worker = ZeromqEndpoint(hub.address, "w", security=MODES["curve"])
+    worker = ZeromqEndpoint(hub.address, "w", security=MODES["curve"], knocking_s=1.0)
     with pytest.raises(Lost):
         worker.receive()
     hub.pump()

@@ -19,7 +19,7 @@ from paceline.model.store import Gradient, Parameters
 from paceline.shards.messages import BETWEEN, PushPart, VersionPart
 from paceline.transport.messages import Push, ToServer, ToWorker
 from paceline.transport.security import Security
-from paceline.transport.zeromq import ZeromqEndpoint
+from paceline.transport.zeromq import KNOCKING_S, ZeromqEndpoint
 
 
 class PartOfSlot:
@@ -45,10 +45,10 @@ class ShardedEndpoint(ZeromqEndpoint):
 
     def __init__(
         self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None,
-        security: Security | None = None,
+        security: Security | None = None, knocking_s: float = KNOCKING_S,
     ) -> None:  # fmt: skip
         self._shards: list[ZeromqEndpoint] = []
-        super().__init__(address, token, relink, security)
+        super().__init__(address, token, relink, security, knocking_s)
         self._codec.in_parts = True
 
     def _connect(self, address: str, token: str) -> None:
@@ -56,7 +56,9 @@ class ShardedEndpoint(ZeromqEndpoint):
         super()._connect(first, token)
         for shard, other in zip(self._shards, others, strict=bool(self._shards)):
             shard.move_to(other, token)
-        self._shards = self._shards or [ZeromqEndpoint(other, token, None, self._security) for other in others]
+        self._shards = self._shards or [
+            ZeromqEndpoint(other, token, None, self._security, self._knocking_s) for other in others
+        ]
 
     def adopt(self, spec: ModelSpec) -> Region:
         region = super().adopt(spec)

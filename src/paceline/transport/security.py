@@ -18,10 +18,7 @@ from paceline.transport.gatekeeper import CURVE_HELLO, HANDSHAKE_MS, PLAIN_HELLO
 from paceline.transport.join_token import JoinToken, Role
 
 ANSWER_MS = 1_000  # for a listener to answer a connection's first packet: longer than any network's way there and back
-WRONG_KEYS = (
-    "the connection was closed during the handshake: the join token is another run's, or only one side was started "
-    "with --trusted-network"
-)
+WRONG_KEYS = "the join token is another run's, or only one side was started with --trusted-network"
 
 
 class Security:

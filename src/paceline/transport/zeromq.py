@@ -66,14 +66,13 @@ PARTED_S = 5.0  # for the server to read the last of very many
 ENDING_S = 10.0  # for ZeroMQ to end, after that
 LAST_WORDS_S = 5.0  # to receive the last messages of an ended process; they are in this machine's memory
 WATCH_MS = 100  # between a waiting worker's checks that its server is alive
-# A listener under a flood of strangers may hang up on a member that is slow to show its key, or have no time for it. So
-# a connection that ends before the server has answered is made again: for GET_IN_S if it ended during the handshake,
-# which is also how wrong keys end, and UNREACHED times if there was none, as when no server listens there any more.
-# Attempts without any answer do not count as either: a listener that does not hear this address (`address_filter.py`)
-# hears it again soon. They go on for UNHEARD_S, several times as long.
-GET_IN_S = 10.0
+# A listener under a flood of strangers may hang up on a member that is slow to show its key, have no time for it, or
+# not hear its address for a while (`address_filter.py`). So a connection that ends before the server has answered is
+# made again, for KNOCKING_S, or what a worker's machine waits for a server. That a server does not know the keys looks
+# the same, but is rare: `join` had them accepted before it started the worker. UNREACHED attempts that are turned down
+# at once end it sooner: no server listens there any more.
+KNOCKING_S = 60.0
 UNREACHED = 3
-UNHEARD_S = 60.0
 AGAIN_S = 0.1  # between two attempts
 _LENGTH_BYTES = 8
 RECONNECT_MS = 3_600_000  # never, in effect; ZeroMQ's own "never" would drop unread messages
@@ -88,7 +87,8 @@ UNREAD_BYTES = (UNREAD_FRAMES + 4) * FRAME  # of one worker: only parts of one m
 MOST_STRANGERS = 1_024  # members with unknown tokens that are remembered
 _OF_HOST = "ipc://"
 logger = logging.getLogger("paceline")
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+KEYS_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # ZeroMQ does not try again
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | KEYS_REFUSED
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | _REFUSED
 
 
@@ -340,9 +340,9 @@ class _CountedSocket:
 class _Attempts:
     """How often a worker may still connect to a server of its run that does not answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._last = time.monotonic()  # when the last attempt ended
-        self._until, self._unheard_until = self._last + GET_IN_S, self._last + UNHEARD_S
+        self._until = self._last + seconds
         self._unreached = UNREACHED
 
     def allow(self, event: int) -> bool:
@@ -351,25 +351,24 @@ class _Attempts:
         took, self._last = now - self._last, now
         if event & zmq.EVENT_DISCONNECTED:
             return False  # it was connected, and the server may still take the worker for present
-        if event & _REFUSED and event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        if event & KEYS_REFUSED:
             return False
-        if took >= ANSWER_MS / 1000:
-            self._until += took
-            return now < self._unheard_until
-        if event & _REFUSED:
-            return now < self._until
-        self._unreached -= 1
-        return self._unreached > 0
+        if not event & _REFUSED and took < ANSWER_MS / 1000:
+            self._unreached -= 1
+            return self._unreached > 0
+        return now < self._until
 
 
 class ZeromqEndpoint:
-    """A worker's end. `relink` waits for the address and token of the server that replaces a lost one."""
+    """A worker's end. `relink` waits for the address and token of the server that replaces a lost one; a server that
+    does not answer is knocked at for `knocking_s`."""
 
     def __init__(
         self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None,
-        security: Security | None = None,
+        security: Security | None = None, knocking_s: float = KNOCKING_S,
     ) -> None:  # fmt: skip
         self._relink = relink
+        self._knocking_s = knocking_s
         self._security = security
         self._codec = Codec()
         self._closed = False
@@ -378,7 +377,7 @@ class ZeromqEndpoint:
 
     def _connect(self, address: str, token: str) -> None:
         self._place = (address, token)
-        self._attempts = _Attempts()
+        self._attempts = _Attempts(self._knocking_s)
         self._open(address, token)
 
     def _open(self, address: str, token: str) -> None:

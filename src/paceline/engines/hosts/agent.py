@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from paceline.core.errors import OptionError, PeerError
 from paceline.core.settings import Start
@@ -39,12 +40,14 @@ from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken
+from paceline.transport.security import WRONG_KEYS
 from paceline.transport.shm import Channel
-from paceline.transport.zeromq import end_context, family_of, speak_ip6
+from paceline.transport.zeromq import KEYS_REFUSED, end_context, family_of, speak_ip6
 
 LEAVE_S = 10.0  # for a worker to leave cleanly after Ctrl-C
 ATTACH_S = 5.0  # for a launcher of this host to pass a descriptor
 RECONNECT_MS = (200, 2_000)
+TOLD_AFTER = 3  # connections that the other end has closed during the handshake: within a second
 LINGER_MS = 2_000
 INTERRUPTED = 130
 
@@ -92,6 +95,7 @@ class Agent:
         self._strategy: Path | None = None  # the file of the run's strategy, if it is here
         self._admitted = False
         self._was_in = False
+        self._told = False  # that connections are closed
         self._leaving_until: float | None = None
         self._code: int | None = None
 
@@ -145,14 +149,34 @@ class Agent:
         elif self._admitted and now - link.heard > m.LOST_S:
             logger.warning("%s has sent nothing for %g s: asking to join again", self._settings.address, m.LOST_S)
             self._begin_again()
-        elif not self._admitted and now - link.began > self._settings.wait_s:
-            raise (PeerError if self._was_in else OptionError)(
-                f"nobody let this machine in at {self._settings.address} within {self._settings.wait_s:g} s: see that "
-                "`paceline serve` runs there, that its two ports can be reached, and that the token is that run's"
-            )
+        elif not self._admitted:
+            self._look_outside(link, now)
         elif self._admitted and now - link.beat > m.BEAT_S:
             link.beat = now
             self._send(m.Beat())
+
+    def _look_outside(self, link: "LauncherLink", now: float) -> None:
+        """Say why nobody lets this machine in, and end when that is certain or has lasted for too long."""
+        address, wait_s = self._settings.address, self._settings.wait_s
+        error = PeerError if self._was_in else OptionError
+        if link.look():
+            raise error(f"{address} does not let this machine in: {WRONG_KEYS}")
+        if now - link.began > wait_s:
+            raise error(
+                f"nobody let this machine in at {address} within {wait_s:g} s: "
+                + (
+                    f"{link.hung_up} connections were closed during the handshake; {WRONG_KEYS}, or strangers flood it"
+                    if link.hung_up >= TOLD_AFTER
+                    else "see that `paceline serve` runs there, that its two ports can be reached, and that the token "
+                    "is that run's"
+                )
+            )
+        if link.hung_up >= TOLD_AFTER and not self._told:
+            self._told = True
+            logger.warning(
+                "%s closes each connection during the handshake: %s, or strangers flood it; trying until %g s have "
+                "passed (--wait)", address, WRONG_KEYS, wait_s,
+            )  # fmt: skip
 
     def _begin_again(self) -> None:
         self._end_process()
@@ -313,6 +337,7 @@ class Agent:
                 mail_host=_address_towards(self._settings.address) if message.peer is not None else "",
                 peer=strategy,
                 secret=self._secret,
+                knocking_s=self._settings.wait_s,
                 log_level=logger.level,
                 terminal=None,
             )
@@ -363,6 +388,8 @@ class LauncherLink:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.LONGEST)
+        self._refusals = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | KEYS_REFUSED)
+        self.hung_up = 0  # connections that the other end has closed during the handshake
         speak_ip6(self._socket, address)
         self._socket.connect(f"tcp://{address}")
         self._bell = Bell(int(self._socket.getsockopt(zmq.FD)))
@@ -370,6 +397,18 @@ class LauncherLink:
 
     def fileno(self) -> int:
         return self._bell.fileno()
+
+    def look(self) -> bool:
+        """Count the connections that were closed during the handshake; return whether that was because of the keys.
+
+        It is not known of a server that cannot read what was encrypted for another run's: one under a flood does that,
+        too.
+        """
+        while self._refusals.poll(0):
+            if recv_monitor_message(self._refusals)["event"] & KEYS_REFUSED:
+                return True
+            self.hung_up += 1
+        return False
 
     def send(self, message: m.ToLauncher) -> None:
         """Send a message; while nobody is there it waits, and is dropped if too many do."""
@@ -391,6 +430,8 @@ class LauncherLink:
     def close(self) -> None:
         """Send last words and close."""
         self._bell.close()
+        self._socket.disable_monitor()
+        self._refusals.close(linger=0)
         self._socket.close(linger=LINGER_MS)
 
 

@@ -361,7 +361,9 @@ class WorkerLinks:
         from paceline.transport.zeromq import ZeromqEndpoint
 
         kind = ShardedEndpoint if BETWEEN in role.address else ZeromqEndpoint
-        return kind(role.address, role.token, lambda: (self._await()[0], role.token), role.secret.security)
+        return kind(
+            role.address, role.token, lambda: (self._await()[0], role.token), role.secret.security, role.knocking_s
+        )
 
     def report(self, failure: Failure) -> None:
         """Send the launcher a failure, in case there is no server left to report it."""

@@ -244,6 +244,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     over_tcp: bool = False  # other nodes connect to a port of the loopback (zeromq)
     mail_host: str = ""  # the address of this machine at which other nodes reach this one; empty: none of this machine
     secret: Secret = Secret()  # the join token, of a worker that reaches its server over the network
+    knocking_s: float = 0.0  # for such a worker to get in, as long as its machine waits for a server
     log_level: int = 0  # of the logger `paceline`; 0: not set
     peer: str | None = None  # the strategy of a run without a server
     yields: bool = False  # the core to the server, if both want the same
