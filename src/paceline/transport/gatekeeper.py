@@ -168,6 +168,7 @@ class Gatekeeper:
         self._admitted: dict[int, Name] = {}  # connections of finished handshakes
         self._backlogs: dict[int, Backlog] = {}  # of those from which something was read
         self._growth: Growth | None = None  # of this process; None: nobody looks
+        self._of_member = FIRST_BYTES  # unread, in any case
         self._knocks = Knocks()
         self._listening_at: int | None = None  # the descriptor of the socket that accepts
         listening.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
@@ -197,9 +198,13 @@ class Gatekeeper:
         """Say where the socket is bound, for the kernel's reports."""
         self._refusals.ended.port = int(address.rpartition(":")[2])
 
-    def bound_unread(self) -> None:
-        """Hang up on connections with too many unread bytes; their reader keeps a `backlog` of each."""
-        self._growth = Growth()
+    def bound_unread(self, of_member: int = FIRST_BYTES) -> None:
+        """Hang up on connections with too many unread bytes; their reader keeps a `backlog` of each.
+
+        `of_member` is what a member may have in any case, also before anything of its connection was read.
+        """
+        self._of_member = of_member
+        self._growth = self._growth or Growth()
 
     def backlog(self, frame: zmq.Frame, most_unread: int) -> Backlog:
         """Return the account of the connection that this frame came over, for its reader to keep."""
@@ -314,12 +319,15 @@ class Gatekeeper:
         """If this process has grown, hang up on connections with more unread bytes than they may have."""
         if self._growth is None or not self._growth.look():
             return
-        waiting = [(descriptor, visitor.name) for descriptor, visitor in self._visitors.items() if not visitor.hung_up]
-        for descriptor, name in [*waiting, *self._admitted.items()]:
+        strangers = {descriptor: one.name for descriptor, one in self._visitors.items() if not one.hung_up}
+        sent = {each: received_by(each, name) for each, name in (strangers | self._admitted).items()}
+        self._take_events()  # whose handshake had succeeded before it sent that much is no stranger
+        for descriptor, name in (strangers | self._admitted).items():
             backlog = self._backlogs.get(descriptor)
             known = backlog is not None and backlog.name == name
-            unread = backlog.unread() if backlog is not None and known else received_by(descriptor, name)
-            most = backlog.most_unread if backlog is not None and known else FIRST_BYTES
+            unread = backlog.unread() if backlog is not None and known else sent.get(descriptor, 0)
+            most = self._of_member if self._admitted.get(descriptor) == name else FIRST_BYTES
+            most = max(most, backlog.most_unread) if backlog is not None and known else most
             if unread > most and hang_up(descriptor, name):
                 self._refusals.refuse(name, f"it has sent {unread} bytes that nobody has read, the most are {most}")
 

@@ -2,6 +2,9 @@
 
 ZeroMQ's thread sends from a copy made by `post`, so a message is on its way until that thread has handed its last byte
 to the kernel. Queues are short on both sides: posting to a peer that reads slowly soon fails.
+
+Between hosts what one connection makes a node hold is bounded as at the server (`gatekeeper.py`): a few messages of its
+model's size that were not read, or one that has no end.
 """
 
 import contextlib
@@ -26,6 +29,7 @@ RECONNECT_MAX_MS = 5_000  # between attempts to reach a peer that is gone: it ma
 # Of links between hosts: a reader may compute for minutes and read nothing, so only the kernel can tell that its host
 # is alive. Dead after 25 s of silence; the server tells of departures much earlier.
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 10, 5, 3
+SPARE_BYTES = 4 * FRAME  # of one connection that are not read: headers, and what is around frames
 STUCK_S = 2.0  # a message on its way for longer is not waited for: its reader does not read
 
 logger = logging.getLogger("paceline")
@@ -68,9 +72,11 @@ class ZeromqMail:
         if security is not None:
             self._gatekeeper = security.listen_as(self._context, self._socket, "node", admits=["node"])
             bound_mail(self._socket)
+            self._gatekeeper.bound_unread(SPARE_BYTES)
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
             self._gatekeeper.listens_at(self.address)
+        self._largest = 0  # bytes of a message's values
         self._peers: dict[int, tuple[Box, zmq.Socket[bytes]]] = {}
         self._posted: list[_Posted] = []
         self._departed: list[Departed] = []
@@ -78,7 +84,10 @@ class ZeromqMail:
     unread = 0  # not known here
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Do nothing: no memory is reserved."""
+        """Let peers send that much: no memory is reserved."""
+        self._largest = max(self._largest, sum(sizes))
+        if self._gatekeeper is not None:  # ZeroMQ stops reading at UNREAD messages, and has begun another by then
+            self._gatekeeper.bound_unread((UNREAD + 1) * self._largest + SPARE_BYTES)
 
     def add_peer(self, peer: Box) -> None:
         self.remove_peer(peer.node)
@@ -159,6 +168,7 @@ class ZeromqMail:
                 first, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return found
+            self._count([first, *frames])
             header = decode(first.buffer)
             lengths = [len(frame.buffer) for frame in frames]
             if header is None or not same_key(header.key, self.key):
@@ -172,6 +182,13 @@ class ZeromqMail:
                     continue
                 waiting = iter(frames)
                 found.append(Delivered(header, [_joined([next(waiting) for _ in cut]) for cut in cuts]))
+
+    def _count(self, frames: Sequence[zmq.Frame]) -> None:
+        """Take note of what was read from a connection."""
+        if self._gatekeeper is not None:
+            backlog = self._gatekeeper.backlog(frames[0], most_unread=0)
+            for frame in frames:
+                backlog.read(len(frame.buffer))
 
     def _drop(self, header: PeerHeader) -> None:
         logger.warning("a message of node %d was dropped: it is not as long as it says", header.sender)
