@@ -1,5 +1,7 @@
 """A sample of the hostile inputs of `benchmarks/bench_hostile.py`, and that its judges find planted faults."""
 
+from pathlib import Path
+
 import pytest
 
 import bench_hostile
@@ -53,3 +55,11 @@ def test_strangers_are_judged_by_the_median_of_their_pairs():
     slow = [Beside("flood", "run", 79.0, 60_000_000, 9)] * 3 + found[3:]
     missed = bench_strangers.verdicts_of({"found": slow, "codes": {"serve": 1}, "log": "x" * 100_001}, ["flood"])
     assert [verdict.passed for verdict in missed] == [False] * 4
+
+
+def test_the_messages_that_are_left_out_are_named_where_users_read_what_members_can_do():
+    """A member that damages one of them may end a run, or mislead it."""
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+    said = page.partition("Five kinds of message steer a run")[2].partition("The ten thousand")[0]
+    assert len(bench_hostile.STEERING) == 5
+    assert [kind for kind in bench_hostile.STEERING if f"`{kind}`" not in said] == []
