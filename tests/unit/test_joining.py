@@ -361,29 +361,29 @@ def knocking(address, **settings):
         yield machine
 
 
-def turned(machine):
-    """Let a machine look for what is due until it ends or says something."""
+def turned(machine, *, to_its_end=False):
+    """Let a machine look for what is due until it says something, or ends."""
     until = time.monotonic() + 20
-    while not machine._told:
+    while to_its_end or not machine._told:
         assert time.monotonic() < until
         machine._loop.turn(0.01)
         machine._look(time.monotonic())
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_a_machine_that_encrypts_otherwise_is_told_so_at_once(encrypted):
+def test_a_machine_that_encrypts_otherwise_is_told_so(encrypted):
     listener = JoinListener(f"127.0.0.1:{free_ports()}", Security(new_token(), encrypted=not encrypted), REQUIRED, None)
     told = pytest.raises(OptionError, match=f"{listener.address} does not let this machine in: the join token is")
     with knocking(listener.address, trusted_network=not encrypted) as machine, told:
-        turned(machine)
+        turned(machine, to_its_end=True)
     listener.close("the test is over", failed=False)
 
 
-def test_a_password_of_another_run_is_told_at_once():
+def test_a_password_of_another_run_is_told():
     listener = JoinListener(f"127.0.0.1:{free_ports()}", Security(new_token(), encrypted=False), REQUIRED, None)
     told = pytest.raises(OptionError, match="the join token is another run's, or only one side was started with")
     with knocking(listener.address, trusted_network=True) as machine, told:
-        turned(machine)
+        turned(machine, to_its_end=True)
     listener.close("the test is over", failed=False)
 
 
@@ -581,6 +581,19 @@ def machines(count):
         str(n): SimpleNamespace(identity=str(n), hostname="x", rank=None, channel=None, process=None)
         for n in range(count)
     }
+
+
+def test_notices_of_machines_that_join_are_few_however_many_do():
+    """A member may join and leave in a loop."""
+    launcher, shown = Recorder(machines(200)), []
+    launcher._joins = RefusalLog("notices of machines that join", shown.append)
+    for place in range(200):
+        launcher._vacant = [ProcessPlace(place, 0), ProcessPlace(place, 1)]
+        launcher.on_host(launcher.free())
+    assert len(shown) == LOG_BURST
+    assert shown[:2] == ["x runs worker 0 (over the network)", "waiting for 1 more worker to join"]
+    launcher._joins.close()
+    assert "notices of machines that join, the last: waiting for 1 more worker to join" in shown[-1]
 
 
 def test_a_run_that_starts_over_waits_for_each_place_once():
