@@ -6,7 +6,15 @@ import socket
 
 import pytest
 
-from paceline.transport.address_filter import FIRST_S, LONGEST_S, MOST_ADDRESSES, MOST_KNOCKS, Knocks, set_filter
+from paceline.transport.address_filter import (
+    FIRST_S,
+    LONGEST_S,
+    MOST_ADDRESSES,
+    MOST_KNOCKS,
+    Knocks,
+    _program,
+    set_filter,
+)
 
 
 def flooded(knocks, address="10.0.0.1"):
@@ -54,6 +62,17 @@ def test_a_filter_has_a_bounded_number_of_addresses():
         flooded(knocks, f"10.0.{number // 250}.{number % 250}")
     assert knocks.look(1.0)
     assert len(knocks.deaf_to) == MOST_ADDRESSES
+
+
+def test_the_largest_filter_is_one_that_the_kernel_takes():
+    addresses = [f"fd00:0:{number:x}::1" for number in range(MOST_ADDRESSES)]
+    assert len(_program(addresses)) // 8 <= 4_096  # instructions
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        set_filter(listener.fileno(), [*addresses[1:], "127.0.0.1"])
+        with socket.socket() as late:
+            late.setblocking(False)
+            late.connect_ex(listener.getsockname())
+            assert not select.select([listener], [], [], 0.2)[0]
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

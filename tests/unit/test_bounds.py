@@ -266,6 +266,18 @@ def test_a_machine_that_does_not_end_its_process_or_says_nothing_is_lost(listene
         assert not listener.hosts
 
 
+def test_a_process_of_this_host_that_says_nothing_holds_the_launcher_up_for_two_seconds(
+    listener, tmp_path, monkeypatch
+):
+    waited = []
+    monkeypatch.setattr(join_listener.Channel, "receive", lambda _, seconds: waited.append(seconds))
+    listener.open_locally(tmp_path)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(tmp_path / "attach"))
+        listener.accept()
+    assert waited == [2.0]
+
+
 def test_mail_that_does_not_leave_is_not_waited_for(box, monkeypatch):
     other = ZeromqMail(LOOPBACK, SECURITY)
     other.add_peer(Box(1, 0, f"tcp://127.0.0.1:{free_ports()}", box.key))
