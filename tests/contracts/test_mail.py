@@ -335,6 +335,7 @@ def test_many_small_messages_leave_room_for_large_ones(make):
         for node in others:
             one.post(node, header(), small)
     assert not one.post(2, header(), large)  # nothing is free
+    assert len(one._slots) == 64
     for mail in others.values():
         mail.collect()
         mail.release()

@@ -169,6 +169,21 @@ def test_a_stranger_may_send_little(hub, caplog):
         assert f"{modest.getsockname()[1]} was refused: it has sent" not in caplog.text
 
 
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_member_that_sends_at_once_is_not_taken_for_a_stranger(monkeypatch, is_member):
+    """ZeroMQ's thread may finish a handshake, and receive a model, while the gatekeeper looks at memory."""
+    name, ended = ("10.0.0.1", 7), []
+    monkeypatch.setattr(gatekeeper, "received_by", lambda *_: MIB)
+    monkeypatch.setattr(gatekeeper, "hang_up", lambda descriptor, _: bool(ended.append(descriptor)) or True)
+    keeper = SimpleNamespace(
+        _growth=SimpleNamespace(look=lambda: True), _visitors={5: gatekeeper._Visitor(name)}, _admitted={},
+        _backlogs={}, _of_member=2 * MIB, _refusals=SimpleNamespace(refuse=lambda *_: None),
+        _take_events=lambda: keeper._admitted.update({5: name} if is_member else {}),
+    )  # fmt: skip
+    gatekeeper.Gatekeeper._bound_unread(keeper)
+    assert ended == ([] if is_member else [5])
+
+
 def test_heartbeats_add_little_to_what_may_be_unread(monkeypatch):
     one, other = socket.socketpair()
     backlog = Backlog(one.fileno(), 1_000, encrypted=True)
