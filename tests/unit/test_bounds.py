@@ -173,7 +173,8 @@ def test_a_stranger_may_send_little(hub, caplog):
 def test_a_member_that_sends_at_once_is_not_taken_for_a_stranger(monkeypatch, is_member):
     """ZeroMQ's thread may finish a handshake, and receive a model, while the gatekeeper looks at memory."""
     name, ended = ("10.0.0.1", 7), []
-    monkeypatch.setattr(gatekeeper, "received_by", lambda *_: MIB)
+    monkeypatch.setattr(gatekeeper, "received_by", lambda *_: 9 * MIB)
+    monkeypatch.setattr(gatekeeper, "waiting_in", lambda *_: 8 * MIB)  # the kernel's to hold
     monkeypatch.setattr(gatekeeper, "hang_up", lambda descriptor, _: bool(ended.append(descriptor)) or True)
     keeper = SimpleNamespace(
         _growth=SimpleNamespace(look=lambda: True), _visitors={5: gatekeeper._Visitor(name)}, _admitted={},

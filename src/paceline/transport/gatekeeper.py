@@ -320,7 +320,8 @@ class Gatekeeper:
         if self._growth is None or not self._growth.look():
             return
         strangers = {descriptor: one.name for descriptor, one in self._visitors.items() if not one.hung_up}
-        sent = {each: received_by(each, name) for each, name in (strangers | self._admitted).items()}
+        members_too = strangers | self._admitted
+        sent = {each: received_by(each, name) - waiting_in(each, name) for each, name in members_too.items()}
         self._take_events()  # whose handshake had succeeded before it sent that much is no stranger
         for descriptor, name in (strangers | self._admitted).items():
             backlog = self._backlogs.get(descriptor)
