@@ -11,6 +11,8 @@ from paceline import _moved
 from paceline._version import __version__
 
 if TYPE_CHECKING:
+    from paceline.comparison.calls import compare
+    from paceline.comparison.outcome import Comparison
     from paceline.core.errors import (
         CheckpointError,
         DataError,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "Comparison",
     "DataError",
     "DivergenceError",
     "InternalError",
@@ -46,15 +49,18 @@ __all__ = [
     "StorageError",
     "UserError",
     "__version__",
+    "compare",
     "init",
     "launch",
 ]
 
 _HOMES = {
     **{name: "paceline.core.errors" for name in __all__ if name.endswith("Error")},
+    "Comparison": "paceline.comparison.outcome",
     "Report": "paceline.records.report",
     "Run": "paceline.launching",
     "Session": "paceline.session",
+    "compare": "paceline.comparison.calls",
     "init": "paceline.session",
     "launch": "paceline.launching",
 }

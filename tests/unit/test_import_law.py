@@ -1,7 +1,7 @@
 """The law of imports, for every module: a room imports only from the rooms below it.
 
     core <- strategies, model <- records, transport <- worker, server <- gradients, tables, peers, shards
-         <- session <- engines <- launching <- cli, tasks
+         <- session <- engines <- launching <- comparison <- cli, tasks
 
 Rooms of one level do not import each other; so neither do `worker` and `server`. What a module imports when it is
 loaded is judged. What only a type checker sees, or a function imports when it is called, may point upwards, but is
@@ -25,6 +25,7 @@ LEVELS = [
     {"session"},
     {"engines"},
     {"launching", "laws"},
+    {"comparison"},
     {"paceline"},  # its own names, which are looked up when they are asked for
     {"cli", "tasks"},
     {"__main__"},

@@ -13,6 +13,7 @@ import typer
 
 from paceline._version import __version__
 from paceline.cli.calibrate_command import calibrate
+from paceline.cli.compare_command import compare
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.join_command import join, token
 from paceline.cli.run_command import resume, run, serve
@@ -33,6 +34,7 @@ app = typer.Typer(
 # Arguments after the script are the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(resume)
+app.command(context_settings={"allow_interspersed_args": False})(compare)
 app.command(context_settings={"allow_interspersed_args": False})(serve)
 app.command(context_settings={"allow_interspersed_args": False})(join)
 app.command(context_settings={"allow_interspersed_args": False})(calibrate)

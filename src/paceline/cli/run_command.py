@@ -52,7 +52,7 @@ def _range_of(workers: str, *, open_ended: bool) -> dict[str, str]:
     return {"workers": least, **({"most_workers": most} if most else {})}
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the command line gave: a flag that it did not give is False to typer, unless it has an opposite."""
     return {name: value if value or name in _OPPOSITES else None for name, value in options.items()}
 
@@ -62,7 +62,7 @@ def run(
     **given: Any,
 ) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, on a cluster of unequal workers and report how it went."""
-    given = _given(given)
+    given = given_options(given)
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         if given.get("workers") is not None:
             given.update(_range_of(given["workers"], open_ended=given["engine"] == "hosts"))
@@ -80,7 +80,7 @@ def resume(run: str, json: bool, quiet: bool, log_level: str | None, **given: An
 
     Script, arguments and settings are those of that run; an option given here replaces its own.
     """
-    given = _given(given)
+    given = given_options(given)
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json):
         folder = run_file.find(run, Path(given.get("runs_dir") or configuration.DEFAULT_RUNS_DIR))
         before = run_file.load(folder)
@@ -139,7 +139,7 @@ def _warn_of_misplaced_options(script: str | None, arguments: list[str]) -> None
         )  # fmt: skip
 
 
-def _parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[Parameter]:
+def run_parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[Parameter]:
     """Yield the parameters for typer: every declared setting, as text, and what only the command has."""
 
     def parameter(name: str, kind: Any, about: Any) -> Parameter:
@@ -179,7 +179,7 @@ def _parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[Para
 
 
 for command in (run, resume, serve):
-    taken = list(_parameters(resumes=command is resume, serves=command is serve))
+    taken = list(run_parameters(resumes=command is resume, serves=command is serve))
     command.__signature__ = inspect.Signature(taken, return_annotation=int)  # type: ignore[union-attr]
     command.__annotations__ = {each.name: each.annotation for each in taken}
 

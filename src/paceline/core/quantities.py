@@ -11,7 +11,7 @@ from paceline.core.values import FINITE, read, shown
 
 Unit = Literal["v", "s", "e"]
 
-_FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
+FALLING = ("loss", "error", "perplexity")  # metrics that are better when they are smaller
 _TARGET = re.compile(r"(?P<metric>[A-Za-z_][\w.\-/]*)\s*(?P<sign>>=|<=|=)\s*(?P<value>\S+)")
 _EVERY = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)(?P<unit>[vse])")
 _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
                 f"not {shown(text)}"
             )
         metric, sign = found["metric"], found["sign"]
-        return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(_FALLING)))
+        return cls(metric, value, sign == ">=" or (sign == "=" and not metric.lower().endswith(FALLING)))
 
     def met(self, value: float) -> bool:
         """Return whether this value reaches the target; NaN never does."""

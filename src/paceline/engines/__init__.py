@@ -26,6 +26,11 @@ _ENGINES: dict[str, tuple[Capabilities, str]] = {
 }
 
 
+def names() -> list[str]:
+    """Return the names of all engines."""
+    return list(_ENGINES)
+
+
 def capabilities(name: str) -> Capabilities:
     """Return what the engine of that name can do."""
     return _ENGINES[name][0]

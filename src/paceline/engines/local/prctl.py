@@ -28,6 +28,13 @@ def resume_when_parent_dies() -> None:
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGCONT), 0, 0, 0)
 
 
+def interrupt_when_parent_dies() -> None:
+    """Let the kernel interrupt this process, as Ctrl-C does, when the thread that has started it ends."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGINT), 0, 0, 0)
+
+
 def begin_fresh() -> NoReturn:
     """Be the process that the command line names, as an interpreter of its own, and exit.
 

@@ -1,0 +1,121 @@
+"""`paceline compare`: the same task under several strategies, each at its best, in a table with a verdict."""
+
+import inspect
+import os
+from collections.abc import Iterator
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline import engines
+from paceline.cli.run_command import given_options, run_parameters, settle, workload
+from paceline.cli.streams import logging_shown, say
+from paceline.core import settings as configuration
+from paceline.core.errors import OptionError
+from paceline.core.values import shown
+
+if TYPE_CHECKING:
+    from paceline.comparison.outcome import Comparison, Trial
+
+_NOT_OF_MANY = ("resume", "journal")
+
+
+def compare(
+    script: str | None, arguments: list[str] | None, task: str | None, json: bool, csv: bool, quiet: bool, fresh: bool,
+    log_level: str | None, strategy: list[str] | None, tune: list[str] | None, seeds: int, **given: Any,
+) -> int:  # fmt: skip
+    """Train SCRIPT, or a built-in task, under several strategies, and say which is first and why.
+
+    In the simulator unless --engine says otherwise. Runs that an earlier comparison has made are used again.
+    """
+    from paceline.comparison import commands, trials
+
+    given = given_options(given)
+    given["engine"] = given.get("engine") or next(
+        name for name in engines.names() if engines.capabilities(name).virtual_time
+    )
+    words = [each for each in (script, *(arguments or [])) if each is not None]
+    more = []
+    while words and tune and trials.is_tuning(words[0]) and not Path(words[0]).exists():
+        more.append(words.pop(0))  # `--tune lr=0.1,0.2 momentum=0,0.9 train.py`
+    tuned = trials.tuned_options([*(tune or []), *more])
+    asked = list(dict.fromkeys(strategy or []))
+    if json and csv:
+        raise OptionError("give --json or --csv, not both")
+    if len(asked) < 2 and len(trials.option_sets(tuned)) < 2:
+        there = f"only {shown(asked[0])}" if asked else "none"
+        raise OptionError(f"--strategy: {there} is given; give two to compare, or one and --tune")
+    with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json or csv):
+        checked = [settle({**given, "strategy": each}, os.environ) for each in asked]
+        workload(words[0] if words else None, words[1:], task)
+        virtual = engines.capabilities(checked[0].engine).virtual_time
+        what = words if words else ["--task", task or "digits"]
+        carrier = commands.Commands(
+            commands.written({name: value for name, value in given.items() if name not in ("runs_dir", "seed")}),
+            what, checked[0].runs_dir or configuration.DEFAULT_RUNS_DIR,
+            len(os.sched_getaffinity(0)) if virtual else 1, fresh=fresh,
+        )  # fmt: skip
+
+        def tell(trial: "Trial", done: int, total: int) -> None:
+            if not quiet:
+                say(f"{done} of {total}: {trial.name}, seed {trial.seed}: {_how(trial)}")
+
+        found = trials.carried_out(asked, tuned, checked[0].seed, seeds, carrier, tell)
+        comparison = trials.summary(found)
+    _print(comparison, json=json, csv=csv)
+    failed = [trial for trial in found if trial.failure is not None and not trial.tuning]
+    for trial in failed:
+        say(f"{trial.name}, seed {trial.seed} failed: {trial.failure}")
+    return 1 if failed else 0
+
+
+def _how(trial: "Trial") -> str:
+    if trial.failure is not None:
+        return f"failed: {' '.join(trial.failure.split())[-160:]}"
+    again = " (made before)" if trial.reused else ""
+    return f"{'the target was not reached' if trial.seconds is None else f'{trial.seconds:.4g} s'}{again}"
+
+
+def _print(comparison: "Comparison", *, json: bool, csv: bool) -> None:
+    from rich.console import Console
+
+    from paceline.comparison import tables
+    from paceline.records.journal import spelled_out
+
+    if csv:
+        print(tables.to_csv(comparison), end="")
+    elif json:
+        import msgspec
+
+        data = spelled_out(msgspec.to_builtins(comparison))
+        print(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+    else:
+        tables.show(comparison, Console())
+
+
+def _parameters() -> Iterator[Parameter]:
+    for each in run_parameters():
+        if each.name == "strategy":
+            about = typer.Option("--strategy", metavar="NAME[:OPTION=VALUE,...]", help="One of them; repeatable.")
+            yield each.replace(annotation=Annotated[list[str] | None, about])
+            tune = "Options of script or task: each strategy is judged with its best set. Repeatable."
+            about = typer.Option("--tune", metavar="NAME=VALUE,...", help=tune)
+            yield each.replace(name="tune", annotation=Annotated[list[str] | None, about])
+            about = typer.Option("--seeds", metavar="N", min=1, max=1000, help="Runs of each strategy that are judged.")
+            yield each.replace(name="seeds", annotation=Annotated[int, about], default=3)
+        elif each.name == "json":
+            text = "Print everything as one JSON object, and nothing else."
+            yield each.replace(annotation=Annotated[bool, typer.Option("--json", help=text, show_default=False)])
+            about = typer.Option("--csv", help="Print one line for each run, and nothing else.", show_default=False)
+            yield each.replace(name="csv", annotation=Annotated[bool, about])
+            about = typer.Option("--fresh", help="Make every run anew.", show_default=False)
+            yield each.replace(name="fresh", annotation=Annotated[bool, about])
+        elif each.name not in _NOT_OF_MANY:
+            yield each
+
+
+_taken = list(_parameters())
+compare.__signature__ = inspect.Signature(_taken, return_annotation=int)  # type: ignore[attr-defined]
+compare.__annotations__ = {each.name: each.annotation for each in _taken}
