@@ -1,0 +1,50 @@
+"""`paceline report`: the page of a run, from its files alone."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.streams import say
+from paceline.core.errors import OptionError
+from paceline.core.settings import DEFAULT_RUNS_DIR
+from paceline.core.values import shown, visible
+
+JOURNALS = ("journal.jsonl", "journal.jsonl.gz")
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN|JOURNAL", help="A run's folder or name, or a journal.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html beside the journal.")
+    ] = None,
+) -> int:
+    """Write a page about a run, finished, crashed or still going on: what held it back, why, and what to try."""
+    from paceline.records import page
+
+    journal = find_journal(run)
+    place = output or journal.parent / "report.html"
+    if place.suffix not in (".html", ".htm"):
+        raise OptionError(f"--output: {shown(str(place))} must end in .html")
+    size = page.written(journal, place)
+    print(visible(os.fspath(place)))
+    say(f"{size / 1e6:.1f} MB; it opens in any browser, offline")
+    return 0
+
+
+def find_journal(run: str) -> Path:
+    """Return the journal of a run that is named by its folder, its name in `runs`, or the journal itself."""
+    for place in (Path(run), DEFAULT_RUNS_DIR / run):
+        try:
+            if place.is_file():
+                return place
+            found = [place / name for name in JOURNALS if (place / name).is_file()]
+            if found:
+                return found[0]
+            if place.is_dir():
+                list(place.iterdir())  # raises if it may not be read
+                raise OptionError(f"{shown(str(place))} holds no journal; give a run's folder, or a journal itself")
+        except OSError as error:
+            raise OptionError(f"cannot read {shown(str(place))}: {error.strerror}") from error
+    raise OptionError(f"there is no run {shown(run)}: give its folder, its name in {DEFAULT_RUNS_DIR}, or a journal")
