@@ -1,4 +1,4 @@
-"""`paceline report`: the page of a run, from its files alone."""
+"""`paceline report` and `paceline export`: a run for people and for other tools, from its files alone."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from paceline.cli.streams import say
 from paceline.core.errors import OptionError
 from paceline.core.settings import DEFAULT_RUNS_DIR
-from paceline.core.values import shown, visible
+from paceline.core.values import nearest, shown, visible
 
 JOURNALS = ("journal.jsonl", "journal.jsonl.gz")
 
@@ -30,6 +30,25 @@ def report(
     size = page.written(journal, place)
     print(visible(os.fspath(place)))
     say(f"{size / 1e6:.1f} MB; it opens in any browser, offline")
+    return 0
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN|JOURNAL", help="A run's folder or name, or a journal.")],
+    form: Annotated[str, typer.Option("--format", metavar="perfetto|tensorboard|csv|parquet", help="For which tool.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLACE", help="Default: beside it.")] = None,
+) -> int:
+    """Write a run's journal in the format of another tool."""
+    from paceline.records import export as exporting
+
+    known = next((each for each in exporting.FORMATS if each == form), None)
+    if known is None:
+        raise OptionError(f"--format: unknown {shown(form)}; {nearest(form, exporting.FORMATS)}")
+    journal = find_journal(run)
+    name = journal.name.removesuffix(".gz").removesuffix(".jsonl")
+    place = output or journal.with_name(name + exporting.ENDINGS[known])
+    exporting.export(journal, known, place)
+    print(visible(os.fspath(place)))
     return 0
 
 
