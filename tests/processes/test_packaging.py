@@ -151,7 +151,7 @@ def test_every_make_target_that_is_written_about_exists() -> None:
 def test_every_command_that_is_written_about_exists() -> None:
     callbacks = {str(command.callback and command.callback.__name__) for command in app.registered_commands}
     commands = {name.replace("_", "-") for name in callbacks}
-    several = {"serve", "join", "token", "compare", "report", "export"}
+    several = {"serve", "join", "token", "compare", "report", "export", "watch"}
     assert {
         "run",
         "resume",

@@ -16,7 +16,7 @@ from paceline.cli.calibrate_command import calibrate
 from paceline.cli.compare_command import compare
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.join_command import join, token
-from paceline.cli.report_command import export, report
+from paceline.cli.report_command import export, report, watch
 from paceline.cli.run_command import resume, run, serve
 from paceline.cli.streams import never_refusing, say, termination_as_interrupt
 from paceline.core.errors import DivergenceError, PacelineError, PeerError, ScriptError, UserError
@@ -40,6 +40,7 @@ app.command(context_settings={"allow_interspersed_args": False})(serve)
 app.command(context_settings={"allow_interspersed_args": False})(join)
 app.command(context_settings={"allow_interspersed_args": False})(calibrate)
 app.command()(report)
+app.command()(watch)
 app.command()(export)
 app.command()(token)
 app.command()(strategies)

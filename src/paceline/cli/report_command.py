@@ -1,4 +1,4 @@
-"""`paceline report` and `paceline export`: a run for people and for other tools, from its files alone."""
+"""`paceline report`, `watch` and `export`: a run for people and for other tools, from its files alone."""
 
 import os
 from pathlib import Path
@@ -49,6 +49,33 @@ def export(
     place = output or journal.with_name(name + exporting.ENDINGS[known])
     exporting.export(journal, known, place)
     print(visible(os.fspath(place)))
+    return 0
+
+
+def watch(
+    run: Annotated[str, typer.Argument(metavar="RUN|JOURNAL", help="A run's folder or name, or a journal.")],
+    every: Annotated[
+        float, typer.Option("--every", metavar="S", min=0.1, max=3600, help="Seconds between looks.")
+    ] = 0.5,
+) -> int:
+    """Follow a run from another terminal until it ends: how far it is, and what every worker does, and why."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from paceline.records.following import LiveView, grown
+
+    journal = find_journal(run)
+    if journal.suffix == ".gz":
+        raise OptionError(f"{shown(str(journal))} is compressed and cannot be followed; `paceline report` reads it")
+    view, console = LiveView(), Console()
+    with Live(console=console, auto_refresh=False, transient=False) as screen:
+        for lines in grown(journal, every):
+            for line in lines:
+                view.write(line)
+            if console.is_terminal or view.metrics.ended is not None:
+                screen.update(view.drawn(console.width), refresh=console.is_terminal)
+            if view.metrics.ended is not None:
+                return 0
     return 0
 
 

@@ -339,7 +339,7 @@ def read(path: Path) -> Iterator[Line]:
         return
     with raw, gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw as file:
         for number, text in enumerate(_whole_lines(file, path), 1):
-            yield _parse(text, number, path)
+            yield parse(text, number, path)
 
 
 def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
@@ -357,7 +357,8 @@ def _whole_lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]
         yield text
 
 
-def _parse(text: bytes, number: int, path: Path) -> Line:
+def parse(text: bytes, number: int, path: Path) -> Line:
+    """Return a line of a journal; its number and file are named in errors."""
     try:
         line: Line = _decode(text)
     except (ValueError, RecursionError) as error:  # includes msgspec's errors and invalid UTF-8
