@@ -14,8 +14,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PLOTS = {"lanes", "waits", "course", "staleness", "shares", "work", "traffic"}
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture
+def browser(nothing_left):
     """A headless Chromium of the system's."""
     if CHROMIUM is None:
         pytest.skip("needs chromium: apt-get install chromium")
@@ -26,20 +26,23 @@ def browser():
         opened.close()
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
+@pytest.fixture
+def place(tmp_path):
     """The page of a run of eight workers."""
-    folder = tmp_path_factory.mktemp("page")
     run = paceline.launch(
         paceline.tasks.get("digits"), engine="sim", strategy="dasp", scenario="uneven8", epochs=1,
-        runs_dir=folder / "runs",
+        runs_dir=tmp_path / "runs",
     )  # fmt: skip
-    page.written(run.journal, folder / "report.html")
-    return folder / "report.html"
+    page.written(run.journal, tmp_path / "report.html")
+    return tmp_path / "report.html"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_run_is_drawn_and_a_reason_can_be_read(browser, place, scheme):
+def test_a_run_is_drawn_and_a_reason_can_be_read(browser, place):
+    for scheme in ("light", "dark"):
+        require_drawn(browser, place, scheme)
+
+
+def require_drawn(browser, place, scheme):
     tab = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme=scheme)
     errors = []
     tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
