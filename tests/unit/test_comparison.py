@@ -290,6 +290,7 @@ def test_given_settings_become_words_again():
         (("--strategy", "bsp", "--strategy", "asp", "--json", "--csv"), "not both"),
         (("--strategy", "bsp", "--strategy", "asp", "--tune", "lr"), "--tune: must be a name and values"),
         (("--strategy", "bsp", "--strategy", "asp", "nothing.py"), "does not exist"),
+        (("--strategy", "bsp", "--strategy", "asp", "--report", "page.txt"), "must end in .html"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words, said, capsys):
@@ -308,7 +309,9 @@ def test_the_command_compares_reuses_and_says_who_failed(tmp_path, monkeypatch, 
     first = capsys.readouterr()
     assert [row["strategy"] for row in csv.DictReader(io.StringIO(first.out))] == ["bsp", "asp"]
     assert re.search(r"2 of 2: (bsp|asp), seed 0: [\d.]+ s\n", first.err)
-    assert main([*words, "--json", "train.py"]) == 0
+    assert main([*words, "--json", "--report", "page.html", "train.py"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert all(f'id="{name}"' in page for name in ("times", "spent"))
     again = capsys.readouterr()
     assert again.err.count("(made before)") == 2
     found = json.loads(again.out)

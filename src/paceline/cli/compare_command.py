@@ -24,7 +24,8 @@ _NOT_OF_MANY = ("resume", "journal")
 
 def compare(
     script: str | None, arguments: list[str] | None, task: str | None, json: bool, csv: bool, quiet: bool, fresh: bool,
-    log_level: str | None, strategy: list[str] | None, tune: list[str] | None, seeds: int, **given: Any,
+    log_level: str | None, strategy: list[str] | None, tune: list[str] | None, seeds: int, report: Path | None,
+    **given: Any,
 ) -> int:  # fmt: skip
     """Train SCRIPT, or a built-in task, under several strategies, and say which is first and why.
 
@@ -42,6 +43,8 @@ def compare(
         more.append(words.pop(0))  # `--tune lr=0.1,0.2 momentum=0,0.9 train.py`
     tuned = trials.tuned_options([*(tune or []), *more])
     asked = list(dict.fromkeys(strategy or []))
+    if report is not None and report.suffix not in (".html", ".htm"):
+        raise OptionError(f"--report: {shown(str(report))} must end in .html")
     if json and csv:
         raise OptionError("give --json or --csv, not both")
     if len(asked) < 2 and len(trials.option_sets(tuned)) < 2:
@@ -65,6 +68,11 @@ def compare(
         found = trials.carried_out(asked, tuned, checked[0].seed, seeds, carrier, tell)
         comparison = trials.summary(found)
     _print(comparison, json=json, csv=csv)
+    if report is not None:
+        from paceline.comparison import comparison_page
+
+        size = comparison_page.written(comparison, report)
+        say(f"{report}: {size / 1e6:.1f} MB; it opens in any browser, offline")
     failed = [trial for trial in found if trial.failure is not None and not trial.tuning]
     for trial in failed:
         say(f"{trial.name}, seed {trial.seed} failed: {trial.failure}")
@@ -110,6 +118,8 @@ def _parameters() -> Iterator[Parameter]:
             yield each.replace(annotation=Annotated[bool, typer.Option("--json", help=text, show_default=False)])
             about = typer.Option("--csv", help="Print one line for each run, and nothing else.", show_default=False)
             yield each.replace(name="csv", annotation=Annotated[bool, about])
+            about = typer.Option("--report", metavar="FILE.html", help="Also write a page that opens offline.")
+            yield each.replace(name="report", annotation=Annotated[Path | None, about], default=None)
             about = typer.Option("--fresh", help="Make every run anew.", show_default=False)
             yield each.replace(name="fresh", annotation=Annotated[bool, about])
         elif each.name not in _NOT_OF_MANY:

@@ -31,11 +31,13 @@ def figures(history: History, waited: Sequence[Waited]) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
-def _line(number: int) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, Any]:
+    """Return the colour and dashes of a plot's line."""
     return {"color": LINES[number % len(LINES)], "dash": DASHES[number % len(DASHES)], "width": 2}
 
 
-def _marker(number: int) -> dict[str, Any]:
+def marker_style(number: int) -> dict[str, Any]:
+    """Return the colour and pattern of a plot's bars."""
     return {"color": LINES[number % len(LINES)], "pattern": {"shape": SHAPES[number % len(SHAPES)], "size": 4}}
 
 
@@ -43,7 +45,8 @@ def _name(worker: int | None) -> str:
     return "no worker" if worker is None else f"worker {worker}"
 
 
-def _axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return an axis with this title."""
     return {"title": {"text": title}, "automargin": True, **more}
 
 
@@ -74,8 +77,8 @@ def lanes(history: History) -> Figure | None:
         "id": "lanes", "title": "What each worker did", "data": data, "note": note,
         "layout": {
             "barmode": "overlay", "bargap": 0.15, "height": max(260, 60 + 26 * len(workers)),
-            "xaxis": _axis("seconds", range=[0, end]),
-            "yaxis": _axis("worker", autorange="reversed", dtick=1 if len(workers) <= 40 else None),
+            "xaxis": axis("seconds", range=[0, end]),
+            "yaxis": axis("worker", autorange="reversed", dtick=1 if len(workers) <= 40 else None),
             "shapes": [_moment(at) for at, _ in history.events[:200]],
         },
     }  # fmt: skip
@@ -110,15 +113,15 @@ def waits(waited: Sequence[Waited]) -> Figure | None:
             "type": "bar", "orientation": "h", "name": cause, "y": names,
             "x": [*by.values(), *([others] if rest else [])],
             "hovertemplate": f"%{{x:.4g}} s for %{{y}}: {cause}<extra></extra>",
-            "marker": _marker(number),
+            "marker": marker_style(number),
         })  # fmt: skip
     whole = sum(totals.values())
     return {
         "id": "waits", "title": "Who was waited for, and why", "data": data,
         "note": f"Seconds of all waiting workers together; they add up to {whole:.4g} s, all the waiting of the run.",
         "layout": {
-            "barmode": "stack", "height": max(220, 90 + 26 * len(names)), "xaxis": _axis("seconds waited"),
-            "yaxis": _axis("", autorange="reversed"),
+            "barmode": "stack", "height": max(220, 90 + 26 * len(names)), "xaxis": axis("seconds waited"),
+            "yaxis": axis("", autorange="reversed"),
         },
     }  # fmt: skip
 
@@ -133,7 +136,7 @@ def course(history: History) -> Figure | None:
     curves = curves[:MOST_LINES]
     data = [
         {"type": "scatter", "mode": "lines+markers" if len(columns[0]) < 60 else "lines", "name": visible(name),
-         "x": columns[0], "y": columns[3], "line": _line(number), "marker": {"symbol": number, "size": 6},
+         "x": columns[0], "y": columns[3], "line": line_style(number), "marker": {"symbol": number, "size": 6},
          "yaxis": "y2" if "loss" in name.lower() and len(curves) > 1 else "y"}
         for number, (name, columns) in enumerate(curves)
     ]  # fmt: skip
@@ -143,12 +146,12 @@ def course(history: History) -> Figure | None:
         for name, column in AXES
     ]  # fmt: skip
     layout: dict[str, Any] = {
-        "height": 380, "xaxis": _axis("seconds"), "yaxis": _axis("metric"),
+        "height": 380, "xaxis": axis("seconds"), "yaxis": axis("metric"),
         "updatemenus": [{"type": "buttons", "direction": "right", "x": 0, "y": 1.18, "xanchor": "left",
                          "buttons": buttons, "showactive": True}],
     }  # fmt: skip
     if any(trace["yaxis"] == "y2" for trace in data):
-        layout["yaxis2"] = _axis("loss", overlaying="y", side="right", showgrid=False)
+        layout["yaxis2"] = axis("loss", overlaying="y", side="right", showgrid=False)
     return {"id": "course", "title": "How it learned", "data": data, "layout": layout, "note": ""}
 
 
@@ -158,7 +161,7 @@ def staleness(history: History) -> Figure | None:
         return None
     ages = sorted(history.staleness)
     bar = {"type": "bar", "x": ages, "y": [history.staleness[age] for age in ages], "marker": {"color": LINES[0]}}
-    layout = {"height": 260, "xaxis": _axis("updates missed"), "yaxis": _axis("pushes"), "showlegend": False}
+    layout = {"height": 260, "xaxis": axis("updates missed"), "yaxis": axis("pushes"), "showlegend": False}
     return {"id": "staleness", "title": "Staleness", "data": [bar], "layout": layout, "note": ""}
 
 
@@ -181,7 +184,7 @@ def shares(history: History) -> Figure | None:
             })  # fmt: skip
     if not data:
         return None
-    layout = {"height": 300, "xaxis": _axis("seconds"), "yaxis": _axis("workers"), "hovermode": "x unified"}
+    layout = {"height": 300, "xaxis": axis("seconds"), "yaxis": axis("workers"), "hovermode": "x unified"}
     return {"id": "shares", "title": "Workers by what they do", "data": data, "layout": layout, "note": ""}
 
 
@@ -189,7 +192,7 @@ def _many(curves: Mapping[Any, Any], name: Any) -> list[dict[str, Any]]:
     chosen = list(curves.items())[:MOST_LINES]
     return [
         {"type": "scatter", "mode": "lines", "name": name(key), "x": columns[0], "y": columns[1],
-         "line": {**_line(number), "shape": "hv"}}
+         "line": {**line_style(number), "shape": "hv"}}
         for number, (key, curve) in enumerate(chosen)
         for columns in [curve.columns()]
     ]  # fmt: skip
@@ -199,7 +202,7 @@ def work(history: History) -> Figure | None:
     """Samples of each worker's grants."""
     if not history.work:
         return None
-    layout = {"height": 320, "xaxis": _axis("seconds"), "yaxis": _axis("samples granted", rangemode="tozero")}
+    layout = {"height": 320, "xaxis": axis("seconds"), "yaxis": axis("samples granted", rangemode="tozero")}
     left = len(history.work) - MOST_LINES
     note = f"{left} more workers are not shown." if left > 0 else ""
     return {
@@ -219,7 +222,7 @@ def tracks(history: History) -> Figure | None:
     def name(key: tuple[str, int | None]) -> str:
         return visible(key[0]) if key[1] is None else f"{visible(key[0])}, worker {key[1]}"
 
-    layout = {"height": 320, "xaxis": _axis("seconds"), "yaxis": _axis("value")}
+    layout = {"height": 320, "xaxis": axis("seconds"), "yaxis": axis("value")}
     return {
         "id": "tracks",
         "title": "What the strategy tracks",
@@ -246,11 +249,11 @@ def states(history: History) -> Figure | None:
         data.append({
             "type": "bar", "orientation": "h", "name": visible(state), "y": y, "x": x, "base": base, "customdata": why,
             "hovertemplate": f"worker %{{y}}: {visible(state)}<br>%{{customdata}}<extra></extra>",
-            "marker": _marker(number),
+            "marker": marker_style(number),
         })  # fmt: skip
     layout = {
-        "barmode": "overlay", "height": max(220, 60 + 22 * min(200, len(history.states))), "xaxis": _axis("seconds"),
-        "yaxis": _axis("worker", autorange="reversed"),
+        "barmode": "overlay", "height": max(220, 60 + 22 * min(200, len(history.states))), "xaxis": axis("seconds"),
+        "yaxis": axis("worker", autorange="reversed"),
     }  # fmt: skip
     return {"id": "states", "title": "States", "data": data, "layout": layout, "note": ""}
 
@@ -269,9 +272,9 @@ def traffic(history: History) -> Figure | None:
             "name": name,
             "x": at,
             "y": [value / 1e6 for value in values],
-            "line": _line(number),
+            "line": line_style(number),
         }
         for number, (name, values) in enumerate((("up", up), ("down", down)))
     ]
-    layout = {"height": 280, "xaxis": _axis("seconds"), "yaxis": _axis("MB so far")}
+    layout = {"height": 280, "xaxis": axis("seconds"), "yaxis": axis("MB so far")}
     return {"id": "traffic", "title": "Traffic", "data": data, "layout": layout, "note": ""}

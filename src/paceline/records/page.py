@@ -102,39 +102,45 @@ def page(report: Report, drawn: Sequence[Figure], waits: WaitAttribution, *, fin
     found = diagnose(report, waits.culprits())
     title = f"{report.strategy} · {report.engine} · {report.workers:,} workers · seed {report.seed}"
     state = "" if finished else "<p>The run goes on, or was killed: this is what its journal holds so far.</p>"
-    warnings = "".join(f"<li>{_safe(text)}</li>" for text in report.warnings)
-    sections = "".join(_section(figure) for figure in drawn)
+    warnings = "".join(f"<li>{safe(text)}</li>" for text in report.warnings)
+    head = f"""{state}<div class="verdict"><p><b>What held it back:</b> {safe(found.what)}</p>
+<p><b>Why:</b> {safe(found.why)}</p><p><b>What to try:</b> {_coded(found.advice)}</p></div>
+{f"<h2>Warnings</h2><ul>{warnings}</ul>" if warnings else ""}"""
+    tail = f"""<section><h2>Numbers</h2>{_table(facts(report))}</section>
+<section><h2>Workers</h2><div class="wide">{grid(worker_rows(report))}</div></section>"""
+    return document(title, head, drawn, tail)
+
+
+def document(title: str, head: str, drawn: Sequence[Figure], tail: str) -> str:
+    """Return a page with this markup before and after its plots."""
     data = json.dumps(spelled_out(list(drawn)), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{_safe(title)}</title><style>{STYLE}</style></head><body>
-<h1>{_safe(title)}</h1>
-{state}<div class="verdict"><p><b>What held it back:</b> {_safe(found.what)}</p>
-<p><b>Why:</b> {_safe(found.why)}</p><p><b>What to try:</b> {_coded(found.advice)}</p></div>
-{f"<h2>Warnings</h2><ul>{warnings}</ul>" if warnings else ""}{sections}
-<section><h2>Numbers</h2>{_table(facts(report))}</section>
-<section><h2>Workers</h2><div class="wide">{_grid(worker_rows(report))}</div></section>
+<title>{safe(title)}</title><style>{STYLE}</style></head><body>
+<h1>{safe(title)}</h1>
+{head}{"".join(_section(figure) for figure in drawn)}{tail}
 <script type="application/json" id="figures">{data}</script>
 <script>{_plotly()}</script><script>{DRAW}</script></body></html>
 """
 
 
 def _section(figure: Figure) -> str:
-    name, title = figure["id"], _safe(figure["title"])
+    name, title = figure["id"], safe(figure["title"])
     said = '<div id="said" class="soft" aria-live="polite">Nothing is clicked yet.</div>' if name == "lanes" else ""
-    note = f"<figcaption>{_safe(figure['note'])}</figcaption>" if figure["note"] else ""
+    note = f"<figcaption>{safe(figure['note'])}</figcaption>" if figure["note"] else ""
     plot = f'<div id="{name}" role="img" aria-label="{title}"></div>'
     return f"<section><h2>{title}</h2><figure>{plot}{note}</figure>{said}</section>"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    cells = [f'<th scope="row">{_safe(name)}</th><td class="text">{_safe(text)}</td>' for name, text in rows]
+    cells = [f'<th scope="row">{safe(name)}</th><td class="text">{safe(text)}</td>' for name, text in rows]
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{_safe(cell)}</th>' for cell in rows[0])
-    cells = ["".join(f"<td>{_safe(cell)}</td>" for cell in row) for row in rows[1:]]
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; the first row holds the headings."""
+    head = "".join(f'<th scope="col">{safe(cell)}</th>' for cell in rows[0])
+    cells = ["".join(f"<td>{safe(cell)}</td>" for cell in row) for row in rows[1:]]
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
 
 
@@ -149,8 +155,9 @@ def _plotly() -> str:
 
 def _coded(text: str) -> str:
     """Return the text with what stands between backquotes as code."""
-    return "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(_safe(text).split("`")))
+    return "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(safe(text).split("`")))
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
+    """Return the text as markup, with control characters escaped."""
     return escape(visible(text))
