@@ -51,7 +51,8 @@ function themed(layout, light) {
   for (const name of Object.keys(found).filter(name => /^[xy]axis/.test(name)))
     Object.assign(found[name], {gridcolor: line, zerolinecolor: line, linecolor: line});
   return Object.assign(found, {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink},
-    margin: {l: 50, r: 20, t: layout.updatemenus ? 60 : 20, b: 40}, legend: {orientation: "h", y: -0.25},
+    margin: {l: 50, r: 20, t: layout.updatemenus ? 60 : 40, b: 40},
+    legend: layout.updatemenus ? {orientation: "h", y: -0.25} : {orientation: "h", y: 1.02, yanchor: "bottom"},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "#888888"}});
 }
 function draw(light) {
