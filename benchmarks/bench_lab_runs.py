@@ -184,7 +184,7 @@ def require_success(*commands: Command) -> None:
     """Wait until all have ended well."""
     for command in commands:
         if command.end():
-            raise SystemExit(f"{command.log.name} ended with code {command.code}:\n{command.said}")
+            raise SystemExit(f"{command.log.name} ended with code {command.poll()}:\n{command.said}")
 
 
 def same_bits(one: Path, other: Path) -> bool:

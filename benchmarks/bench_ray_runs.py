@@ -2,11 +2,13 @@
 
     python benchmarks/bench_ray_runs.py                        # some 7 minutes on two free cores; needs root and data
     python benchmarks/bench_ray_runs.py --only bsp --only ssp  # these alone; writes nothing
+    python benchmarks/bench_ray_runs.py --servers 1            # the weights in one process; writes nothing
     python benchmarks/bench_ray_runs.py --quick --json         # two small cases, writes nothing
 
 The cases of bench_lab_runs.py, on a lab (tests/netlab) with a real Ray cluster across it: `paceline run --engine ray`
-on the head, whose one processor is the server's, and three workers on each of the two others. Ray's token
-authentication is on. `local` is one machine with all times of the scenario divided by 4.
+on the head, whose one processor is the server's, and three workers on each of the two others. The weights are in two
+shards, except where there is no server and on tables, which cannot be split. Ray's token authentication is on. `local`
+is one machine with as many shards and with all times of the scenario divided by 4.
 """
 
 import importlib.util
@@ -29,13 +31,28 @@ import sources
 from bench_lab_runs import SEEDS, WORKERS, Case, Found, Runs, Size
 from contenders import bars
 from netlab import Lab
+from paceline.strategies import is_peer
 
 RATE = "1gbit"
+SERVERS = 2
 HELPERS = ("tests/netlab", "tests/support/hosts.py", "tests/support/ray_clusters.py")
 
 
 class RayRuns(Runs):
-    """Runs of the cases, also on a Ray cluster."""
+    """Runs of the cases with so many servers, also on a Ray cluster."""
+
+    def __init__(self, folder: Path, data: Path, servers: int) -> None:
+        super().__init__(folder, data)
+        self._servers = servers
+
+    def servers_of(self, case: Case) -> int:
+        """How many there are: one on tables, none without a server."""
+        splits = case.task != "factorize" and not is_peer(case.strategy)
+        return self._servers if splits else int(not is_peer(case.strategy))
+
+    def _options(self, case: Case, seed: int) -> list[str]:
+        count = self.servers_of(case)
+        return [*super()._options(case, seed), *(("--servers", str(count)) if count > 1 else ())]
 
     def on_ray(self, case: Case, lab: Lab, cluster: RayCluster, seed: int) -> tuple[Found, float, float]:
         """By Ray's placement; also the bytes that the server's cable carried, and the seconds of the whole command."""
@@ -67,7 +84,8 @@ def measure(size: Size, runs: RayRuns, show: bool) -> list[dict[str, Any]]:
         for case in size.cases:
             real, crossed, seconds = runs.on_ray(case, lab, cluster, SEEDS[0])
             rows.append({
-                **lab_runs.beside_local(case, real, local[case]), "MB of gradients": real.bytes_up / 1e6,
+                **lab_runs.beside_local(case, real, local[case]), "servers": runs.servers_of(case),
+                "s_per_version": real.s_per_version, "MB of gradients": real.bytes_up / 1e6,
                 "MB through the server's cable": crossed / 1e6, "seconds with start and end": seconds,
             })  # fmt: skip
             if show:
@@ -80,6 +98,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = bars.parser("runs on a Ray cluster of three hosts, beside one machine")
     parser.add_argument("--only", action="append", metavar="STRATEGY", help="this one alone; may be repeated")
     parser.add_argument("--data-dir", type=Path, default=lab_runs.DATA, help="MNIST's four files")
+    parser.add_argument(
+        "--servers", type=int, default=SERVERS, help="processes with the weights; another number writes nothing"
+    )
     given = parser.parse_args(arguments)
     size = lab_runs.size_of(given)
     reason = lab_runs.why_not(size, given.data_dir)
@@ -88,13 +109,14 @@ def main(arguments: list[str] | None = None) -> None:
     if reason is not None:
         print(f"not measured: {reason}", file=sys.stderr)
         return
+    given.only = given.only or given.servers != SERVERS  # a part of the benchmark
     options = bars.asked(given, 1)
     if options.of is not None:  # the lab, the cluster and the commands' helper are measured too
         sources.checked(given, measured=(*sources.MEASURED, *HELPERS))
     hosts.PATIENCE_S = lab_runs.PATIENCE_S
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="lab-") as folder, warm_python.kept():
-        rows = measure(size, RayRuns(Path(folder), given.data_dir.resolve()), not options.json)
+        rows = measure(size, RayRuns(Path(folder), given.data_dir.resolve(), given.servers), not options.json)
     load.append(os.getloadavg()[0])
     judged = [lab_runs.learned(row, row["run"]) for row in rows]
     bars.tell("ray_runs", options, judged, rows, notes(load), ("pyzmq", "ray"))
@@ -103,9 +125,9 @@ def main(arguments: list[str] | None = None) -> None:
 def notes(load: list[float]) -> str:
     """What the numbers mean."""
     return f"""
-{WORKERS} workers on two machines of a Ray cluster and the server on its head, each a host of a lab with a cable of
+{WORKERS} workers on two machines of a Ray cluster and the servers on its head, each a host of a lab with a cable of
 {RATE}, by `paceline run --engine ray`, encrypted, with Ray's token authentication. Tasks, scenario and what is compared
-are those of [lab_runs](lab_runs.md): `local` is seed 0 on one machine, `local range` is over seeds
+are those of [lab_runs](lab_runs.md): `local` is seed 0 on one machine with as many servers, `local range` is over seeds
 {", ".join(map(str, SEEDS))}; the cluster has seed 0. The machine's load was {load[0]:.1f} before and {load[1]:.1f}
 after.
 """
