@@ -146,8 +146,18 @@ class Found(msgspec.Struct, frozen=True):
 # -- the chaos ---------------------------------------------------------------------------------------------------------
 
 
+def processes_of(lab: Lab) -> set[int]:
+    """All processes on all hosts."""
+    return set().union(*(host.processes() for host in lab.hosts))
+
+
+def living(lab: Lab) -> dict[int, str]:
+    """The run's worker, server and shard processes on all hosts, by number, with the names that they show."""
+    return named(processes_of(lab))
+
+
 def named(pids: Collection[int]) -> dict[int, str]:
-    """The run's worker, server and shard processes among these, with the names that they show."""
+    """Those among these processes."""
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -234,9 +244,8 @@ class Chaos:
 
     def _look(self) -> None:
         self._alive()
-        there = set().union(*(host.processes() for host in self._lab.hosts))
-        self.seen |= there
-        self.census.take(named(there))
+        self.seen |= processes_of(self._lab)
+        self.census.take(living(self._lab))
 
     def _set_cut(self, host: Host, cut: bool) -> str:
         self._cut = cut

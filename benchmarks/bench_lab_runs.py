@@ -234,7 +234,7 @@ def learned(row: dict[str, Any], where: str) -> bars.Bar:
         return bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "1: the model of one machine in every bit")
     distance, width = abs(row["loss"] - row["local loss"]), row["local range"]
     ratio = distance / width if width else 0.0 if not distance else float("inf")
-    meaning = "distance from the loss of one machine with this seed, over the range of its three seeds"
+    meaning = "distance from the loss of one machine with this seed, over the range of its seeds"
     return bars.Bar(f"loss: {where}", ratio, 1, False, meaning)
 
 
