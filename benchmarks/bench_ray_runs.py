@@ -62,16 +62,7 @@ class RayRuns(Runs):
         """By Ray's placement; also the bytes that the server's cable carried, and the seconds of the whole command."""
         with self._site(case, lab, case.scenario()) as site:
             before, began = lab.hosts[0].bytes_sent() + lab.hosts[0].bytes_received(), time.monotonic()
-            options = (
-                "--engine",
-                "ray",
-                "--address",
-                cluster.address,
-                "--spread",
-                "--threads",
-                "1",
-                *self._options(case, seed),
-            )
+            options = (*cluster.options, "--spread", *self._options(case, seed))
             how = {"host": lab.hosts[0], "environment": cluster.environment}
             lab_runs.require_success(site.command("run", "run", *options, "--task", case.task, **how))
             crossed = lab.hosts[0].bytes_sent() + lab.hosts[0].bytes_received() - before

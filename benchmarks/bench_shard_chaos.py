@@ -61,20 +61,10 @@ class OnRay:
             for host in self._lab.hosts[1:]:
                 self.on(host)
                 self._machines[host.name].wait()  # two at once take longer than Ray gives them
-            given = (
-                "--engine",
-                "ray",
-                "--address",
-                cluster.address,
-                "--spread",
-                "--threads",
-                "1",
-                "--log-level",
-                "info",
-            )
             self._command = self._site.command(
-                "run", "run", *given, "--log-level", "info", *self._case.options, "--data-dir", os.fspath(self._data),
-                "--seed", str(self._seed), "train.py", host=self._lab.hosts[0], environment=cluster.environment,
+                "run", "run", *cluster.options, "--spread", "--log-level", "info", *self._case.options,
+                "--data-dir", os.fspath(self._data), "--seed", str(self._seed), "train.py",
+                host=self._lab.hosts[0], environment=cluster.environment,
             )  # fmt: skip
             self._until = until.pop_all()
         return self

@@ -104,6 +104,11 @@ class RayCluster:
         return self._nodes[0]
 
     @property
+    def options(self):
+        """Of `paceline run`, for a run on this cluster."""
+        return ("--engine", "ray", "--address", self.address, "--threads", "1")
+
+    @property
     def logs(self):
         """Everything that Ray has logged, actors included."""
         return {
