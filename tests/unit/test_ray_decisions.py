@@ -210,7 +210,7 @@ class Deciding(RayLauncher):
         self._plan = SimpleNamespace(workers=workers, config=config)
         self._actors, self._joined, self._vain, self._wanted, self._look_at = Asked(), set(), 0, most or workers, 0.0
         self._began, self._finished, self._failure, self._script_failure = began, None, None, None
-        self._missed, self._repeats = set(), 0
+        self._missed, self._repeats, self._most = set(), 0, most or workers
         alive = {}
         self._vacant, self._announced, self._places, self._kill_at = [], [], {}, {}
         self._children = SimpleNamespace(alive=alive, occupy=alive.__setitem__)
@@ -267,6 +267,13 @@ def test_with_respawn_the_server_decides(how, most, first):
         assert launcher.look((0, how)) == before - 1
     launcher._start(ProcessPlace(0, 1))
     assert launcher.look(*([(0, how)] if first == "the server" else [])) == before
+
+
+def test_no_actor_is_asked_for_before_the_one_has_ended_whose_room_it_needs():
+    launcher = Deciding(respawn=True)
+    launcher._start(ProcessPlace(0, 1))
+    assert launcher.look() == 2  # a third would wait for room outside of the placement group, for ever
+    assert launcher.look((0, DISMISSED)) == 2
 
 
 def joined(launcher, number):

@@ -172,7 +172,7 @@ class RayLauncher(HostLauncher):
         super().__init__(plan, job.workload, name_of(job.workload), token, Log(), sink, progress)
         self._interrupted, self._look_at = interrupts, 0.0
         self._actors = WorkerActors(job, token, self._listener.address)
-        self._wanted = config.most_workers or plan.workers  # actors that there should be
+        self._wanted = self._most = config.most_workers or plan.workers  # actors that there should be, and may be
         self._joined: set[int | None] = set()  # those that are in the run
         self._missed: set[int] = set()  # workers for which an actor is asked for
         self._repeats = 0  # demands of the server that are known already
@@ -203,7 +203,7 @@ class RayLauncher(HostLauncher):
         self._look_at = now + LOOK_S
         for number, how in self._actors.ended():
             self._on_actor_end(number, how)
-        while self._failure is None and len(self._actors) < self._wanted:
+        while self._failure is None and len(self._actors) < min(self._wanted, self._most):
             self._actors.ask()
 
     def _on_actor_end(self, number: int, how: Left | str) -> None:
@@ -238,7 +238,7 @@ class RayLauncher(HostLauncher):
         elif self._repeats:
             self._repeats -= 1
         elif self._began is not None:
-            self._wanted += 1  # the server has been told that nobody is there; it will be asked again when one has come
+            self._wanted += 1  # once the actor of the last process has ended: its place in the group is needed
             self._missed.add(place.worker)
 
     def _on_relinked(self) -> None:
