@@ -61,7 +61,7 @@ SPARE = 1.05  # epochs beyond those that fit into the chaos if nothing is distur
 MINUTES = 10.0
 KILL_EVERY_S = 10.0
 AWAY_S = 20.0  # that a machine stays away
-BACK_S = 40.0  # after the last kill, for a machine and its workers to be back
+BACK_S = 60.0  # after the last kill, for a machine and its workers to be back
 CUT_EVERY_S = 60.0
 CUT_S = 5.0
 TARGET = 0.95  # accuracy on the test images
@@ -215,7 +215,7 @@ class Chaos:
         self._lab, self._case, self._machines, self._alive, self._say = lab, case, machines, alive, say
         self._draw = random.Random(seed)
         self._cut = False
-        self._was_whole = False  # no worker was missing at the last kill
+        self._trained: set[str] = set()  # hosts that had workers at the last kill
         self._dues: list[tuple[float, int, Callable[[], str]]] = []
         self._order = itertools.count()
 
@@ -256,8 +256,9 @@ class Chaos:
         """Kill one of the processes or machines that there are."""
         self._look()
         hosts = {host.name: host for host in self._lab.hosts[1:]}
-        whole, self._was_whole = self._was_whole, not self.census.missing
-        machines = hosts if self._machines is not None and whole and self._was_whole else {}
+        before, self._trained = self._trained, {name for name, host in hosts.items() if named(host.processes())}
+        trains = before & self._trained
+        machines = [] if self._machines is None else [name for name in sorted(self._trained) if trains - {name}]
         name = self._draw.choice([*sorted(self.census.now.values()), *machines])
         if name in machines:
             return self._kill_machine(hosts[name])
@@ -521,7 +522,7 @@ def judge(every: list[Found]) -> list[Bar]:
     verdicts = []
     for found in every:
         where, row = found.case.name, row_of(found)
-        unseen = [death for death in found.workers if death.all_others_s is None]
+        unseen = [death for death in found.workers if death.all_others_s is None and death.others]
         verdicts += [
             Bar(f"target: {where}", found.accuracy if found.ended else None, TARGET, True,
                 "accuracy at the end, every command having ended well", "a command failed"),

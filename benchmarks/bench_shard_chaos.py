@@ -38,7 +38,7 @@ join`; in every minute one of the joined hosts has no cable for {lab_chaos.CUT_S
 ray` on a Ray cluster across the hosts, with its token authentication; there no cable is cut, but machines other than
 the head are killed, too: all their processes at once, Ray's own among them, and {lab_chaos.AWAY_S:g} s later Ray is
 started there again. Every {lab_chaos.KILL_EVERY_S:g} s one of the processes and machines that there are is drawn, each
-as likely as any other; a machine only if no worker was missing at this and the last kill, because some are to train.
+as likely as any other; a machine only if the other had workers at this and the last kill, because some are to train.
 What such a machine had in its temporary folder stays there, as after a power cut ("its folders left"), and is not
 counted as left behind.
 """

@@ -46,6 +46,7 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     noticed_s: float | None  # the server went on without all of them
     version_s: float | None  # the next version
     all_others_s: float | None  # every other worker has pushed
+    others: int = 1  # that there were
 
 
 class ServerDeath(msgspec.Struct, frozen=True):
@@ -145,6 +146,7 @@ def _after_worker(kill: Kill, after: Sequence[Moment], dead: set[int], others: s
         None if left is None else max(0.0, after[left].at - kill.at),
         None if applied is None else max(0.0, late[applied].at - kill.at),
         None if waiting or last is None else max(0.0, last - kill.at),
+        len(others),
     )
 
 

@@ -164,6 +164,7 @@ SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1)
         ({"workers": [times.WorkerDeath(KILLS[0], 0.1, 0.2, 2.1)]}, ["goes on"]),
         ({"workers": [*FINE.workers, times.WorkerDeath(KILLS[0], 0.1, None, None)]}, ["goes on"]),
         ({"workers": []}, ["goes on"]),
+        ({"workers": [*FINE.workers, times.WorkerDeath(KILLS[0], 0.1, None, None, others=0)]}, []),
         ({"restarted": 1}, ["unharmed"]),
         ({"missing": 1}, ["back"]),
         ({"places_lost": 1}, ["places"]),
