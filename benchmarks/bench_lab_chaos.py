@@ -19,6 +19,7 @@ import gzip
 import heapq
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -69,7 +70,9 @@ GOES_ON_S = 2.0
 SERVES_S = 15.0
 CHECKPOINTS = "7s"  # which has no common measure with the kills: servers die at every distance from a checkpoint
 PATIENCE_S = 240.0  # for the start, and for the end after the chaos
+LOOK_S = 0.5  # between two looks at the processes
 LEAVES_S = 10.0  # after the end, for what processes leave to be gone
+Seen = dict[int, tuple[float, float]]  # processes on the hosts, and when they were first and last seen there
 SERVERS = ("server", "shard")  # of whose processes all are replaced if one dies
 SCRIPT = """
 import os, time
@@ -211,7 +214,7 @@ class Chaos:
     ) -> None:  # fmt: skip
         self.kills: list[Kill] = []
         self.census = Census()
-        self.seen: set[int] = set()  # all processes on the hosts, of whatever kind
+        self.seen: Seen = {}
         self._lab, self._case, self._machines, self._alive, self._say = lab, case, machines, alive, say
         self._draw = random.Random(seed)
         self._cut = False
@@ -235,16 +238,17 @@ class Chaos:
             due, _, call = heapq.heappop(self._dues)
             while (left := began + due - time.monotonic()) > 0:
                 self._look()
-                time.sleep(min(left, 0.5))
+                time.sleep(min(left, LOOK_S))
             self._say(f"{due:6.1f} s: {call()}")
         until = time.monotonic() + (BACK_S if self._case.on_ray else KILL_EVERY_S)
         while time.monotonic() < until:
-            time.sleep(0.5)
+            time.sleep(LOOK_S)
             self._look()
 
     def _look(self) -> None:
         self._alive()
-        self.seen |= processes_of(self._lab)
+        now = time.time()
+        self.seen |= {pid: (self.seen.get(pid, (now,))[0], now) for pid in processes_of(self._lab)}
         self.census.take(living(self._lab))
 
     def _set_cut(self, host: Host, cut: bool) -> str:
@@ -395,10 +399,10 @@ def private_temporary(folder: Path) -> Iterator[str]:
         tempfile.tempdir = None
 
 
-def left_behind(lab: Lab, tag: str, seen: Collection[int]) -> list[str]:
+def left_behind(lab: Lab, tag: str, seen: Seen) -> list[str]:
     """What all these processes have left: processes, temporary files, shared memory (anonymous one goes with them).
 
-    `seen` were on the hosts: shared memory of others is not theirs.
+    `seen` were on the hosts: shared memory of others, or of later processes with their numbers, is not theirs.
     """
     complaints: list[str] = []
     until = time.monotonic() + LEAVES_S
@@ -414,10 +418,16 @@ def left_behind(lab: Lab, tag: str, seen: Collection[int]) -> list[str]:
     return complaints
 
 
-def _is_of(seen: Collection[int], block: str) -> bool:
-    """Whether named shared memory is that of one of these processes, or a folder of some run."""
+def _is_of(seen: Seen, block: str) -> bool:
+    """Whether named shared memory was made by one of these processes, or is a folder of some run."""
     named = leaks.OWNED.fullmatch(block)
-    return int(named["owner"]) in seen if named is not None else re.fullmatch(r"paceline-\w{8}", block) is not None
+    if named is None:
+        return re.fullmatch(r"paceline-\w{8}", block) is not None
+    first, last = seen.get(int(named["owner"]), (math.inf, -math.inf))
+    try:
+        return first - LOOK_S <= (leaks.SHARED_MEMORY / block).stat().st_mtime <= last + LOOK_S
+    except FileNotFoundError:  # it is gone meanwhile
+        return False
 
 
 def _title(pid: int) -> str:

@@ -218,11 +218,18 @@ def test_what_is_left_behind_is_seen(tmp_path, monkeypatch):
     now = iter(range(0, 1000, 6))
     monkeypatch.setattr(bench.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(bench.leaks, "tagged_processes", lambda tag: {7: "paceline: worker 0", 8: "the keeper"})
-    monkeypatch.setattr(bench.leaks, "stale_blocks", lambda: ["torch_1_2", "torch_5_2", "paceline-abcdefgh"])
+    blocks = ["torch_1_2", "torch_3_2", "torch_5_2"]  # of one that was there, of one with its number, of a stranger
+    for name in blocks:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (50.0, 50.0))
+    monkeypatch.setattr(bench.leaks, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(bench.leaks, "stale_blocks", lambda: [*blocks, "torch_7_1", "paceline-abcdefgh"])
     host = SimpleNamespace(name="host1", processes=lambda: {7})
     with bench.private_temporary(tmp_path):
         (tmp_path / "tmp" / "paceline-x").mkdir()
-        left = bench.left_behind(SimpleNamespace(hosts=[host], keeper_pid=8), "tag", {1, 7})
+        left = bench.left_behind(
+            SimpleNamespace(hosts=[host], keeper_pid=8), "tag", {1: (40, 60), 3: (60, 70), 7: (0, 99)}
+        )
     assert left == [
         "host1: process 7 ", "process 7: paceline: worker 0", "temporary file paceline-x", "shared memory torch_1_2",
         "shared memory paceline-abcdefgh",
