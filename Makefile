@@ -18,7 +18,7 @@ help:
 	@echo "make bench      every benchmark; results go to benchmarks/results/"
 	@echo "make soak       the slow and the long-running tests"
 	@echo "make attack     attacks on runs of this host, as another user and by every mishap; needs root"
-	@echo "make netlab     train on three hosts of a lab on this machine, by join and on Ray, over 100 Mbit/s; needs root"
+	@echo "make netlab     train on three hosts of a lab on this machine, by join and on Ray (two servers), over 100 Mbit/s; needs root"
 	@echo "make scripts    the loops of tests/scripts: alone, on four processes and on eight virtual workers"
 	@echo "make structure  sizes, names, imports and walks through the source, beside an earlier revision"
 
@@ -65,4 +65,4 @@ attack: $(INSTALLED)
 
 netlab: $(INSTALLED)
 	$(BIN)/python benchmarks/netlab_demo.py
-	$(BIN)/python benchmarks/netlab_demo.py --ray
+	$(BIN)/python benchmarks/netlab_demo.py --ray --servers 2

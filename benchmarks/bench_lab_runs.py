@@ -184,7 +184,7 @@ def require_success(*commands: Command) -> None:
     """Wait until all have ended well."""
     for command in commands:
         if command.end():
-            raise SystemExit(f"{command.log.name} ended with code {command.code}:\n{command.said}")
+            raise SystemExit(f"{command.log.name} ended with code {command.poll()}:\n{command.said}")
 
 
 def same_bits(one: Path, other: Path) -> bool:
@@ -234,7 +234,7 @@ def learned(row: dict[str, Any], where: str) -> bars.Bar:
         return bars.Bar(f"bits: {where}", float(row["same bits"]), 1, True, "1: the model of one machine in every bit")
     distance, width = abs(row["loss"] - row["local loss"]), row["local range"]
     ratio = distance / width if width else 0.0 if not distance else float("inf")
-    meaning = "distance from the loss of one machine with this seed, over the range of its three seeds"
+    meaning = "distance from the loss of one machine with this seed, over the range of its seeds"
     return bars.Bar(f"loss: {where}", ratio, 1, False, meaning)
 
 

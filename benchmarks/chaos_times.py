@@ -18,12 +18,15 @@ SLACK_S = 0.05  # by which a moment of the journal may be early
 NO_LOSS = {"versions": 0, "samples": 0, "pushes": 0}
 
 
+What = Literal["server", "shard", "worker", "machine"]
+
+
 class Kill(msgspec.Struct, frozen=True):
-    """One kill -9."""
+    """One kill -9, or that of all processes of a machine at once."""
 
     at: float  # by the monotonic clock
-    what: Literal["server", "worker"]
-    worker: int = -1
+    what: What
+    workers: tuple[int, ...] = ()  # that died
     during_cut: bool = False  # a host was cut off
 
 
@@ -37,16 +40,17 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):
-    """What followed the death of a worker. Seconds since the kill; None: it did not happen."""
+    """What followed the death of a worker, or of a machine's. Seconds since the kill; None: it did not happen."""
 
     kill: Kill
-    noticed_s: float | None  # the server went on without it
+    noticed_s: float | None  # the server went on without all of them
     version_s: float | None  # the next version
     all_others_s: float | None  # every other worker has pushed
+    others: int = 1  # that there were
 
 
 class ServerDeath(msgspec.Struct, frozen=True):
-    """What followed the death of the server. Seconds since the kill; None: it did not happen."""
+    """What followed the death of the server or of a shard. Seconds since the kill; None: it did not happen."""
 
     kill: Kill
     version_s: float | None  # the first version of a successor, also of one that had to be replaced meanwhile
@@ -95,12 +99,13 @@ def zero_of(part: Sequence[Line], before: float | None = None) -> float:
 
 
 def worker_deaths(kills: Sequence[Kill], found: Sequence[Moment]) -> list[WorkerDeath]:
-    """What followed each kill of a worker."""
+    """What followed each kill of workers."""
     deaths = []
     for kill in kills:
-        if kill.what == "worker":
+        if kill.workers:
             after = [moment for moment in found if moment.at >= kill.at - SLACK_S]
-            deaths.append(_after_worker(kill, after, _present(found, kill.at - SLACK_S) - {kill.worker}))
+            present = _present(found, kill.at - SLACK_S)
+            deaths.append(_after_worker(kill, after, present & {*kill.workers}, present - {*kill.workers}))
     return deaths
 
 
@@ -119,10 +124,12 @@ def _present(found: Sequence[Moment], at: float) -> set[int]:
     return there
 
 
-def _after_worker(kill: Kill, after: Sequence[Moment], others: set[int]) -> WorkerDeath:
-    left = _first(after, lambda moment: moment.kind == "left" and moment.worker == kill.worker)
+def _after_worker(kill: Kill, after: Sequence[Moment], dead: set[int], others: set[int]) -> WorkerDeath:
+    """`dead` had joined when they were killed; nobody waits for one that had not."""
+    leaves = [_first(after, lambda moment, one=one: moment.kind == "left" and moment.worker == one) for one in dead]
+    left = None if None in leaves else max((number for number in leaves if number is not None), default=None)
     restored = _first(after, lambda moment: moment.kind == "restored")
-    begin = left
+    begin = left if dead else 0
     if begin is None or (restored is not None and restored < begin):
         begin = restored if restored is not None else 0
     late = after[begin:]
@@ -139,6 +146,7 @@ def _after_worker(kill: Kill, after: Sequence[Moment], others: set[int]) -> Work
         None if left is None else max(0.0, after[left].at - kill.at),
         None if applied is None else max(0.0, late[applied].at - kill.at),
         None if waiting or last is None else max(0.0, last - kill.at),
+        len(others),
     )
 
 
@@ -147,10 +155,10 @@ def _first(found: Sequence[Moment], fits: Callable[[Moment], bool]) -> int | Non
 
 
 def server_deaths(kills: Sequence[Kill], found: Sequence[Moment]) -> list[ServerDeath]:
-    """What followed each kill of the server."""
+    """What followed each kill of the server or of a shard."""
     deaths = []
     for kill in kills:
-        if kill.what == "server":
+        if kill.what in ("server", "shard"):
             late = [moment for moment in found if moment.at >= kill.at]
             again = _first(late, lambda moment: moment.kind == "restored")
             after = [] if again is None else late[again:]
@@ -172,11 +180,11 @@ def rollbacks(lines: Sequence[Line]) -> list[dict[str, int]]:
 def departures_without_a_kill(kills: Sequence[Kill], found: Sequence[Moment]) -> list[Moment]:
     """Departures of workers whose process nobody killed: each kill explains one, the next of that worker."""
     unexplained = []
-    open_kills = sorted((kill for kill in kills if kill.what == "worker"), key=lambda kill: kill.at)
+    open_kills = sorted((kill.at, worker) for kill in kills for worker in kill.workers)
     for moment in found:
         if moment.kind != "left" or moment.cause in ("idle", "done"):
             continue
-        why = next((k for k in open_kills if k.worker == moment.worker and k.at <= moment.at + SLACK_S), None)
+        why = next((k for k in open_kills if k[1] == moment.worker and k[0] <= moment.at + SLACK_S), None)
         if why is None:
             unexplained.append(moment)
         else:

@@ -1,7 +1,7 @@
 """Three hosts on this machine, for a person to look at: one serves a run, the others join it.
 
     make netlab                                                  # digits by dasp, over cables of 100 Mbit/s
-    python benchmarks/netlab_demo.py --ray                       # the same on a Ray cluster across the hosts
+    python benchmarks/netlab_demo.py --ray --servers 2           # on a Ray cluster across the hosts, with two servers
     python benchmarks/netlab_demo.py --rate 1gbit --strategy bsp --task mnist --data-dir ../shared/data/mnist
     python benchmarks/netlab_demo.py --rates                     # how fast the hosts are to one another
     python benchmarks/netlab_demo.py 'ip -br address' 'ping -c 3 {host0}'
@@ -90,7 +90,7 @@ def training(folder: Path, given: argparse.Namespace) -> list[str]:
     common = ["--token-file", os.fspath(token), "--task", given.task, *data]
     serve = [
         *program, "serve", "--listen", where, "--workers", str(given.hosts - 1), "--threads", "1", "--strategy",
-        given.strategy, "--runs-dir", os.fspath(folder / "runs"), *common,
+        given.strategy, "--servers", str(given.servers), "--runs-dir", os.fspath(folder / "runs"), *common,
     ]  # fmt: skip
     join = [*program, "join", *common, where]
     return [f"exec {shlex.join(words)}" for words in (serve, *[join] * (given.hosts - 1))]
@@ -101,11 +101,13 @@ def train_on_ray(lab: Lab, folder: Path, given: argparse.Namespace) -> int:
     data = [] if given.data_dir is None else ["--data-dir", os.fspath(given.data_dir.resolve())]
     command = [
         sys.executable, "-m", "paceline", "run", "--engine", "ray", "--workers", str(given.hosts - 1), "--strategy",
-        given.strategy, "--runs-dir", os.fspath(folder / "runs"), "--task", given.task, *data,
+        given.strategy, "--servers", str(given.servers), "--runs-dir", os.fspath(folder / "runs"), "--task", given.task,
+        *data,
     ]  # fmt: skip
     with RayCluster(cpus=1, lab=lab) as cluster:
         for _ in lab.hosts[1:]:
             cluster.add(cpus=1).wait()
+        print("host0 $", shlex.join(["paceline", *command[3:]]), flush=True)
         variables = {**os.environ, **cluster.environment, "RAY_ADDRESS": cluster.address}
         return int(lab.hosts[0].run(command, env=variables, stdin=subprocess.DEVNULL).returncode)
 
@@ -177,6 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("commands", nargs="*", help="one for each host; without any, the hosts train")
     parser.add_argument("--rates", action="store_true", help="show how fast the hosts are to one another instead")
     parser.add_argument("--ray", action="store_true", help="train on a Ray cluster across the hosts")
+    parser.add_argument("--servers", type=int, default=1, help="processes of the first host that hold the weights")
     parser.add_argument("--strategy", default="dasp", help="of the run")
     parser.add_argument("--task", default="digits", help="of the run, a built-in one")
     parser.add_argument("--data-dir", type=Path, help="of the task")

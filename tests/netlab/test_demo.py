@@ -53,9 +53,10 @@ def test_with_ray_a_cluster_spans_the_hosts(
     capfd: pytest.CaptureFixture[str], folder: Path, nothing_left: leaks.Watch
 ) -> None:
     ray_clusters.require()
-    assert netlab_demo.main(["--ray"]) == 0
+    assert netlab_demo.main(["--ray", "--servers", "2"]) == 0
     shown = capfd.readouterr()
     assert "dasp · ray · 2 workers" in shown.out
+    assert "host0 $ paceline run --engine ray --workers 2 --strategy dasp --servers 2" in shown.out
     for host in ("host1", "host2"):
         assert f"{host} runs worker" in shown.err
 

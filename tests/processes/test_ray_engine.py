@@ -70,7 +70,7 @@ def cluster(warm):
 
 
 def run_on(cluster, site, *options, what=("train.py",), **environment):
-    given = ("--engine", "ray", "--address", cluster.address, "--evaluate-every", "off", "--threads", "1")
+    given = (*cluster.options, "--evaluate-every", "off")
     return site.command("run", "run", *given, *options, *what, environment={**cluster.environment, **environment})
 
 

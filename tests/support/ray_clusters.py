@@ -33,10 +33,11 @@ def require():
 class Node:
     """One machine of the cluster."""
 
-    def __init__(self, tag, log, process):
+    def __init__(self, tag, log, process, host=None):
         self.tag = tag
         self.log = log
         self._process = process
+        self._host = host
 
     def processes(self):
         """All processes of this machine, by number."""
@@ -54,6 +55,8 @@ class Node:
     def kill(self):
         """Kill everything at once, as a power cut would."""
         until = time.monotonic() + PATIENCE_S
+        if self._host is not None:
+            self._host.kill()  # also those whose names have covered their environment
         while found := self.processes():
             assert time.monotonic() < until, f"these do not end: {found}"
             for pid in found:
@@ -101,6 +104,11 @@ class RayCluster:
         return self._nodes[0]
 
     @property
+    def options(self):
+        """Of `paceline run`, for a run on this cluster."""
+        return ("--engine", "ray", "--address", self.address, "--threads", "1")
+
+    @property
     def logs(self):
         """Everything that Ray has logged, actors included."""
         return {
@@ -109,10 +117,10 @@ class RayCluster:
             if log.is_file()
         }
 
-    def add(self, cpus, gpus=0, *how):
-        """Start one more machine; `wait` for it."""
+    def add(self, cpus, gpus=0, *how, host=None, **variables):
+        """Start one more machine; `wait` for it. On a lab it is the next host, or this one, whose machine is gone."""
         number, tag = len(self._nodes), uuid.uuid4().hex
-        host = None if self._lab is None else self._lab.hosts[number]
+        host = self._lab.hosts[number] if self._lab is not None and host is None else host
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
             "--num-cpus", str(cpus), "--num-gpus", str(gpus), "--object-store-memory", str(OBJECTS),
@@ -123,7 +131,8 @@ class RayCluster:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command if host is None else host.command(command), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, env={**os.environ, **self.environment, TAG: tag}, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, **self.environment, **variables, TAG: tag},
             )  # fmt: skip
-        self._nodes.append(Node(tag, log, process))
+        self._nodes.append(Node(tag, log, process, host))
         return self._nodes[-1]

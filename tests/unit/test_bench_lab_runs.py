@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import bench_lab_runs as bench
+import bench_ray_runs as ray_bench
 import netlab
 
 
@@ -52,6 +53,22 @@ def test_all_of_the_strategies_are_measured_on_both_networks():
     assert bench.FULL.rates == ("100mbit", "1gbit")
     with pytest.raises(SystemExit, match="--only must be of bsp"):
         bench.main(["--only", "sgd"])
+
+
+def test_on_ray_weights_are_in_two_shards_where_they_can_be_split(tmp_path):
+    runs = ray_bench.RayRuns(tmp_path, tmp_path, ray_bench.SERVERS)
+    assert {case.name: runs.servers_of(case) for case in bench.FULL.cases} == {
+        "bsp": 2, "ssp": 2, "dasp": 2, "balanced": 2, "adaptive_k": 2, "adaptive_gossip": 0,
+        "ssp:staleness=2 on tables": 1,
+    }  # fmt: skip
+    shared, whole = (runs._options(bench.FULL.cases[number], 0) for number in (0, -1))
+    assert shared[-2:] == ["--servers", "2"]
+    assert "--servers" not in whole
+
+
+def test_the_range_of_three_seeds_is_too_narrow_to_judge_by():
+    assert ray_bench.by_chance(3) > 0.25
+    assert ray_bench.by_chance(len(ray_bench.SEEDS)) < 0.08
 
 
 def test_without_root_nothing_is_measured(monkeypatch, capsys):

@@ -210,8 +210,12 @@ class Deciding(RayLauncher):
         self._plan = SimpleNamespace(workers=workers, config=config)
         self._actors, self._joined, self._vain, self._wanted, self._look_at = Asked(), set(), 0, most or workers, 0.0
         self._began, self._finished, self._failure, self._script_failure = began, None, None, None
-        self._vacant, self._announced, self._children = [], [], SimpleNamespace(alive={})
-        self._listener = SimpleNamespace(idle=lambda _: None)
+        self._missed, self._repeats, self._most = set(), 0, most or workers
+        alive = {}
+        self._vacant, self._announced, self._places, self._kill_at = [], [], {}, {}
+        self._children = SimpleNamespace(alive=alive, occupy=alive.__setitem__)
+        self._listener = SimpleNamespace(idle=lambda _: None, hosts={}, start=lambda host, worker: worker)
+        self._joins = SimpleNamespace(warn=lambda text: None)
         self.look()
         self._joined.update(range(workers))
 
@@ -263,6 +267,47 @@ def test_with_respawn_the_server_decides(how, most, first):
         assert launcher.look((0, how)) == before - 1
     launcher._start(ProcessPlace(0, 1))
     assert launcher.look(*([(0, how)] if first == "the server" else [])) == before
+
+
+def test_no_actor_is_asked_for_before_the_one_has_ended_whose_room_it_needs():
+    launcher = Deciding(respawn=True)
+    launcher._start(ProcessPlace(0, 1))
+    assert launcher.look() == 2  # a third would wait for room outside of the placement group, for ever
+    assert launcher.look((0, DISMISSED)) == 2
+
+
+def joined(launcher, number):
+    """A machine that has joined and waits for a worker's number."""
+    host = SimpleNamespace(process=None, identity=number, rank=number, hostname="lab1", channel=None, pid=0)
+    launcher._listener.hosts[number] = host
+    launcher.on_host(host)
+
+
+def test_a_restarted_server_that_asks_again_gets_no_more_actors():
+    launcher = Deciding(workers=4, respawn=True)
+    for worker in (0, 1):
+        launcher._start(ProcessPlace(worker, 1))
+    assert launcher.look((0, GONE), (1, GONE)) == 4
+    launcher._on_relinked()
+    for worker in (0, 1, 2):  # of the death of 2 only the restarted one has learned
+        launcher._start(ProcessPlace(worker, 1))
+    assert launcher.look((2, GONE)) == 4
+    launcher._start(ProcessPlace(3, 1))
+    assert launcher.look((3, GONE)) == 4
+
+
+def test_a_restarted_server_gives_a_waiting_machine_to_one_worker_and_no_actor_is_asked_for_the_other():
+    launcher = Deciding(workers=2, respawn=True)
+    launcher._start(ProcessPlace(0, 1))
+    assert launcher.look((0, GONE)) == 2
+    joined(launcher, 2)  # while there is no server
+    launcher._on_relinked()
+    launcher._start(ProcessPlace(0, 1))  # because its process is gone
+    launcher._start(ProcessPlace(2, 0))  # because a machine waits
+    assert [place.worker for place in launcher._children.alive] == [0]
+    assert launcher.look() == 2
+    launcher._start(ProcessPlace(1, 1))
+    assert launcher.look((1, GONE)) == 2
 
 
 def test_before_training_every_place_is_filled_again_until_that_is_in_vain():

@@ -272,6 +272,17 @@ def test_processes_that_die_one_after_the_other_are_not_brought_back_for_ever():
     assert any("it is not started again" in line.data["text"] for line in hand.observed("warning"))
 
 
+def test_a_newcomer_takes_the_place_of_a_worker_that_only_the_previous_server_knew():
+    hand = HandDrivenRun(respawn=True).train()
+    hand.run.on_unknown_exit(3, 0, 0, 0.0)  # its script has come to its end
+    hand.run.on_unknown_exit(2, 4, -9, 0.0)
+    assert hand.engine.started[2:] == [(2, 5)]
+    hand.run.on_never_started(2, 5)
+    hand.run.invite(None)
+    hand.run.invite(None)
+    assert hand.engine.started[3:] == [(2, 6), (4, 0)]
+
+
 def test_a_script_that_fails_ends_the_run():
     hand = HandDrivenRun().train()
     with pytest.raises(ScriptError, match="the script of worker 1 exited with 3"):

@@ -11,7 +11,7 @@ from paceline.core.errors import ScriptError
 from paceline.core.events import Cause as LeaveCause
 from paceline.server.liveness import Liveness
 from paceline.server.plan import as_error, how_it_ended
-from paceline.server.workers import WorkerRecord
+from paceline.server.workers import ScriptState, WorkerRecord
 from paceline.transport.messages import Failed
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Departures:
         """Handle the exit of a worker's process that only the previous server knew."""
         run = self._run
         run.workers.script_gone(worker)
-        run.workers.incarnations[worker] = incarnation
+        script = run.workers.admit(worker, incarnation, ScriptState()).script
+        script.gone, script.left = True, code == 0  # so that a newcomer may take its place
         if run.plan.config.respawn and code < 0:
             run.start(worker)
         run.exchange.look_at_waiting(at)

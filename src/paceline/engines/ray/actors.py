@@ -30,7 +30,7 @@ from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload
-from paceline.engines.ray.placement import actor_options, node_address, reason_of
+from paceline.engines.ray.placement import actor_options, load, node_address, reason_of
 from paceline.records.journal import Line, Sink
 from paceline.records.logs import Log
 from paceline.server.plan import Plan, how_it_ended
@@ -122,7 +122,7 @@ class WorkerActors:
 
     def ask(self) -> None:
         """Ask Ray for one more: in the placement group, where a bundle is free, else wherever there is room."""
-        import ray
+        ray = load()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         job, number, config = self._job, self._count, self._job.plan.config
@@ -136,18 +136,14 @@ class WorkerActors:
         )  # fmt: skip
         actor = made.remote()
         call = actor.run.remote(job, self._token.reveal(), self._address, number)
-        self._count += 1
-        self._alive[call] = number, bundle, actor
+        self._alive[call], self._count = (number, bundle, actor), number + 1
 
     def ended(self) -> Iterator[tuple[int, Left | str]]:
         """Yield those that have ended since the last look: number, and how it left or what Ray says it died of."""
-        import ray
-
-        calls = list(self._alive)
+        ray, calls = load(), list(self._alive)
         for call in ray.wait(calls, num_returns=len(calls), timeout=0)[0] if calls else ():
             number, bundle, _ = self._alive.pop(call)
-            if bundle is not None:
-                self._bundles.append(bundle)
+            self._bundles += [] if bundle is None else [bundle]
             try:
                 yield number, ray.get(call)
             except ray.exceptions.RayError as error:
@@ -155,14 +151,11 @@ class WorkerActors:
 
     def part(self) -> None:
         """Let those that run end by themselves, so that each removes its files; forget those that Ray never placed."""
-        import ray
-
+        ray = load()
         asked = {actor.leave.remote(): call for call, (_, _, actor) in self._alive.items()}
-        running = (
-            [asked[heard] for heard in ray.wait(list(asked), num_returns=len(asked), timeout=1)[0]] if asked else []
-        )
-        if running:
-            ray.wait(running, num_returns=len(running), timeout=PARTING_S)
+        heard = ray.wait(list(asked), num_returns=len(asked), timeout=1)[0] if asked else []
+        if heard:
+            ray.wait([asked[each] for each in heard], num_returns=len(heard), timeout=PARTING_S)
         self._alive.clear()
 
 
@@ -179,8 +172,10 @@ class RayLauncher(HostLauncher):
         super().__init__(plan, job.workload, name_of(job.workload), token, Log(), sink, progress)
         self._interrupted, self._look_at = interrupts, 0.0
         self._actors = WorkerActors(job, token, self._listener.address)
-        self._wanted = config.most_workers or plan.workers  # actors that there should be
+        self._wanted = self._most = config.most_workers or plan.workers  # actors that there should be, and may be
         self._joined: set[int | None] = set()  # those that are in the run
+        self._missed: set[int] = set()  # workers for which an actor is asked for
+        self._repeats = 0  # demands of the server that are known already
         self._vain = 0  # ends of actors since the last one joined, and of processes before training began
 
     def _interrupts(self) -> contextlib.AbstractContextManager[int]:
@@ -208,7 +203,7 @@ class RayLauncher(HostLauncher):
         self._look_at = now + LOOK_S
         for number, how in self._actors.ended():
             self._on_actor_end(number, how)
-        while self._failure is None and len(self._actors) < self._wanted:
+        while self._failure is None and len(self._actors) < min(self._wanted, self._most):
             self._actors.ask()
 
     def _on_actor_end(self, number: int, how: Left | str) -> None:
@@ -230,17 +225,25 @@ class RayLauncher(HostLauncher):
     def _count_vain(self, why: str) -> None:
         """Give up if it goes on like this."""
         self._vain += 1
-        if self._vain < max(VAIN, self._plan.workers):
-            return
-        if self._began is None:
+        enough = self._vain >= max(VAIN, self._plan.workers)
+        if enough and self._began is None:
             self._fail(self._script_failure or control.Failure("peer", f"no worker gets as far as to train: {why}"))
-        else:
+        elif enough:
             self._wanted, self._vain = len(self._actors), 0
 
     def _start(self, place: ProcessPlace) -> None:
         super()._start(place)
-        if self._began is not None and place not in self._children.alive:
-            self._wanted += 1  # the server has been told that nobody is there; it will be asked again when one has come
+        if place in self._children.alive:
+            self._missed.discard(place.worker)
+        elif self._repeats:
+            self._repeats -= 1
+        elif self._began is not None:
+            self._wanted += 1  # once the actor of the last process has ended: its place in the group is needed
+            self._missed.add(place.worker)
+
+    def _on_relinked(self) -> None:
+        super()._on_relinked()
+        self._repeats = len(self._missed)  # a restarted server asks for all of them again
 
     def _on_no_place(self, reason: str) -> None:
         super()._on_no_place(reason)

@@ -42,10 +42,7 @@ def load() -> Any:
 
 @contextlib.contextmanager
 def connected(config: RunConfig, workers: int) -> Iterator[bool]:
-    """Connect this process to Ray for as long as the context lasts; yield whether it is a Ray of our own.
-
-    A program that is connected already stays so, before and after.
-    """
+    """Connect to Ray until the context ends, unless that is done already; yield whether it is a Ray of our own."""
     address = config.address or os.environ.get("RAY_ADDRESS")  # a job has this variable
     if "ray" in sys.modules and load().is_initialized():
         if config.address not in (None, "auto") or config.working_dir is not None:
