@@ -112,7 +112,7 @@ def a_second_copy_of_a_clock_is_accepted() -> contextlib.AbstractContextManager[
         reader = self._readers.get(worker)
         again = reader is not None and message.era == reader.era and message.through == reader.received
         if reader is not None and again and reader.incarnation == arrival.incarnation:
-            self._store.write(message.logs)
+            self._store.write(message)
             return
         real(self, worker, message, arrival, at)
 

@@ -172,12 +172,12 @@ class TestRules:
 class TestShelf:
     @given(some_rows)
     def test_shards_read_and_add_as_one_array(self, rows):
-        before, shelves.SHARD_BYTES = shelves.SHARD_BYTES, 7 * 16
+        before, shelves.BLOCK_BYTES = shelves.BLOCK_BYTES, 7 * 16
         try:
             shelf = ServerTable(spec_of(rows=20))
         finally:
-            shelves.SHARD_BYTES = before
-        assert len(shelf.shards) == 3
+            shelves.BLOCK_BYTES = before
+        assert len(shelf.blocks) == 3
         whole = np.arange(40, dtype=float).reshape(20, 2)
         shelf.fill(whole)
         distinct = np.unique(rows)

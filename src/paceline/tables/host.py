@@ -18,7 +18,7 @@ from paceline.core.updates import PushRef
 from paceline.server.coordinator import Coordinator
 from paceline.strategies.clocks import may_read, park, released
 from paceline.tables import messages as t
-from paceline.tables.table_store import UNTOLD, LazyRows, Reader, TableStore
+from paceline.tables.table_store import UNTOLD, Reader, TableStore
 
 Deliver = Callable[[int, t.TableToWorker], None]  # sends a message to a worker
 
@@ -136,7 +136,7 @@ class Host:
             self._clocks.leave(worker)
         if reader is not None and reader.early:
             for message, _ in reader.early:  # delivered, although the strategy had not granted them yet
-                self._store.write(message.logs)
+                self._store.write(message)
             self._coordinator.observe(at, "kept", {"clocks": len(reader.early)}, worker)
         record = self._coordinator.records.get(worker)
         if reader is not None and record is not None:
@@ -265,11 +265,7 @@ class Host:
             mask[slice(None) if read.rows is None else read.rows] = True
             # Keep the older mark: rows sent before that have changed since must still be sent.
             reader.kept[read.table] = (mask, table.changes if kept is None else kept[1])
-        reader.told = reader.applied
-        self._deliver(
-            worker,
-            t.Rows(read.table, read.rows, LazyRows(table, read.rows), self._clocks.min, reader.applied, read.clock),
-        )
+        self._deliver(worker, self._store.rows(worker, read.table, read.rows, read.clock))
 
     def _tell_what_is_in(self, worker: int, reader: Reader) -> None:
         """Confirm applied clocks from time to time to a worker that reads nothing, or `MOST_AHEAD` would stop it."""
@@ -286,9 +282,7 @@ class Host:
                     continue
                 rows = np.flatnonzero(mask & (table.changed > since))
                 reader.kept[number] = (mask, table.changes)
-                reader.told = reader.applied
-                values = LazyRows(table, rows)
-                self._deliver(worker, t.Rows(number, rows, values, self._clocks.min, reader.applied, None))
+                self._deliver(worker, self._store.rows(worker, number, rows, None))
 
     # -- rosters and barriers ----------------------------------------------------------------------------------------
 

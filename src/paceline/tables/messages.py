@@ -62,6 +62,15 @@ class TableLog(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     sums: Array
 
 
+class TickParts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, weakref=True):
+    """Where a clock's increments are that several servers hold: their logs come without sums, and of eager tables alone
+    with rows."""
+
+    number: int  # counted by the worker
+    nbytes: int
+    owner: str = ""  # set by the coordinator
+
+
 @registered(19)
 class Tick(ToServer, frozen=True):
     """A completed clock: its increments, its cost, and the age of the rows it read."""
@@ -75,6 +84,14 @@ class Tick(ToServer, frozen=True):
     reads: list[tuple[int, int, list[int]]] = []
     era: int = 0  # barriers that the worker has passed
     again: bool = False  # the server that it was sent to first has died
+    parts: TickParts | None = None  # None: the increments are in `logs`
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the increments."""
+        if self.parts is not None:
+            return self.parts.nbytes
+        return sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in self.logs)
 
 
 @registered(20)
@@ -139,6 +156,12 @@ class Rows(ToWorker, frozen=True):
     slowest: int
     included: int  # the reader's own clocks that are in the values
     clock: int | None  # of the Fetch that this answers; None: sent unasked, and all other cached rows are unchanged
+    parts: tuple[int, int] | None = None  # several servers send the values, under this number; and their bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return int(self.values.nbytes) if self.parts is None else self.parts[1]
 
 
 @registered(76)

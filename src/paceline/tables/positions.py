@@ -7,7 +7,8 @@ Chandy and Lamport (Distributed snapshots, 1985). A restored server passes these
 started again goes on behind them; one that lives on sends again what it sent after them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,9 @@ from paceline.tables import messages as t
 from paceline.tables.rowwise import Array
 
 INCREMENTS = "increments.safetensors"  # in a checkpoint: of clocks that were not in the tables
+OF_SHARD = "increments-{}.safetensors"  # likewise, where several servers hold them
 CLOCKS = "clocks"  # in a checkpoint's head: the positions
+SaveTicks = Callable[[Path, Mapping[str, t.TickParts]], dict[str, tuple[int, int]]]  # each under its name in the file
 
 
 class Position(msgspec.Struct):
@@ -60,9 +63,11 @@ class Cut:
             self._loose += found.ticks
             self.positions[worker] = Position(found.incarnation, found.era, found.clock, gone=True)
 
-    def contents(self, names: Sequence[str]) -> Contents:
-        """Return what the checkpoint records; `names` are those of the tables, by number."""
+    def contents(self, names: Sequence[str], save: SaveTicks | None = None) -> Contents:
+        """Return what the checkpoint records; `names` are those of the tables, by number. `save` lets several servers
+        write what they hold."""
         tensors: dict[str, torch.Tensor] = {}
+        held: dict[str, t.TickParts] = {}
         head = {
             "repeats": max([self._repeats, *(position.era for position in self.positions.values())]),
             "repeated": self._repeats,
@@ -72,25 +77,47 @@ class Cut:
                     "era": position.era,
                     "applied": position.applied,
                     "gone": position.gone,
-                    "ticks": [_written(tick, f"{worker}.{tick.through}", names, tensors) for tick in position.ticks],
+                    "ticks": [
+                        _written(tick, f"{worker}.{tick.through}", names, tensors, held) for tick in position.ticks
+                    ],
                 }
                 for worker, position in sorted(self.positions.items())
             },
-            "loose": [_written(tick, f"gone.{i}", names, tensors) for i, tick in enumerate(self._loose)],
+            "loose": [_written(tick, f"gone.{i}", names, tensors, held) for i, tick in enumerate(self._loose)],
         }
-        return Contents({INCREMENTS: tensors} if tensors else {}, {CLOCKS: head})
+        files = {INCREMENTS: tensors} if tensors else {}
+        if save is None or not held:
+            return Contents(files, {CLOCKS: head})
+        return Contents(files, {CLOCKS: head}, lambda folder: (save(folder, held), {}))
 
 
-def _written(tick: t.Tick, key: str, names: Sequence[str], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Add a clock's increments to the tensors, and return what describes it."""
+def _written(
+    tick: t.Tick, key: str, names: Sequence[str], tensors: dict[str, torch.Tensor], held: dict[str, t.TickParts]
+) -> dict[str, Any]:
+    """Add a clock's increments to the tensors, or to what others hold, and return what describes it."""
     logs: list[list[str]] = []
+    if tick.parts is not None:
+        held[key] = tick.parts
     for log in tick.logs:
         place = f"{key}.{len(logs)}"
-        tensors[f"{place}.sums"] = _tensor(log.sums)
-        if log.rows is not None:
-            tensors[f"{place}.rows"] = _tensor(log.rows)
+        if tick.parts is None:
+            add_log(tensors, place, log.rows, log.sums)
         logs.append([names[log.table], place])
     return {"through": tick.through, "work": tick.work, "loss": tick.loss, "era": tick.era, "logs": logs}
+
+
+def add_log(tensors: dict[str, torch.Tensor], place: str, rows: Array | None, sums: Array) -> None:
+    """Add one clock's increments to one table, under this name."""
+    tensors[f"{place}.sums"] = _tensor(sums)
+    if rows is not None:
+        tensors[f"{place}.rows"] = _tensor(rows)
+
+
+def _saved_increments(files: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the increments in a checkpoint of any number of servers: each has its rows of them."""
+    names = [INCREMENTS, *(OF_SHARD.format(shard) for shard in range(len(files)))]
+    held = [files[name] for name in names if name in files]
+    return {key: torch.cat([each[key] for each in held]) for key in (held[0] if held else ())}
 
 
 def _tensor(array: Array) -> torch.Tensor:
@@ -117,20 +144,23 @@ class RestoredPositions:
         self._loose: list[t.Tick] = []  # clocks whose workers do not come back
         self.repeats = 0  # barriers that scripts call again: they passed them before they were resumed
 
-    def load(self, contents: Contents, data: Mapping[str, Any], numbers: Mapping[str, int]) -> None:
-        """Read the positions of a checkpoint; one of an older version has none."""
+    def load(
+        self, contents: Contents, data: Mapping[str, Any], numbers: Mapping[str, int],
+        keep: Callable[[t.Tick], t.Tick] = lambda tick: tick,
+    ) -> None:  # fmt: skip
+        """Read the positions of a checkpoint; one of an older version has none. `keep` takes in each clock."""
         if CLOCKS not in data:
             return
-        head, tensors = data[CLOCKS], contents.files.get(INCREMENTS, {})
+        head, tensors = data[CLOCKS], _saved_increments(contents.files)
         self.repeats = head["repeated"] if self._of_this_run else head["repeats"]
-        self._loose = [_read(tick, numbers, tensors) for tick in head["loose"]]
+        self._loose = [keep(_read(tick, numbers, tensors)) for tick in head["loose"]]
         slowest = min((found["applied"] for found in head["workers"].values() if not found["gone"]), default=0)
         for worker, found in head["workers"].items():
             if found["gone"]:
                 if not self._live:  # it makes none of its clocks twice, and nobody waits for those that it missed
                     self._positions[int(worker)] = Position(0, 0, max(slowest, found["applied"]))
                 continue
-            ticks = [_read(tick, numbers, tensors) for tick in found["ticks"]]
+            ticks = [keep(_read(tick, numbers, tensors)) for tick in found["ticks"]]
             if not self._of_this_run:  # other processes count barriers from 0
                 ticks = [msgspec.structs.replace(tick, era=0) for tick in ticks]
             era = found["era"] if self._of_this_run else 0

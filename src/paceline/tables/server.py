@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from paceline.core.errors import CheckpointError, OptionError, UserError
+from paceline.core.errors import CheckpointError, OptionError, PeerError, UserError
 from paceline.core.events import Cause
 from paceline.core.settings import RunConfig
 from paceline.core.updates import Contents, PushRef
@@ -69,9 +69,7 @@ class TableTraffic:
         if isinstance(message, t.Rows):
             if self._copies:
                 message = msgspec.structs.replace(message, values=np.asarray(message.values))
-            size = message.values.nbytes + (
-                message.rows.nbytes if message.clock is None and message.rows is not None else 0
-            )
+            size = message.nbytes + (message.rows.nbytes if message.clock is None and message.rows is not None else 0)
             self.count(worker, down=size)
             if ways is not None:
                 at = ways.down.arrival(worker, self._next(worker), size, at)
@@ -109,12 +107,10 @@ class TableTraffic:
 
 
 def _refuse_others(config: RunConfig) -> None:
-    """Refuse settings that a run on tables does not have: of batches, rates and shards of a model."""
+    """Refuse settings that a run on tables does not have: of batches and rates."""
     for flag, given in (("--global-batch", config.global_batch), ("--scale-lr", config.scale_lr)):
         if given not in (None, "none"):
             raise OptionError(f"{flag} {given}: the script works on tables, without batches and rates; leave it out")
-    if config.servers > 1:
-        raise OptionError(f"--servers {config.servers}: tables are held by one process; leave it out")
 
 
 class TableExchange(RunExchange):
@@ -133,7 +129,7 @@ class TableExchange(RunExchange):
             serving = [name for name in names() if strategy_class(name).serves_tables]
             raise OptionError(f"{strategy.name} does not work on tables: choose {', '.join(serving)}")
         _refuse_others(run.plan.config)
-        self.store = TableStore(run)
+        self.store = self._make_store(run)
         self._traffic = TableTraffic(run)
         self._host = Host(run.coordinator, self.store, self._traffic.deliver, paced=run.emulation is not None)
         run.coordinator.use(self.store, 0, self.store)
@@ -143,6 +139,9 @@ class TableExchange(RunExchange):
         self._ended: dict[int, Position] = {}  # where workers stood that take no more part
         self._cut: Cut | None = None  # of the checkpoint under way
         self._unsaved = 0  # bytes of increments since the last checkpoint
+
+    def _make_store(self, run: "ServerRun") -> TableStore:
+        return TableStore(run)
 
     @property
     def in_use(self) -> bool:
@@ -197,6 +196,10 @@ class TableExchange(RunExchange):
     def _on_tick(self, record: WorkerRecord, tick: t.Tick, at: float) -> None:
         """Time a completed clock, and ship its increments when that time has passed."""
         worker, emulation = record.worker, self.run.emulation
+        if tick.logs and (tick.parts is not None) != self.store.in_parts:
+            raise PeerError(
+                f"worker {worker} sent the increments of clock {tick.through} to another server than theirs"
+            )
         self._under_way.setdefault(worker, {})[tick.through] = tick
         if self._cut is not None:
             self._cut.record(worker, tick)
@@ -218,7 +221,7 @@ class TableExchange(RunExchange):
         if record.script.gone or self.run.cause is not None:
             return
         worker = record.worker
-        size = sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in tick.logs)
+        size = tick.nbytes
         up, down = self._traffic.take_bytes(worker)
         self._unsaved += size
         if self._unsaved > MOST_UNSAVED:
@@ -335,7 +338,7 @@ class TableExchange(RunExchange):
             self._cut.close(worker)
 
     def late_contents(self) -> Contents | None:
-        return None if self._cut is None else self._cut.contents([table.spec.name for table in self.store.tables])
+        return None if self._cut is None else self.store.late_contents(self._cut)
 
     def checkpoint_written(self) -> None:
         cut, self._cut = self._cut, None
@@ -354,7 +357,7 @@ class TableExchange(RunExchange):
             self.store.restored = RestoredPositions(
                 live=resumption.workers_live, of_this_run=own and resumption.workers_live
             )
-            self.store.restored.load(contents, extra, self.store.numbers)
+            self.store.restored.load(contents, extra, self.store.numbers, self.store.keep)
 
     def came_to_nothing(self) -> str | None:
         if self.run.coordinator.version:

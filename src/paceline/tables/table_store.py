@@ -1,30 +1,32 @@
-"""The server's tables: their values, in shards of some rows each, and how many of each worker's clocks are in them.
+"""The server's tables: their values, in blocks of some rows each, and how many of each worker's clocks are in them.
 
 The coordinator's actions are carried out here: Apply adds a completed clock's increments, Grant permits the next clock.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
 import torch
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import CheckpointError, InternalError
 from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
 from paceline.server.workers import GrantOrder
 from paceline.strategies.clocks import Clocks
 from paceline.tables import messages as t
-from paceline.tables.positions import Position, RestoredPositions
+from paceline.tables.positions import Cut, Position, RestoredPositions
 from paceline.tables.rowwise import Array, Rows, parse_rule
 from paceline.tables.table_spec import TableSpec
 
 if TYPE_CHECKING:
     from paceline.server.run import ServerRun
 
-SHARD_BYTES = 1 << 28  # at most, since a checkpoint writes one shard at a time
+BLOCK_BYTES = 1 << 28  # at most, since a checkpoint writes one block at a time
 TABLES = "tables.safetensors"  # in a checkpoint
+OF_SHARD = "tables-{}.safetensors"  # likewise, where several servers hold the tables
 UNTOLD = 16  # applied clocks after which a worker that reads nothing gets a confirmation
 
 
@@ -33,7 +35,7 @@ class LazyRows:
 
     def __init__(self, table: "ServerTable", rows: Rows | None) -> None:
         self._table, self._rows = table, rows
-        home = table.shards[0]
+        home = table.blocks[0]
         self.dtype = home.dtype
         self.shape = (table.spec.rows if rows is None else len(rows), home.shape[1])
         self.nbytes = self.shape[0] * self.shape[1] * home.itemsize
@@ -47,40 +49,55 @@ class LazyRows:
         return self._table.read(self._rows)
 
 
-class ServerTable:
-    """A table's values, with its rule's state beside them."""
+class TableRecord:
+    """What the host knows of a table, wherever its values are."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
-        self._rule = parse_rule(spec.update)
-        self._each = max(1, min(spec.rows, SHARD_BYTES // spec.row_bytes))  # rows of a shard
-        self.shards: list[Array] = [
-            np.zeros((min(self._each, spec.rows - begin), spec.columns), dtype=spec.dtype)
-            for begin in range(0, spec.rows, self._each)
-        ]
         self.filled = False  # whether it has its first values
         self.changes = 0  # logs applied so far
         self.changed = np.zeros(spec.rows, dtype=np.int64) if spec.eager else None  # the last change of each row
 
-    def fill(self, values: Array) -> None:
-        """Set the first values; a single row is used for all."""
-        for number, shard in enumerate(self.shards):
-            begin = number * self._each
-            shard[:, : self.spec.width] = values if len(values) == 1 else values[begin : begin + len(shard)]
-        self.filled = True
+    def fill(self, values: Array, *, saved: bool = False) -> None:
+        """Set the first values; a single row is used for all. `saved`: with the rule's state, from a checkpoint."""
+        raise NotImplementedError
 
-    def apply(self, rows: Rows | None, sums: Array) -> None:
-        """Apply what one worker adds in one clock, by the table's rule; rows are distinct, None means all."""
-        for shard, places, chosen in self._parts(rows):
-            self._rule.apply(shard, places, sums[chosen])
+    def mark(self, rows: Rows | None) -> None:
+        """Note that these rows have changed."""
         self.changes += 1
         if self.changed is not None:
             self.changed[slice(None) if rows is None else rows] = self.changes
 
+
+class ServerTable(TableRecord):
+    """A table's values, with its rule's state beside them."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec)
+        self._rule = parse_rule(spec.update)
+        self._each = max(1, min(spec.rows, BLOCK_BYTES // spec.row_bytes))  # rows of a block
+        self.blocks: list[Array] = [
+            np.zeros((min(self._each, spec.rows - begin), spec.columns), dtype=spec.dtype)
+            for begin in range(0, max(1, spec.rows), self._each)
+        ]
+
+    def fill(self, values: Array, *, saved: bool = False) -> None:
+        columns = self.spec.columns if saved else self.spec.width
+        for number, block in enumerate(self.blocks):
+            begin = number * self._each
+            block[:, :columns] = values if len(values) == 1 else values[begin : begin + len(block)]
+        self.filled = True
+
+    def apply(self, rows: Rows | None, sums: Array) -> None:
+        """Apply what one worker adds in one clock, by the table's rule; rows are distinct, None means all."""
+        for block, places, chosen in self._parts(rows):
+            self._rule.apply(block, places, sums[chosen])
+        self.mark(rows)
+
     def read(self, rows: Rows | None) -> Array:
         """Return a copy of these rows."""
-        if len(self.shards) == 1:
-            return self.shards[0].copy() if rows is None else self.shards[0].take(rows, axis=0)
+        if len(self.blocks) == 1:
+            return self.blocks[0].copy() if rows is None else self.blocks[0].take(rows, axis=0)
         count = self.spec.rows if rows is None else len(rows)
         values = np.empty((count, self.spec.columns), dtype=self.spec.dtype)
         self.read_into(rows, values)
@@ -88,25 +105,51 @@ class ServerTable:
 
     def read_into(self, rows: Rows | None, out: Array) -> None:
         """Copy these rows into `out`."""
-        if len(self.shards) == 1 and rows is not None:
-            self.shards[0].take(rows, axis=0, out=out, mode="clip")  # mode "raise" copies twice; rows are checked
+        if len(self.blocks) == 1 and rows is not None:
+            self.blocks[0].take(rows, axis=0, out=out, mode="clip")  # mode "raise" copies twice; rows are checked
             return
-        for shard, places, chosen in self._parts(rows):
-            out[chosen] = shard[places]
+        for block, places, chosen in self._parts(rows):
+            out[chosen] = block[places]
 
     def _parts(self, rows: Rows | None) -> Iterator[tuple[Array, Rows | slice, Rows | slice]]:
-        """Yield each shard that has some of these rows, with their places in the shard and in `rows`."""
+        """Yield each block that has some of these rows, with their places in the block and in `rows`."""
         if rows is None:
-            for number, shard in enumerate(self.shards):
+            for number, block in enumerate(self.blocks):
                 begin = number * self._each
-                yield shard, slice(None), slice(begin, begin + len(shard))
-        elif len(self.shards) == 1:
-            yield self.shards[0], rows, slice(None)
+                yield block, slice(None), slice(begin, begin + len(block))
+        elif len(self.blocks) == 1:
+            yield self.blocks[0], rows, slice(None)
         else:
             owner = rows // self._each
             for number in np.unique(owner):
                 chosen = np.flatnonzero(owner == number)
-                yield self.shards[number], rows[chosen] - number * self._each, chosen
+                yield self.blocks[number], rows[chosen] - number * self._each, chosen
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Return all that a checkpoint needs, without a copy."""
+        return {f"{self.spec.name}.{number}": torch.from_numpy(block) for number, block in enumerate(self.blocks)}
+
+
+def saved_rows(spec: TableSpec, files: Mapping[str, Mapping[str, torch.Tensor]]) -> Array:
+    """Return a table's rows, with the rule's state, from a checkpoint of any number of servers."""
+    names = [TABLES, *(OF_SHARD.format(shard) for shard in range(len(files)))]
+    held = [list(_blocks(spec.name, files[name])) for name in names if name in files]
+    found = [sum(map(len, blocks)) for blocks in held]
+    if found != [len(range(shard, spec.rows, len(held))) for shard in range(len(held))]:
+        raise CheckpointError(f"the rows of table {spec.name!r} that it holds are not all {spec.rows}: {found}")
+    if found == [len(held[0][0])]:
+        return held[0][0]
+    values = np.empty((spec.rows, spec.columns), dtype=spec.dtype)
+    for shard, blocks in enumerate(held):
+        values[shard :: len(held)] = np.concatenate(blocks)
+    return values
+
+
+def _blocks(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[Array]:
+    for number in itertools.count():
+        if f"{name}.{number}" not in tensors:
+            return
+        yield tensors[f"{name}.{number}"].numpy()
 
 
 class Reader:
@@ -147,9 +190,12 @@ class Reader:
 class TableStore:
     """All tables of a run, and each worker's clock on them."""
 
+    in_parts: ClassVar[bool] = False  # clocks come without their increments, which several servers hold
+
     def __init__(self, run: "ServerRun") -> None:
         self._run = run
-        self.tables: list[ServerTable] = []
+        self._own: list[ServerTable] = []
+        self.tables: list[TableRecord] = []
         self.clocks = Clocks()  # applied clocks of the workers present
         self.counts = False  # whether there was a worker present
         self.readers: dict[int, Reader] = {}
@@ -165,17 +211,45 @@ class TableStore:
         """Return the number of the table of that name; make the table if there is none."""
         number = self.numbers.setdefault(spec.name, len(self.tables))
         if number == len(self.tables):
-            self.tables.append(ServerTable(spec))
+            self.tables.append(self._make(spec, number))
         return number
 
-    def write(self, logs: Sequence[t.TableLog]) -> None:
+    # -- values: those of several servers override this ---------------------------------------------------------------
+
+    def _make(self, spec: TableSpec, number: int) -> TableRecord:
+        """Make the table of this number."""
+        del number
+        self._own.append(ServerTable(spec))
+        return self._own[-1]
+
+    def write(self, tick: t.Tick) -> None:
         """Apply one clock's increments to the tables."""
-        for log in logs:
-            self.tables[log.table].apply(log.rows, log.sums)
+        for log in tick.logs:
+            self._own[log.table].apply(log.rows, log.sums)
+
+    def rows(self, worker: int, table: int, rows: Rows | None, clock: int | None) -> t.Rows:
+        """Return the message that brings a worker these rows, for a read at `clock` or unasked."""
+        reader = self.readers[worker]
+        reader.told = reader.applied
+        return t.Rows(table, rows, LazyRows(self._own[table], rows), self.clocks.min, reader.applied, clock)
 
     def snapshot(self) -> dict[str, Array]:
         """Return a copy of every table, by name."""
-        return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self.tables}
+        return {table.spec.name: table.read(None)[:, : table.spec.width] for table in self._own}
+
+    def contents(self) -> Contents:
+        """Return every table's values and its rule's state, without a copy."""
+        filled = [table for table in self._own if table.filled]
+        blocks = {name: block for table in filled for name, block in table.saved().items()}
+        return Contents({TABLES: blocks}, {"tables": msgspec.to_builtins([table.spec for table in filled])})
+
+    def keep(self, tick: t.Tick) -> t.Tick:
+        """Take in a clock of a checkpoint, with its increments, until it is written."""
+        return tick
+
+    def late_contents(self, cut: Cut) -> Contents:
+        """Return what a checkpoint holds of the clocks that are not in its tables."""
+        return cut.contents([table.spec.name for table in self.tables])
 
     @property
     def may_restart(self) -> bool:
@@ -238,7 +312,7 @@ class TableStore:
         """Apply the clocks of a checkpoint whose workers do not come back; return how many."""
         loose = self.restored.take_loose()
         for tick in loose:
-            self.write(tick.logs)
+            self.write(tick)
         return len(loose)
 
     def cancel(self, worker: int, ticket: int) -> None:
@@ -249,7 +323,7 @@ class TableStore:
         del weights, stock  # meant for gradients
         for push in pushes:
             tick, worker = self.ticks.pop(push.ticket), push.worker
-            self.write(tick.logs)
+            self.write(tick)
             reader = self.readers.get(worker)
             if reader is not None and reader.incarnation == push.incarnation:
                 reader.applied = tick.through
@@ -268,16 +342,6 @@ class TableStore:
         self.ticks.pop(push.ticket, None)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
-
-    def contents(self) -> Contents:
-        """Return every table's values and its rule's state, without a copy."""
-        filled = [table for table in self.tables if table.filled]
-        shards = {
-            f"{table.spec.name}.{number}": torch.from_numpy(shard)
-            for table in filled
-            for number, shard in enumerate(table.shards)
-        }
-        return Contents({TABLES: shards}, {"tables": msgspec.to_builtins([table.spec for table in filled])})
 
     def positions(self) -> tuple[dict[int, Position], list[t.Tick]]:
         """Return where the workers stand, and clocks that are held of processes that are gone."""
@@ -301,7 +365,4 @@ class TableStore:
     def restore(self, contents: Contents) -> None:
         """Load the tables of a checkpoint; scripts open them again under the same names."""
         for spec in msgspec.convert(contents.head["tables"], list[TableSpec], strict=False):
-            table = self.tables[self.number_of(spec)]
-            for number, home in enumerate(table.shards):
-                home[:] = contents.files[TABLES][f"{spec.name}.{number}"].numpy()
-            table.filled = True
+            self.tables[self.number_of(spec)].fill(saved_rows(spec, contents.files), saved=True)

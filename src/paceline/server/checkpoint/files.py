@@ -91,10 +91,7 @@ class Checkpointer:
             private_files.make_folder(self.folder)
             self._clean()
             private_files.make_folder(self._place, exist_ok=False)
-            for name, tensors in contents.files.items():
-                self._write_tensors(name, tensors)
-            sums, more = ({}, {}) if contents.save is None else contents.save(self._place)
-            self._files |= {name: FileSum(*found) for name, found in sums.items()}
+            more = self._write(contents)
             self._head = {**contents.head, **more, "run": msgspec.to_builtins(run), "engine": engine}
         except OSError as error:
             raise self._cannot_write(error) from error
@@ -102,11 +99,10 @@ class Checkpointer:
     def add(self, contents: Contents) -> None:
         """Write what was not known when the checkpoint began; its plain data goes to the head's `engine`."""
         try:
-            for name, tensors in contents.files.items():
-                self._write_tensors(name, tensors)
+            more = self._write(contents)
         except OSError as error:
             raise self._cannot_write(error) from error
-        self._head["engine"] = {**self._head["engine"], **contents.head}
+        self._head["engine"] = {**self._head["engine"], **contents.head, **more}
 
     def state(self, number: int, worker: int, data: bytes) -> bool:
         """Write a worker's state; return True if the checkpoint under way waits for no other."""
@@ -154,6 +150,14 @@ class Checkpointer:
         if self.number is not None:
             shutil.rmtree(self._place, ignore_errors=True)
         self.number, self.waiting, self._files = None, set(), {}
+
+    def _write(self, contents: Contents) -> dict[str, Any]:
+        """Write all files of these contents; return what else belongs into the head."""
+        for name, tensors in contents.files.items():
+            self._write_tensors(name, tensors)
+        sums, more = ({}, {}) if contents.save is None else contents.save(self._place)
+        self._files |= {name: FileSum(*found) for name, found in sums.items()}
+        return more
 
     def _write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         with private_files.open_file(self._place / name, "wb") as file:
