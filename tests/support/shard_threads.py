@@ -7,7 +7,6 @@ import torch
 
 from paceline.shards.shard_host import ShardHost
 from paceline.shards.sharded_store import ShardLinks
-from paceline.transport.base import Lost
 from paceline.transport.shm import Channel
 
 
@@ -15,9 +14,7 @@ def _serve(link, shard, shards):
     torch.set_grad_enabled(False)  # of this thread
     host = ShardHost(link, shard, shards)
     host.introduce()
-    with contextlib.suppress(Lost):
-        while True:
-            host.handle(link.receive())
+    host.serve()
     link.close()
 
 

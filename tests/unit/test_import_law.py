@@ -1,6 +1,6 @@
 """The law of imports, for every module: a room imports only from the rooms below it.
 
-    core <- strategies, model <- records, transport <- worker, server <- gradients, tables, peers, shards
+    core <- strategies, model <- records, transport <- worker, server <- gradients, tables, peers <- shards
          <- session <- engines <- launching <- comparison <- cli, tasks
 
 Rooms of one level do not import each other; so neither do `worker` and `server`. What a module imports when it is
@@ -21,7 +21,8 @@ LEVELS = [
     {"strategies", "model", "scenario"},  # `scenario` gives users what `core.scenario` has
     {"records", "transport"},
     {"worker", "server"},
-    {"gradients", "tables", "peers", "shards"},
+    {"gradients", "tables", "peers"},
+    {"shards"},
     {"session"},
     {"engines"},
     {"launching", "laws"},

@@ -20,9 +20,9 @@ from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters, Store, Unwritten, store_of
 from paceline.shards import commands as c
 from paceline.shards import messages
-from paceline.shards.remote_workers import RemoteWorkers
 from paceline.shards.sharded_endpoint import ShardedEndpoint
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
+from paceline.shards.worker_ends import WorkerEnds
 from paceline.transport.codec import Codec
 from paceline.transport.messages import Hello, Note, Push, Welcome
 from paceline.transport.shm import Channel, anonymous_file
@@ -486,7 +486,7 @@ def test_a_far_worker_sends_each_shard_its_part_and_reads_one_version_from_all(t
     values, spec = model()
     splits = [ModelSplit(spec, shard, 2) for shard in range(2)]
     hub, *hubs = [ZeromqHub(f"ipc://{tmp_path / name}") for name in ("hub", "one", "two")]
-    remotes, mirrored = [RemoteWorkers(each) for each in hubs], []
+    remotes, mirrored = [WorkerEnds(each, None) for each in hubs], []
     end = hub.expect("t")
     end.leave_to_shards(
         lambda region, spec: mirrored.extend(r.mirror(1, s, "t") for r, s in zip(remotes, splits, strict=True))
@@ -518,7 +518,7 @@ def test_a_far_worker_sends_each_shard_its_part_and_reads_one_version_from_all(t
         end.deliver(Welcome(Parameters(5, end.region.flat, end.region.buffers, parts=8)))
         while not (notes := list(remotes[0].pump())):
             hub.pump()
-        assert "takes parts of pushes, not a Note" in notes[0].text
+        assert "takes parts of pushes and clocks, not a Note" in notes[0].text
     worker.join()
     assert worker.read[0] == 5
     assert_same(worker.read[1:], spec.layout.pack(values))

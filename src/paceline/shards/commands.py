@@ -15,6 +15,7 @@ from paceline.core.errors import PeerError
 from paceline.model import tensor_files
 from paceline.model.mass_optimizer import GroupOptions
 from paceline.model.spec import ModelSpec
+from paceline.tables.table_spec import TableSpec
 from paceline.transport.shm import anonymous_file
 
 # -- to a shard --------------------------------------------------------------------------------------------------------
@@ -56,9 +57,10 @@ class MirrorRegion(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetWorker(msgspec.Struct, frozen=True, tag=True):
-    """Close the link to such a worker."""
+    """Close the link to a worker, and drop clocks of it after the one of this number, which not all shards hold."""
 
     token: str
+    ticks: int = 0
 
 
 class DropRegion(msgspec.Struct, frozen=True, tag=True):
@@ -151,10 +153,85 @@ class CountEffort(msgspec.Struct, frozen=True, tag=True):
     begin: bool = False
 
 
+# -- to a shard of tables ----------------------------------------------------------------------------------------------
+
+
+class LinkWorker(msgspec.Struct, frozen=True, tag=True):
+    """A worker of this host has a link to each shard. Carries the shard's end of it."""
+
+    token: str
+
+
+class DrainWorker(msgspec.Struct, frozen=True, tag=True):
+    """Take in all that a worker has sent whose process has ended. Answer: `CommandDone`."""
+
+    token: str
+
+
+class MakeTable(msgspec.Struct, frozen=True, tag=True):
+    """Make the next table, of which the shard has some rows."""
+
+    spec: TableSpec
+
+
+class FillTable(msgspec.Struct, frozen=True, tag=True):
+    """Set a table's first values; `saved`: with its rule's state. Carries the shard's rows. Answer: `CommandDone`."""
+
+    table: int
+    saved: bool
+
+
+class HoldTick(msgspec.Struct, frozen=True, tag=True):
+    """Hold a clock of a checkpoint. Carries the shard's rows of its increments. Answer: `CommandDone`."""
+
+    number: int
+    tables: list[int]
+
+
+class ApplyTick(msgspec.Struct, frozen=True, tag=True):
+    """Apply the increments of a clock that the shard holds."""
+
+    owner: str  # the token of the worker that sent it; empty: `HoldTick` has brought it
+    number: int
+
+
+class DropTicks(msgspec.Struct, frozen=True, tag=True):
+    """Forget clocks that are applied and saved, or never will be."""
+
+    ticks: list[tuple[str, int]]
+
+
+class SendRows(msgspec.Struct, frozen=True, tag=True):
+    """Send a worker these rows of a table, counted in the shard, under this number; None: all that the shard has."""
+
+    token: str
+    number: int
+    table: int
+    rows: bytes | None
+
+
+class ReadTables(msgspec.Struct, frozen=True, tag=True):
+    """Send the values of all tables. Answer: `StateRead`."""
+
+
+class SaveTables(msgspec.Struct, frozen=True, tag=True):
+    """Write the tables, with their rules' state, to a file. Answer: `Saved`."""
+
+    path: str
+
+
+class SaveTicks(msgspec.Struct, frozen=True, tag=True):
+    """Write clocks that the shard holds to a file, each under this name. Answer: `Saved`."""
+
+    path: str
+    ticks: list[tuple[str, str, int]]  # name, owner, number
+
+
+TableCommand = MakeTable | FillTable | HoldTick | ApplyTick | DropTicks | ReadTables | SaveTables | SaveTicks
 Command = (
     MakeStore | MapRegion | ExpectWorker | MirrorRegion | ForgetWorker | DropRegion | Merge | Extend | CopyOut
     | DropCopy | Publish | SendVersion | Reach | ScaleRate | ReadState
-    | LoadState | SaveState | Restore | CountEffort
+    | LoadState | SaveState | Restore | CountEffort | LinkWorker | DrainWorker | SendRows | TableCommand
 )  # fmt: skip
 
 
@@ -173,6 +250,13 @@ class Held(msgspec.Struct, frozen=True, tag=True):
     region: int
     ticket: int
     norm: float  # of this part
+
+
+class TickHeld(msgspec.Struct, frozen=True, tag=True):
+    """All bytes of the shard's part of this clock have come. Sent unasked."""
+
+    token: str
+    number: int
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
@@ -200,7 +284,7 @@ class CommandDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateRead(msgspec.Struct, frozen=True, tag=True):
-    """The optimizer's state, by the keys of the whole model. Carries its tensors."""
+    """The optimizer's state, by the keys of the whole model, or tables. Carries the tensors."""
 
     numbers: dict[str, Any]
 
@@ -230,7 +314,9 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
-Answer = Listens | Held | Broken | Made | PartMeasured | CommandDone | StateRead | Saved | ShardEffort | Fault
+Answer = (
+    Listens | Held | TickHeld | Broken | Made | PartMeasured | CommandDone | StateRead | Saved | ShardEffort | Fault
+)  # fmt: skip
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

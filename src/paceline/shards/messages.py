@@ -1,7 +1,9 @@
-"""What a worker that shares no memory and a shard send each other: parts of pushes and of versions."""
+"""What a worker and a shard send each other: parts of clocks and of a table's rows; where they share no memory, also
+parts of pushes and of versions."""
 
 from paceline.model.store import Gradient, Parameters
-from paceline.transport.messages import ToServer, ToWorker, registered
+from paceline.tables.messages import TableLog
+from paceline.transport.messages import Array, ToServer, ToWorker, registered
 
 BETWEEN = "\0"  # addresses of a server and of its shards; the name of a socket's file may hold any other character
 
@@ -14,9 +16,26 @@ class PushPart(ToServer, frozen=True):
     gradient: Gradient
 
 
+@registered(58)
+class TickPart(ToServer, frozen=True):
+    """A shard's rows of a clock's increments, which the coordinator's `Tick` refers to by this number. Rows are
+    counted in the shard."""
+
+    number: int
+    logs: list[TableLog]
+
+
 @registered(120)
 class VersionPart(ToWorker, frozen=True):
     """A shard's part of the version that a message of the coordinator refers to by this number."""
 
     number: int
     parameters: Parameters
+
+
+@registered(121, in_place=True)
+class RowsPart(ToWorker, frozen=True):
+    """The rows that a shard has of those which a message of the coordinator refers to by this number."""
+
+    number: int
+    values: Array

@@ -1,17 +1,20 @@
-"""One shard: a store over its range of the weights, which follows the coordinator's stream of commands.
+"""One shard: a store over its range of the weights, or its rows of tables, which follows the coordinator's stream of
+commands.
 
 The parameters lie in memory that the coordinator maps, too: it reads them there after the shard has answered, and
 writes to them only while no command is under way. Workers' regions are mapped by every shard; of each it touches its
 own range alone. Module buffers are the coordinator's.
 """
 
+import contextlib
 import mmap
 import os
+import selectors
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import Any
 
 import torch
 
@@ -23,8 +26,14 @@ from paceline.model.spec import dtype_of
 from paceline.model.store import Gradient, Store, StoreSnapshot, add_in_place
 from paceline.records import private_files
 from paceline.shards import commands as c
-from paceline.shards.remote_workers import RemoteWorkers
+from paceline.shards.messages import RowsPart, TickPart
+from paceline.shards.table_stripes import TableStripes
+from paceline.shards.worker_ends import WorkerEnds
+from paceline.transport.base import Lost
 from paceline.transport.shm import Channel, Frame, require_sealed
+from paceline.transport.zeromq import ZeromqHub
+
+WRITE_S = 0.001  # between attempts to write to a full link
 
 
 class ShardRegion:
@@ -50,10 +59,11 @@ class ShardRegion:
 class ShardHost:
     """Carries out commands, one after the other."""
 
-    def __init__(self, link: Channel, shard: int, shards: int, remote: RemoteWorkers | None = None) -> None:
-        """`remote`: workers that share no memory, where there are such."""
+    def __init__(self, link: Channel, shard: int, shards: int, hub: ZeromqHub | None = None) -> None:
+        """`hub`: for workers that share no memory, where there are such."""
         self._link = link
-        self._remote = remote
+        self._workers = WorkerEnds(hub, self._hold)
+        self._tables = TableStripes(shard, shards)
         self._shard, self._shards = shard, shards
         self._split: ModelSplit | None = None
         self._store: Store | None = None
@@ -63,6 +73,44 @@ class ShardHost:
         self._faulty = False
         self._since = time.process_time()
         self._apply_s = self._copy_s = 0.0
+
+    def serve(self, control: Channel | None = None) -> None:
+        """Carry out commands until the coordinator closes its link. Raises `Lost` if the end of `control` is gone."""
+        with contextlib.ExitStack() as last, selectors.DefaultSelector() as selector:
+            last.callback(self._workers.close)
+            for each in (self._link, self._workers, *(() if control is None else (control,))):
+                selector.register(each, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(WRITE_S if self._writes_wait() else None)}
+                if control is not None and control in ready:
+                    control.collect()
+                if self._link in ready and not self._follow():
+                    return
+                if self._workers in ready:
+                    self._pump()
+
+    def _follow(self) -> bool:
+        """Carry out the commands that have come; return False once the coordinator has closed the link."""
+        try:
+            self._link.listen()
+            while (frame := self._link.buffered()) is not None:
+                self.handle(frame)
+        except Lost:
+            return False
+        return True
+
+    def _writes_wait(self) -> bool:
+        with contextlib.suppress(Lost):  # reading will report it
+            self._link.flush()
+        return self._workers.flush() or self._link.wants_write
+
+    def _pump(self) -> None:
+        """Receive what workers have sent, and tell the coordinator."""
+        for note in self._workers.pump():
+            self._link.send(c.encode(note))
+
+    def _hold(self, token: str, part: TickPart) -> None:
+        self._tables.hold(token, part.number, part.logs)
 
     def handle(self, frame: Frame) -> None:
         """Carry out one command and answer it. After a fault the coordinator ends the run, so the rest is dropped."""
@@ -104,19 +152,28 @@ class ShardHost:
             case c.MapRegion():
                 self._map_region(command, given[0])
             case c.SendVersion():
-                self.remote.send_version(command.region, command.number, self.store)
+                self._workers.send_version(command.region, command.number, self.store)
+            case c.SendRows():
+                rows = self._tables.rows(command.table, command.rows)
+                self._workers.send_rows(command.token, RowsPart(command.number, rows))
             case c.ExpectWorker():
-                self.remote.expect(command.token)
+                self._workers.expect(command.token)
+            case c.LinkWorker():
+                self._workers.link(command.token, given[0])
+            case c.DrainWorker():
+                for note in self._workers.drain(command.token):
+                    self._link.send(c.encode(note))
+                return c.CommandDone(), ()
             case c.ForgetWorker():
-                self.remote.forget(command.token)
+                self._workers.forget(command.token)
+                self._tables.drop_after(command.token, command.ticks)
             case c.MirrorRegion():
                 split = ModelSplit(command.spec, self._shard, self._shards)
-                mirror = self.remote.mirror(command.region, split, command.token)
+                mirror = self._workers.mirror(command.region, split, command.token)
                 if mirror is not None:
                     self._regions[command.region] = ShardRegion(mirror.flat, [slot.flat for slot in mirror.slots])
             case c.DropRegion():
-                if self._remote is not None:
-                    self._remote.drop(command.region)
+                self._workers.drop(command.region)
                 self._regions.pop(command.region, None)
                 self._views = {key: views for key, views in self._views.items() if key[0] != command.region}
             case c.ScaleRate():
@@ -128,23 +185,12 @@ class ShardHost:
             case c.ReadState() | c.LoadState() | c.SaveState() | c.Restore():
                 return self._carry_state(command, given)
             case _:
-                assert_never(command)
+                return self._on_tables(command, given)
         return None, ()
 
     def introduce(self) -> None:
         """Send the coordinator the first message."""
-        self._link.send(c.encode(c.Listens("" if self._remote is None else self._remote.address)))
-
-    def pump(self) -> None:
-        """Receive what remote workers have sent, and tell the coordinator."""
-        for note in self.remote.pump():
-            self._link.send(c.encode(note))
-
-    @property
-    def remote(self) -> RemoteWorkers:
-        if self._remote is None:
-            raise InternalError("a shard was told of a worker that shares no memory, and does not listen")
-        return self._remote
+        self._link.send(c.encode(c.Listens(self._workers.address)))
 
     @property
     def store(self) -> Store:
@@ -244,12 +290,34 @@ class ShardHost:
         taken = self.store.snapshot()
         tensors = self.split.named(taken.optimizer_tensors)
         tensors |= self.split.named_gradient(list(taken.previous.values())) if taken.previous else {}
-        try:
-            with private_files.open_file(path, "wb") as file:
-                checksum = tensor_files.write(file, tensors)
-                return c.Saved(file.tell(), checksum, self.split.numbered(taken.optimizer))
-        except OSError as error:
-            return c.Saved(0, 0, {}, error.strerror or str(error))
+        return _written(path, tensors, self.split.numbered(taken.optimizer))
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def _on_tables(self, command: c.TableCommand, given: list[int]) -> tuple[c.Answer | None, tuple[int, ...]]:
+        began = time.process_time()
+        tensors = self._tables.carry_out(command, c.from_memory(given[0]) if given else {})
+        if isinstance(command, c.ApplyTick):
+            self._apply_s += time.process_time() - began
+        elif isinstance(command, c.MakeTable):
+            self._workers.allow(self._tables.nbytes_of_last)
+        if tensors is None:
+            return None, ()
+        if isinstance(command, c.ReadTables):
+            return c.StateRead({}), (c.in_memory(tensors),)
+        if isinstance(command, c.SaveTables | c.SaveTicks):
+            return _written(Path(command.path), tensors, {}), ()
+        return c.CommandDone(), ()
+
+
+def _written(path: Path, tensors: Mapping[str, torch.Tensor], data: dict[str, Any]) -> c.Saved:
+    """Write a shard's file of a checkpoint."""
+    try:
+        with private_files.open_file(path, "wb") as file:
+            checksum = tensor_files.write(file, tensors)
+            return c.Saved(file.tell(), checksum, data)
+    except OSError as error:
+        return c.Saved(0, 0, {}, error.strerror or str(error))
 
 
 def _as_fault(error: Exception) -> c.Fault:

@@ -1,9 +1,9 @@
 """A worker's end where the weights are in shards that share no memory with it: a link to each of them, and one to the
 coordinator.
 
-A push goes to all shards at once, each gets its part, and the rest of it to the coordinator. A message with a version
-comes from the coordinator; its parameters come from the shards, under the number that the message names, and are read
-when the message is.
+A push or a clock goes to all shards at once, each gets its part, and the rest of it to the coordinator. A message with
+a version or with rows comes from the coordinator; its tensors come from the shards, under the number that the message
+names, and are read when the message is.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from paceline.core.errors import PeerError
 from paceline.model.regions import Region
 from paceline.model.sharding import ModelSplit
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters
 from paceline.shards.messages import BETWEEN, PushPart, VersionPart
+from paceline.shards.table_endpoint import TableParts, next_part
 from paceline.transport.messages import Push, ToServer, ToWorker
 from paceline.transport.security import Security
 from paceline.transport.zeromq import KNOCKING_S, ZeromqEndpoint
@@ -48,6 +48,7 @@ class ShardedEndpoint(ZeromqEndpoint):
         security: Security | None = None, knocking_s: float = KNOCKING_S,
     ) -> None:  # fmt: skip
         self._shards: list[ZeromqEndpoint] = []
+        self._tables = TableParts()
         super().__init__(address, token, relink, security, knocking_s)
         self._codec.in_parts = True
 
@@ -75,7 +76,7 @@ class ShardedEndpoint(ZeromqEndpoint):
     def send(self, message: ToServer) -> None:
         if isinstance(message, Push) and message.gradient is not None and message.gradient.slot is not None:
             self._send_parts(message.ticket, message.gradient, message.gradient.slot)
-        super().send(message)
+        super().send(self._tables.split(message, self._shards))
 
     def _send_parts(self, ticket: int, gradient: Gradient, slot: int) -> None:
         """Send each shard its part; what the slot does not have yet is written on the way."""
@@ -92,17 +93,8 @@ class ShardedEndpoint(ZeromqEndpoint):
         version = getattr(message, "parameters", None)
         if isinstance(version, Parameters) and version.parts is not None:
             for shard in self._shards:
-                self._read_part(shard, version.parts)
-        return message
-
-    def _read_part(self, shard: ZeromqEndpoint, number: int) -> None:
-        """Read a shard's part of this version; skip versions whose messages never came."""
-        while True:
-            part = shard.receive()
-            if not isinstance(part, VersionPart) or part.number > number:
-                raise PeerError(f"a shard sent {type(part).__name__} where its part of version {number} was due")
-            if part.number == number:
-                return
+                next_part(shard, version.parts, VersionPart)
+        return self._tables.join(message, self._shards)
 
     def close(self) -> None:
         super().close()

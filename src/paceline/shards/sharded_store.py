@@ -37,12 +37,69 @@ from paceline.model.sharding import (
 from paceline.model.spec import ModelSpec
 from paceline.model.store import MODEL, SERVER, Gradient, Parameters, Store, StoreSnapshot, extend, sorted_out
 from paceline.shards import commands as c
+from paceline.tables.client import MOST_AHEAD
+from paceline.tables.messages import Tick, TickParts
 from paceline.transport.base import Lost
 from paceline.transport.shm import Channel, Frame, anonymous_file
 from paceline.transport.zeromq import ZeromqServerEnd
 
 A = TypeVar("A")
+FileSums = dict[str, tuple[int, int]]  # the length and checksum of each file
 MOST_HELD = 64  # pushes of one worker that some shards hold and the coordinator has not seen; an honest one has two
+MOST_TICKS = 2 * MOST_AHEAD  # likewise, clocks
+
+
+class TickArrivals:
+    """The clocks whose increments shards hold, whole or in part, by the worker that sent them.
+
+    A clock that all hold is dropped there when nothing here refers to it any more: then it is applied and saved, or
+    never will be.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._holders: dict[str, dict[int, int]] = {}  # of clocks that were not taken yet, by token and number
+        self._taken: dict[str, int] = {}  # the last one of each worker
+        self.dropped: list[tuple[str, int]] = []
+
+    def expect(self, token: str) -> None:
+        """Count clocks of the worker with this token."""
+        self._holders[token], self._taken[token] = {}, 0
+
+    def note(self, held: c.TickHeld) -> int:
+        """Note that a shard holds a clock; return how many of them do."""
+        holders = self._holders[held.token]
+        holders[held.number] = holders.get(held.number, 0) + 1
+        return holders[held.number]
+
+    def knows(self, token: str) -> bool:
+        """Return whether the worker is there."""
+        return token in self._holders
+
+    def too_many(self, token: str) -> bool:
+        """Return whether a worker has sent shards far more clocks than it has told the coordinator of."""
+        return len(self._holders[token]) > MOST_TICKS
+
+    def take(self, token: str, tick: Tick) -> Tick | None:
+        """Return a clock that all shards hold; None if some do not."""
+        parts, holders = tick.parts, self._holders[token]
+        if parts is None:
+            return tick
+        if holders.get(parts.number, 0) < self._shards:
+            return None
+        del holders[parts.number]
+        self._taken[token] = parts.number
+        return msgspec.structs.replace(tick, parts=self.referred(TickParts(parts.number, parts.nbytes, token)))
+
+    def referred(self, parts: TickParts) -> TickParts:
+        """Let shards drop a clock with the last reference to this."""
+        weakref.finalize(parts, self.dropped.append, (parts.owner, parts.number)).atexit = False
+        return parts
+
+    def forget(self, token: str) -> int:
+        """Forget a worker; return the number of its last clock that all shards hold."""
+        self._holders.pop(token, None)
+        return self._taken.pop(token, 0)
 
 
 class ShardLinks:
@@ -63,6 +120,7 @@ class ShardLinks:
         self.news = False  # all shards hold a push, or a worker is broken
         self._versions = 0  # sent so far to workers that share no memory
         self.behind = False  # commands were sent after the last one that was answered
+        self.ticks = TickArrivals(len(links))
         self.addresses = [answer.address for answer in self.collect(c.Listens)]  # for workers that share no memory
 
     def __len__(self) -> int:
@@ -72,6 +130,9 @@ class ShardLinks:
         """Send a command to all shards."""
         while self._dropped:
             self.send(c.DropRegion(self._dropped.pop()))
+        if self.ticks.dropped:
+            dropped, self.ticks.dropped[:] = list(self.ticks.dropped), []
+            self.send(c.DropTicks(dropped))
         self.behind = True
         data = c.encode(command)
         for shard in range(len(self._links)):
@@ -94,9 +155,26 @@ class ShardLinks:
                 self._post(shard, c.encode(command), descriptors)
         return self.collect(kind)
 
-    def read_states(self) -> Iterator[tuple[c.StateRead, dict[str, torch.Tensor]]]:
-        """Yield the state of each shard's optimizer."""
-        self.send(c.ReadState())
+    def send_some(self, commands: Sequence[c.Command | None]) -> None:
+        """Send shards their own commands; None: it has none."""
+        self.behind = True
+        for shard, command in enumerate(commands):
+            if command is not None:
+                self._post(shard, c.encode(command), ())
+
+    def save(self, folder: Path, name: str, command: Callable[[str], c.Command]) -> tuple[FileSums, list[c.Saved]]:
+        """Let each shard write its file into a checkpoint; `name` has a place for its number. Return lengths and
+        checksums, and the answers."""
+        names = [name.format(shard) for shard in range(len(self._links))]
+        found = self.ask_each([command(os.fspath(folder / each)) for each in names], c.Saved)
+        for each, saved in zip(names, found, strict=True):
+            if saved.error:
+                raise OSError(errno.EIO, f"{each}: {saved.error}")
+        return {each: (saved.nbytes, saved.crc32) for each, saved in zip(names, found, strict=True)}, found
+
+    def read_states(self, command: c.ReadState | c.ReadTables) -> Iterator[tuple[c.StateRead, dict[str, torch.Tensor]]]:
+        """Yield the state of each shard's optimizer, or its tables."""
+        self.send(command)
         for shard in range(len(self._links)):
             answer, descriptors = self._answer(shard, c.StateRead)
             yield answer, c.from_memory(descriptors[0])
@@ -172,10 +250,15 @@ class ShardLinks:
                     c.Broken(self._tokens[answer.region], f"it sent parts of {len(held)} pushes at once")
                 )
                 self.news = True
+        elif isinstance(answer, c.TickHeld) and self.ticks.knows(answer.token):
+            self.news = self.ticks.note(answer) == len(self._links) or self.news
+            if self.ticks.too_many(answer.token):
+                self.broken.append(c.Broken(answer.token, f"it sent parts of more than {MOST_TICKS} clocks at once"))
+                self.news = True
         elif isinstance(answer, c.Broken):
             self.broken.append(answer)
             self.news = True
-        return isinstance(answer, c.Held | c.Broken)
+        return isinstance(answer, c.Held | c.TickHeld | c.Broken)
 
     def take(self, region: Region, ticket: int) -> float | None:
         """Return the norm of a push that all shards hold, of the worker with this region; None if some do not."""
@@ -205,12 +288,25 @@ class ShardLinks:
 
     def expect(self, token: str, end: ZeromqServerEnd) -> None:
         """Let a worker that shares no memory connect to the shards; `end` is its link to the coordinator."""
+        self.ticks.expect(token)
         self.send(c.ExpectWorker(token))
         end.leave_to_shards(lambda region, spec: self.mirror(region, spec, token))
 
+    def connect(self, token: str, descriptors: Sequence[int]) -> None:
+        """Give each shard its end of a link to a worker of this host."""
+        self.ticks.expect(token)
+        self.behind = True
+        for shard, descriptor in enumerate(descriptors):
+            self._post(shard, c.encode(c.LinkWorker(token)), (descriptor,))
+            os.close(descriptor)
+
+    def drain(self, token: str) -> None:
+        """Take in all that a worker has sent whose process has ended."""
+        self.ask(c.DrainWorker(token), c.CommandDone)
+
     def forget(self, token: str, region: Region | None) -> None:
-        """Let the shards close their links to such a worker; its pushes that were not handled are void."""
-        self.send(c.ForgetWorker(token))
+        """Let the shards close their links to a worker; what was not handled of it is void."""
+        self.send(c.ForgetWorker(token, self.ticks.forget(token)))
         if region is not None:
             number = self.region_of(region.flat)
             self._held.pop(number, None)
@@ -278,7 +374,7 @@ class ShardedOptimizer:
         """Return the state as a script sees it."""
         tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Any] = {}
-        for answer, parts in self._links.read_states():
+        for answer, parts in self._links.read_states(c.ReadState()):
             tensors |= parts
             numbers = {**answer.numbers, **numbers}
         return joined_tensors(tensors, self._shapes), numbers
@@ -442,14 +538,9 @@ class ShardedStore(Store):
         files = {MODEL: model, **({SERVER: beside} if beside else {})}
         return Contents(files, {"spec": msgspec.to_builtins(self.spec)}, self._save)
 
-    def _save(self, folder: Path) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
+    def _save(self, folder: Path) -> tuple[FileSums, dict[str, Any]]:
         """Let each shard write its file into the folder; return lengths and checksums, and the optimizer's data."""
-        names = [f"optimizer-{shard}.safetensors" for shard in range(len(self._links))]
-        found = self._links.ask_each([c.SaveState(os.fspath(folder / name)) for name in names], c.Saved)
-        for name, saved in zip(names, found, strict=True):
-            if saved.error:
-                raise OSError(errno.EIO, f"{name}: {saved.error}")
-        sums = {name: (saved.nbytes, saved.crc32) for name, saved in zip(names, found, strict=True)}
+        sums, found = self._links.save(folder, "optimizer-{}.safetensors", c.SaveState)
         return sums, {"optimizer": joined_data([saved.data for saved in found])}
 
     def restore(self, snapshot: StoreSnapshot) -> None:

@@ -62,4 +62,8 @@ class Limits:
             raise ValueError(f"it announces {nbytes} bytes, of which the server has {available}")
         if self._bytes > nbytes:
             raise ValueError(f"it announces {nbytes} bytes and brings {self._bytes}")
+        self.allow(nbytes)
+
+    def allow(self, nbytes: int) -> None:
+        """Raise the bounds by a model or table of so many bytes."""
         self._announced += nbytes

@@ -42,7 +42,7 @@ ShareRegion = Callable[[Region, ModelSpec, int], None]
 
 _HEADER = struct.Struct("<QI")
 LONGEST = 1 << 40  # bytes; a larger length cannot be a real frame's
-MOST_DESCRIPTORS = 8  # per frame
+MOST_DESCRIPTORS = 65  # per frame: a worker's links to its server and to 64 shards
 _BUFFER = 1 << 16  # bytes; a longer frame is read directly into its own memory
 _GATHERED = 512  # pieces per system call; Linux takes 1,024
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
@@ -397,6 +397,13 @@ class ShmEndpoint:
 
     def poll(self, seconds: float = 0.0) -> bool:
         return self._closed or self._channel.poll(seconds)
+
+    def flush(self) -> bool:
+        """Send what the socket accepts; return whether nothing is left."""
+        try:
+            return self._channel.flush()
+        except Lost:  # the next `receive` raises it
+            return True
 
     def adopt(self, spec: ModelSpec) -> Region:
         """Return a region in memory that the next `Hello` shares with the server."""

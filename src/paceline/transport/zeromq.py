@@ -588,6 +588,11 @@ class ZeromqServerEnd:
         if self._codec.limits is not None:
             self._codec.limits.announce(region.layout.parameters.nbytes)
 
+    def allow(self, nbytes: int) -> None:
+        """Let the worker send, and have sent to it, that many bytes more: of tables that it has announced elsewhere."""
+        if self._codec.limits is not None:
+            self._codec.limits.allow(nbytes)
+
     def leave_to_shards(self, share: ShareMirror) -> None:
         """Expect gradients and send versions without their tensors; `share` gets each mirror and its model."""
         self._share, self._codec.in_parts = share, True

@@ -354,7 +354,11 @@ class WorkerLinks:
     def endpoint(self, role: Role, descriptors: list[int]) -> "ShmEndpoint | ZeromqEndpoint":
         """Return the worker's end of the link to the server."""
         if role.transport == "shm":
-            return ShmEndpoint(_channel(descriptors), lambda: _channel(self._await()[1]))
+            if len(descriptors) == 1:
+                return ShmEndpoint(_channels(descriptors)[0], lambda: _channels(self._await()[1])[0])
+            from paceline.shards.table_endpoint import TableEndpoint
+
+            return TableEndpoint(_channels(descriptors), lambda: _channels(self._await()[1]))
         # Not for workers that share memory: it starts a thread.
         from paceline.shards.messages import BETWEEN
         from paceline.shards.sharded_endpoint import ShardedEndpoint
@@ -419,7 +423,7 @@ class WorkerLinks:
                 self._fresh.put(None)
 
 
-def _channel(descriptors: list[int]) -> Channel:
+def _channels(descriptors: list[int]) -> list[Channel]:
     if not descriptors:
         raise InternalError("a link was announced and its descriptor did not come with it")
-    return Channel(socket.socket(fileno=descriptors[0]))
+    return [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]

@@ -3,11 +3,13 @@
 The server decides which of them exist, and the launcher when all of them end; this module carries it out.
 """
 
+import itertools
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -123,11 +125,16 @@ class Children:
             process.send(encode(Unlinked()))
 
     def _link(self, place: ProcessPlace, message: Role | Relinked) -> None:
-        """Make a link and send one end to the process and one to the server; neither outlives its owner."""
-        theirs, servers = socket.socketpair()
-        with theirs, servers:
-            self._send_to_server(self._linked(place), (servers.fileno(),))
-            self.alive[place].send(encode(message), (theirs.fileno(),))
+        """Make a link to the server, and one to each shard of it, and send one end of each to the process and one to
+        the server; none outlives its owner."""
+        shards = self._plan.config.servers
+        with ExitStack() as last:
+            pairs = [socket.socketpair() for _ in range(1 + (shards if shards > 1 else 0))]
+            for end in itertools.chain(*pairs):
+                last.enter_context(end)
+            theirs, servers = zip(*pairs, strict=True)
+            self._send_to_server(self._linked(place), tuple(end.fileno() for end in servers))
+            self.alive[place].send(encode(message), tuple(end.fileno() for end in theirs))
 
     def _linked(self, place: ProcessPlace) -> Linked:
         return Linked(place.worker, place.incarnation, place.evaluator, self.alive[place].pid, self._tokens[place])

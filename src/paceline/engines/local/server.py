@@ -50,6 +50,7 @@ from paceline.server.waits import Waits
 from paceline.shards.commands import CountEffort, ShardEffort
 from paceline.shards.messages import BETWEEN
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
+from paceline.shards.sharded_tables import ShardedTableExchange
 from paceline.strategies import build_central, is_peer
 from paceline.tables.messages import Clocked
 from paceline.tables.server import TableExchange
@@ -236,10 +237,10 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
-        self._shards = self._link_shards(setup.plan.config.servers)
+        self.shards = self._link_shards(setup.plan.config.servers)
         self._links = ServerLinks(
             channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact,
-            shards=self._shards,
+            shards=self.shards,
         )  # fmt: skip
         self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
@@ -279,8 +280,8 @@ class LocalEngine:
         if self._clock.zero is None:
             self._clock.start(at)
         self._effort.begin()
-        if self._shards is not None:
-            self._shards.ask(CountEffort(begin=True), ShardEffort)
+        if self.shards is not None:
+            self.shards.ask(CountEffort(begin=True), ShardEffort)
         if self._clock.zero is not None:
             self.send_to_launcher(m.Began(self._clock.zero))
 
@@ -295,7 +296,7 @@ class LocalEngine:
         setup = self._setup
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
-            shards = [] if self._shards is None else self._shards.addresses
+            shards = [] if self.shards is None else self.shards.addresses
             self.send_to_launcher(m.Listening(BETWEEN.join([at, *shards])))
         self._on_control()  # messages read together with the setup are already buffered, so no wait would report them
         while not run.finished:
@@ -430,12 +431,16 @@ class LocalEngine:
     ) -> Store:  # fmt: skip
         self._weights.close()  # of a store that this one takes the place of
         self._weights = SharedWeights(self._remark)
-        if self._shards is not None:
-            return ShardedStore(hello.spec, values, buffers, statistics, self._shards)
+        if self.shards is not None:
+            return ShardedStore(hello.spec, values, buffers, statistics, self.shards)
         return TimedStore(hello.spec, values, buffers, statistics, self._effort)
 
     def region(self, worker: int) -> Region | None:
         return self._members[worker].link.region
+
+    def token(self, worker: int) -> str:
+        """Return by what shards know the worker's process."""
+        return self._members[worker].token
 
     def publish(self, worker: int, store: Store, *, waits: bool, reads: bool = False) -> Parameters:
         member = self._members[worker]
@@ -457,8 +462,8 @@ class LocalEngine:
     def effort(self) -> dict[str, float]:
         total = time.process_time() - self._effort.since
         found = {"cpu_s": total, "apply_s": self._effort.apply_s, "copy_s": self._effort.copy_s}
-        if self._shards is not None:
-            for each in self._shards.ask(CountEffort(), ShardEffort):
+        if self.shards is not None:
+            for each in self.shards.ask(CountEffort(), ShardEffort):
                 found = {name: seconds + getattr(each, name) for name, seconds in found.items()}
         return found
 
@@ -466,8 +471,8 @@ class LocalEngine:
         """Close the shared weights and all links."""
         self._weights.close()
         self._links.close()
-        if self._shards is not None:
-            self._shards.close()
+        if self.shards is not None:
+            self.shards.close()
 
 
 class Server:
@@ -496,7 +501,8 @@ class Server:
         relay = self._relay
         # The journal comes last: if it cannot be written, the report still knows what happened.
         sink = Tee(self._metrics, relay if setup.relay else None, self._writer, observations=relay)
-        exchanges = [PeerExchange if peer else GradientExchange, TableExchange]
+        tables = TableExchange if self._engine.shards is None else ShardedTableExchange
+        exchanges = [PeerExchange if peer else GradientExchange, tables]
         self._run = ServerRun(
             self._engine, plan, build_central(spelt, config.seed), sink, exchanges,
             progress=self._show if setup.progress else None, flush=self._flush_journal,

@@ -28,6 +28,7 @@ from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
 from paceline.server.run import ServerRun
 from paceline.shards.sharded_store import ShardLinks
+from paceline.tables.messages import Tick
 from paceline.transport.base import Lost, ServerEnd
 from paceline.transport.messages import Hello, Push, ToServer
 from paceline.transport.security import Security
@@ -68,8 +69,8 @@ class Member:
         self.pid = pid
         self.link = link
         self.hung_up = False  # its link is closed
-        self.token = ""  # of one that sends its pushes to shards
-        self.waiting: deque[ToServer] = deque()  # messages from a push on that some shards do not hold yet
+        self.token = ""  # where there are shards
+        self.waiting: deque[ToServer] = deque()  # messages from a push or clock on that some shards do not hold yet
 
     @property
     def name(self) -> str:
@@ -95,7 +96,7 @@ class ServerLinks:
         self._now = now
         self._on_hello = on_hello
         self._shards = shards
-        self._by_token: dict[str, Member] = {}  # workers that send their pushes to shards
+        self._by_token: dict[str, Member] = {}  # workers that send parts to shards
         self._held_back: set[Member] = set()  # those of them with messages that wait for shards
         self._selector = selectors.SelectSelector() if exact else selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, on_control)
@@ -130,8 +131,11 @@ class ServerLinks:
         self._by_link[id(link)] = member
         if descriptors:
             self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(member, link))
-        elif self._shards is not None:
-            self._shards.expect(message.token, link)
+        if self._shards is not None:
+            if descriptors:
+                self._shards.connect(message.token, descriptors[1:])
+            else:
+                self._shards.expect(message.token, link)
             self._by_token[message.token] = member
             member.token = message.token
         return member
@@ -143,9 +147,10 @@ class ServerLinks:
         if member is None or member.pid or member.hung_up or self._hub is None:
             return False
         link = member.link
-        if not isinstance(link, ZeromqServerEnd) or not link.linked or link.parted:
+        if not isinstance(link, ZeromqServerEnd) or not link.linked:
             return False
-        return link.reachable or self._hub.has_more
+        # What waits for shards is waited for, too: they may have less than the server.
+        return (not link.parted and (link.reachable or self._hub.has_more)) or bool(member.waiting)
 
     def unlink(self, message: Exited) -> Member | None:
         """Read the last messages of a process that has exited and remove it; return None if it was never linked."""
@@ -158,6 +163,8 @@ class ServerLinks:
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
+        if member.waiting and self._shards is not None and not member.hung_up:
+            self._shards.drain(member.token)
         self._release(member, last=True)
         self.hang_up(member)
         del self._processes[place], self._by_link[id(member.link)]
@@ -193,7 +200,7 @@ class ServerLinks:
         return bool(events)
 
     def _look_at_shards(self, shards: ShardLinks) -> None:
-        """Handle pushes that all shards hold by now, and go on without workers that have sent shards nonsense."""
+        """Handle what all shards hold by now, and go on without workers that have sent shards nonsense."""
         shards.news = False
         while shards.broken:
             broken = shards.broken.pop()
@@ -204,29 +211,34 @@ class ServerLinks:
             self._release(member)
 
     def _release(self, member: Member, *, last: bool = False) -> None:
-        """Handle the messages of a worker up to a push that some shards do not hold; of an ended process, all others.
+        """Handle the messages of a worker up to a push or clock that some shards do not hold; of an ended process, all
+        others.
 
         Handling one may make shards report more, which the next wait looks at.
         """
         while member.waiting and not member.hung_up:
-            message = member.waiting[0]
-            whole = not isinstance(message, Push) or self._held_by_all(member, message)
-            if not whole and not last:
+            whole = self._held_by_all(member, member.waiting[0])
+            if whole is None and not last:
                 self._held_back.add(member)
                 return
             member.waiting.popleft()
-            if whole:
-                self._handle(member, message)
+            if whole is not None:
+                self._handle(member, whole)
         self._held_back.discard(member)
 
-    def _held_by_all(self, member: Member, push: Push) -> bool:
-        region = member.link.region
-        if push.gradient is None or region is None or self._shards is None:
-            return True
-        norm = self._shards.take(region, push.ticket)
-        if norm is not None and push.gradient.norm is None:
-            push.gradient.norm = norm
-        return norm is not None
+    def _held_by_all(self, member: Member, message: ToServer) -> ToServer | None:
+        """Return a message if all shards hold what they get of it."""
+        region, shards = member.link.region, self._shards
+        if isinstance(message, Tick) and shards is not None:
+            return shards.ticks.take(member.token, message)
+        if not isinstance(message, Push) or message.gradient is None or not message.gradient.in_parts:
+            return message
+        if region is None or shards is None:
+            return message
+        norm = shards.take(region, message.ticket)
+        if norm is not None and message.gradient.norm is None:
+            message.gradient.norm = norm
+        return None if norm is None else message
 
     def orphaned(self) -> NoReturn:
         """Kill all process groups, stopped ones included, and exit: the launcher is gone and nobody else would."""
@@ -266,7 +278,7 @@ class ServerLinks:
                     self._drain(self._by_link[id(link)])
 
     def _take(self, member: Member, message: ToServer) -> None:
-        if self._shards is not None and isinstance(member.link, ZeromqServerEnd):
+        if self._shards is not None:
             member.waiting.append(message)
             self._release(member)
         else:
