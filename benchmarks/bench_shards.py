@@ -6,6 +6,7 @@
 A round is a push, the update and the pull, of four workers under bsp on one host, and of one worker under asp between
 two hosts of a lab (tests/netlab) without a rate. Every repeat asks for one server and for two in turn. The ideal halves
 what the server's process did in a round, and nothing else: the share of the ideal is that time over the measured one.
+On a table of as many numbers as `Size.numbers` a round reads half of the rows, adds to them and ends its clock.
 
 The coordinator's cost has two parts. What a push costs beside its tensors, messages included, comes from real workers
 that push a small model as fast as they are answered: the server's processor time over the pushes. What a decision costs
@@ -32,7 +33,7 @@ from contenders.questions import Exchange, HostExchange
 from paceline import scenario, strategies
 from paceline.engines.sim.light import simulate
 
-LOCAL, HOSTS = "one host", "two hosts"
+LOCAL, HOSTS, TABLES = "one host", "two hosts", "tables"
 STEP_S = 1.0  # between two pushes of a worker, in what the model says about many
 
 
@@ -47,14 +48,16 @@ class Size(msgspec.Struct, frozen=True):
     pushes: int
     clusters: tuple[int, ...]  # light workers
     decisions: int  # pushes of each cluster, at least
+    numbers: int  # in a table
 
 
 FULL = Size(
     parameters=25_000_000, rounds=12, repeats=3, workers=4, small=1_000, pushes=4_000,
-    clusters=(10, 100, 1_000, 10_000), decisions=100_000,
+    clusters=(10, 100, 1_000, 10_000), decisions=100_000, numbers=6_400_000,
 )  # fmt: skip
 QUICK = Size(
-    parameters=200_000, rounds=3, repeats=1, workers=2, small=1_000, pushes=50, clusters=(10, 100), decisions=1_000
+    parameters=200_000, rounds=3, repeats=1, workers=2, small=1_000, pushes=50, clusters=(10, 100), decisions=1_000,
+    numbers=64_000,
 )  # fmt: skip
 LIGHT = ("bsp", "asp", "ssp", "dasp")
 
@@ -81,6 +84,17 @@ def _row(repeat: int, where: str, servers: int, answer: Any, busy_s: float, cpu_
         "repeat": repeat, "where": where, "servers": servers, "round_ms": 1e3 * statistics.median(answer.round_s),
         "server_busy_ms": 1e3 * busy_s, "server_cpu_ms": 1e3 * cpu_s, "worst_error": answer.worst_error,
     }  # fmt: skip
+
+
+def measure_tables(size: Size, repeat: int) -> list[dict[str, Any]]:
+    """One repeat: the rows of a table in one process and in two."""
+    task = Exchange(size.numbers, size.rounds, workers=size.workers, strategy="bsp")
+    rows = []
+    for servers in (1, 2):
+        answer = ask("rows_paceline", dataclasses.replace(task, servers=servers))
+        cpu_s = answer.facts["cpu_s"] / (size.rounds + task.warmup)
+        rows.append(_row(repeat, TABLES, servers, answer, cpu_s, cpu_s))
+    return rows
 
 
 def measure_pushes(size: Size, repeat: int) -> list[dict[str, Any]]:
@@ -159,6 +173,10 @@ def judge(rows: list[dict[str, Any]], size: Size) -> list[bars.Bar]:
             ),
             bars.Bar(f"{name}_share", share, 0.7, True, f"share of the ideal, {where}", why),
         ]  # fmt: skip
+    found = _shares(rows, TABLES)
+    gain = statistics.median(each[0] for each in found) if found else None
+    what = f"get, inc and clock of half of a table of {4 * size.numbers / 1e6:,.0f} MB with one server over two"
+    bars_.append(bars.Bar("tables_gain", gain, 1.0, True, what, "" if found else "not measured"))
     return bars_
 
 
@@ -215,6 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for repeat in range(options.repeats):
         rows += measure(size, repeat, hosts=reason is None)
+        rows += measure_tables(size, repeat)
         rows += measure_pushes(size, repeat)
         rows += measure_decisions(size, repeat)
     facts = facts_of(rows, size)

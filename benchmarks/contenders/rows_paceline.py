@@ -16,11 +16,36 @@ import numpy as np
 
 import paceline
 from contenders.paceline_local import _answer_file, _launched
-from contenders.questions import Gather, Gathered, Sample, Sampled
+from contenders.questions import Exchange, Exchanged, Gather, Gathered, Sample, Sampled
 from contenders.row_numbers import draws, first_values, timed
 from contenders.rows_plain import compile_sampler
 from paceline.records import journal
 from paceline.tasks import topics
+
+WIDTH = 64  # numbers in a row of a table that takes a model's place
+
+
+def exchange(task: Exchange) -> Exchanged:
+    """As many numbers as the model has parameters; a round reads half of the rows, adds to them and ends its clock."""
+    found, facts = _launched(_exchange, task, strategy=task.strategy, servers=task.servers)
+    return Exchanged([seconds for worker in found for seconds in worker["round_s"][task.warmup :]], None, facts)
+
+
+def _exchange() -> None:
+    session = paceline.init()
+    task, answer = Exchange(**json.loads(session.option("task", ""))), _answer_file(session)
+    count = task.parameters // WIDTH
+    table = session.table("rows", count, WIDTH)
+    chance, deltas = np.random.default_rng(session.worker), np.ones((count // 2, WIDTH), dtype=np.float32)
+    round_s = []
+    for _ in range(task.warmup + task.rounds):
+        rows = chance.permutation(count)[: count // 2]
+        began = time.perf_counter()
+        table.get(rows)
+        table.inc(rows, deltas)
+        session.clock()
+        round_s.append(time.perf_counter() - began)
+    answer.write_text(json.dumps({"round_s": round_s}))
 
 
 def gather(task: Gather) -> Gathered:

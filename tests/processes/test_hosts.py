@@ -134,13 +134,16 @@ def test_another_script_is_refused_with_both_digests(site, folder):
     assert serve.end() == 130
 
 
-@pytest.mark.parametrize("what", [("--strategy", "adaptive_gossip"), ("--task", "lasso")])
+@pytest.mark.parametrize(
+    "what", [("--strategy", "adaptive_gossip"), ("--task", "lasso"), ("--task", "lasso", "--servers", "2")]
+)
 def test_nodes_and_tables_go_over_the_network(site, what):
     if Path("/proc/net/if_inet6").exists():  # a machine may have no IPv6
         site.address = site.address.replace("127.0.0.1", "[::1]")
-    task = what if what[0] == "--task" else ()
+    task = what[:2] if what[0] == "--task" else ()
     serve = site.serve(
         "--workers", "2", *what, *(("--epochs", "1") if task else ()), what=() if task else ("train.py",)
     )
-    joined = [site.join(*task, far=True, what=() if task else ("train.py",)) for _ in range(2)]
+    fars = (True, "--servers" not in what)  # near and far have links of other kinds to shards
+    joined = [site.join(*task, far=far, what=() if task else ("train.py",)) for far in fars]
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said

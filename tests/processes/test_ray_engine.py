@@ -48,10 +48,10 @@ def nodes():
         optimizer.step()
 
 how = dict(engine="ray", evaluate_every=None, runs_dir="runs", threads=1)
-first = paceline.launch(counts, workers=1, strategy="ssp:staleness=1", **how)
+first = paceline.launch(counts, workers=1, servers=2, strategy="ssp:staleness=1", **how)
 second = paceline.launch(nodes, workers=2, strategy="mine.py:Mine", **how)
-print(first.summary.engine, second.summary.engine, second.summary.workers, "tables:", len(first.tables), "nodes:",
-      len(second.nodes), "connected:", ray.is_initialized())
+print(first.summary.engine, second.summary.engine, second.summary.workers, "sum:", first.tables["counts"].sum(),
+      "nodes:", len(second.nodes), "connected:", ray.is_initialized())
 """
 
 
@@ -208,7 +208,7 @@ def test_a_program_that_is_connected_to_ray_launches_functions_on_tables_and_wit
     environment = {**os.environ, **cluster.environment, "RAY_ADDRESS": cluster.address}
     done = warm_python.run([sys.executable, "job.py"], env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "ray ray 2 tables: 1 nodes: 2 connected: True"
+    assert done.stdout.splitlines()[-1] == "ray ray 2 sum: 6.0 nodes: 2 connected: True"
 
 
 def test_what_never_comes_is_named_with_what_the_cluster_has(cluster, folder):

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from clusters import mean_square
@@ -53,6 +54,42 @@ class Job:
             os.kill(named_children(os.getppid())[self.kills], signal.SIGKILL)
 
 
+class TableJob:
+    """Tables of every rule, of which one is eager and one has fewer rows than there are shards; `kills` as above."""
+
+    kill_once = Job.kill_once
+
+    def __init__(self, notes, kills=None, at=9, clocks=16):
+        self.notes = str(notes)
+        self.kills, self.at, self.clocks = kills, at, clocks
+
+    def __call__(self):
+        session = paceline.init()
+        steps = session.table("steps", 2_000, 8, update="adagrad:rate=0.5", init=lambda *shape: np.ones(shape, "f4"))
+        clipped = session.table("clipped", 2, 2, dtype="float64", update="clip:limit=0.3")
+        counts = session.table("counts", 7, 2, dtype="int64", eager=True)
+        session.measure(lambda tables: {"size": float(tables["counts"].sum())})
+        while session.clocks < self.clocks:
+            chance = np.random.default_rng((session.worker, session.clocks))
+            if (session.worker, session.clocks) == (0, self.at) and self.kills is not None:
+                self.kill_once()
+            rows = chance.integers(0, 2_000, 1_500) if session.clocks % 3 else slice(None)
+            seen = steps.get(rows)
+            steps.inc(rows, (0.01 * seen + chance.standard_normal(seen.shape)).astype(np.float32))
+            clipped.inc(None, chance.standard_normal((2, 2)) + clipped.get())
+            counts.inc([session.worker, 5], counts.get([5, 1]) * 0 + 1)
+            if not session.clock():
+                return
+        session.barrier()
+
+
+def assert_same_tables(one, other):
+    assert one.summary.versions == other.summary.versions
+    assert one.tables.keys() == other.tables.keys()
+    for name, values in one.tables.items():
+        assert np.array_equal(values, other.tables[name]), name
+
+
 def assert_same(one, other):
     assert one.summary.versions == other.summary.versions
     assert one.summary.samples_used == other.summary.samples_used
@@ -97,6 +134,40 @@ def test_a_run_is_resumed_with_another_number_of_shards(tmp_path, before, after)
     assert {"model.safetensors", *(f"optimizer-{shard}.safetensors" for shard in range(before))} <= names
     rest = launch(Job(tmp_path), tmp_path, servers=after, resume=part.folder)
     assert_same(rest, whole)
+
+
+@pytest.mark.parametrize("transport", ["shm", "zeromq"])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_tables_are_bit_identical_whatever_the_number_of_shards(tmp_path, transport, workers):
+    whole = launch(TableJob(tmp_path), workers=workers)
+    split = launch(TableJob(tmp_path), tmp_path, workers=workers, servers=3, evaluate_every="4v", transport=transport)
+    assert_same_tables(split, whole)
+    assert (split.summary.bytes_up, split.summary.bytes_down) == (whole.summary.bytes_up, whole.summary.bytes_down)
+    assert split.summary.metrics == {"size": float(whole.tables["counts"].sum())}
+    assert replay(split.journal).difference is None
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("zeromq", marks=pytest.mark.soak)])
+def test_after_a_shards_death_tables_go_back_to_the_last_checkpoint_and_lack_nothing(tmp_path, caplog, transport):
+    whole = launch(TableJob(tmp_path), workers=2)
+    job = TableJob(tmp_path, kills="shard 1")
+    done = launch(job, tmp_path, servers=2, checkpoint_every="3v", transport=transport)
+    assert (tmp_path / "killed").exists()
+    assert "shard 1 of the server was killed by SIGKILL: going on from" in caplog.text
+    assert_same_tables(done, whole)
+    assert replay(done.journal).difference is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), pytest.param(3, 1, marks=pytest.mark.soak)])
+def test_tables_are_resumed_with_another_number_of_shards(tmp_path, before, after):
+    whole = launch(TableJob(tmp_path), workers=2)
+    part = launch(TableJob(tmp_path), tmp_path, servers=before, checkpoint_every="4v", max_versions=8)
+    assert part.ended == "limit"
+    names = {path.name for path in next(iter((part.folder / "checkpoints").iterdir())).iterdir()}
+    assert {f"tables-{shard}.safetensors" for shard in range(before)} <= names
+    assert "tables.safetensors" not in names
+    rest = launch(TableJob(tmp_path), tmp_path, servers=after, resume=part.folder)
+    assert_same_tables(rest, whole)
 
 
 def test_what_shards_cannot_do_is_refused(tmp_path):

@@ -43,10 +43,15 @@ class Count:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ssp:staleness=1", *(pytest.param(name, marks=pytest.mark.soak) for name in ("bsp", "asp"))]
+    ("strategy", "servers"),
+    [
+        ("ssp:staleness=1", 1),
+        ("ssp:staleness=1", 2),
+        *(pytest.param(name, servers, marks=pytest.mark.soak) for name in ("bsp", "asp") for servers in (1, 2)),
+    ],
 )
-def test_a_killed_worker_leaves_its_committed_clocks_and_nothing_of_the_one_under_way(strategy, tmp_path):
-    run = launch(Count(15, victim=1, at=5), workers=3, strategy=strategy, runs_dir=tmp_path)
+def test_a_killed_worker_leaves_its_committed_clocks_and_nothing_of_the_one_under_way(strategy, servers, tmp_path):
+    run = launch(Count(15, victim=1, at=5), workers=3, strategy=strategy, servers=servers, runs_dir=tmp_path)
     assert run.ended == "done"
     assert run.tables["counts"][:, 0].tolist() == [15, 5, 15]
     assert run.tables["counts"][1, 1] == sum(range(5))
@@ -70,11 +75,12 @@ def test_a_killed_worker_comes_back_at_the_slowest_ones_clock_and_shares_the_wor
     assert 5 <= counts[1] <= 60
 
 
-def test_a_killed_server_loses_no_increment_and_has_none_twice(tmp_path):
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_killed_server_loses_no_increment_and_has_none_twice(tmp_path, servers):
     scenario = cluster(1.0, 1.0, 0.5, events=event("server_crash", 1.0))
     run = launch(
         Count(40, work=2), scenario=scenario, strategy="ssp:staleness=2", runs_dir=tmp_path,
-        checkpoint_every="6v",
+        checkpoint_every="6v", servers=servers,
     )  # fmt: skip
     assert run.ended == "done"
     headers = [line for line in journal.read(run.journal) if isinstance(line, Header)]
@@ -85,11 +91,17 @@ def test_a_killed_server_loses_no_increment_and_has_none_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ssp:staleness=3", *(pytest.param(name, marks=pytest.mark.soak) for name in ("bsp", "asp"))]
+    ("strategy", "servers"),
+    [
+        ("ssp:staleness=3", 1),
+        *(pytest.param(name, servers, marks=pytest.mark.soak) for name in ("bsp", "asp") for servers in (1, 2)),
+    ],
 )
-def test_a_resumed_run_has_every_increment_once(strategy, tmp_path):
+def test_a_resumed_run_has_every_increment_once(strategy, servers, tmp_path):
     job = Count(20, workers=2, pause_s=0.0)
-    first = launch(job, workers=2, strategy=strategy, runs_dir=tmp_path, checkpoint_every="5v", max_versions=14)
+    first = launch(
+        job, workers=2, strategy=strategy, runs_dir=tmp_path, checkpoint_every="5v", max_versions=14, servers=servers
+    )
     assert first.ended == "limit"
     second = launch(job, workers=2, resume=first.folder)
     assert second.tables["counts"].tolist() == [[20, sum(range(20))]] * 2
@@ -105,13 +117,15 @@ def test_a_checkpoint_of_tables_is_refused_by_a_script_of_another_shape(tmp_path
         launch(Count(20, workers=3), workers=2, resume=first.folder)
 
 
-def test_an_emulated_scenario_takes_its_time_and_loses_none_of_it(tmp_path):
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_an_emulated_scenario_takes_its_time_and_loses_none_of_it(tmp_path, servers):
     scenario = cluster(1.0, 0.5, jitter="lognormal:0.2", network="latency_ms = 5.0\nbandwidth_mbps = 100")
     run = launch(
         Count(20, workers=2, work=3),
         scenario=scenario,
         strategy="ssp:staleness=2",
         runs_dir=tmp_path,
+        servers=servers,
     )
     assert run.tables["counts"][:, 0].tolist() == [20, 20]
     for present, made_up in fold(journal.read(run.journal)).time_law().values():

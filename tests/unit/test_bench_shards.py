@@ -29,7 +29,10 @@ def judged(rows):
 
 
 def test_the_ideal_halves_what_the_server_does_and_nothing_else():
-    found = judged(exchanges(bench.LOCAL) + exchanges(bench.HOSTS, two=(70.0, 80.0)))
+    found = judged(
+        exchanges(bench.LOCAL) + exchanges(bench.HOSTS, two=(70.0, 80.0)) + exchanges(bench.TABLES, two=(80.0, 80.0))
+    )
+    assert found["tables_gain"].ratio == pytest.approx(1.25)
     assert found["local_gain"].ratio == pytest.approx(100 / 75)
     assert found["local_share"].ratio == pytest.approx(70 / 75)
     assert found["hosts_share"].ratio == pytest.approx(1.0)
@@ -37,9 +40,9 @@ def test_the_ideal_halves_what_the_server_does_and_nothing_else():
 
 
 def test_a_second_server_that_costs_time_misses_its_bars():
-    found = judged(exchanges(bench.LOCAL, two=(101.0, 80.0)))
+    found = judged(exchanges(bench.LOCAL, two=(101.0, 80.0)) + exchanges(bench.TABLES, two=(101.0, 80.0)))
     assert {name for name, bar in found.items() if not bar.passed} == {
-        "local_gain", "local_share", "hosts_gain", "hosts_share",
+        "local_gain", "local_share", "hosts_gain", "hosts_share", "tables_gain",
     }  # fmt: skip
     assert found["hosts_gain"].why == "no lab can be built here"
 

@@ -325,20 +325,19 @@ def test_a_clock_for_a_full_link_goes_out_while_the_worker_waits_for_the_coordin
     got = []
 
     def read():
-        for shard in shards:
-            numbers = []
-            while len(numbers) < 300:
-                message = shard.collect()
-                if message is not None:
-                    numbers.append(message.number)
-            got.append(numbers)
+        for end in (*shards, coordinator):
+            ticks = []
+            while len(ticks) < 300:
+                message = end.collect()
+                ticks += [] if message is None else [message]
+            got.append([tick.number if end is not coordinator else tick.parts.number for tick in ticks])
         coordinator.deliver(Opened(0, False))
 
     reading = threading.Thread(target=read)
     reading.start()
     assert worker.receive() == Opened(0, False)
     reading.join()
-    assert got == [list(range(1, 301))] * 2
+    assert got == [list(range(1, 301))] * 3
     worker.close()
     for end in (coordinator, *shards):
         end.close()

@@ -146,7 +146,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "How workers and server talk: shared memory, or ZeroMQ on private sockets.", "shm|zeromq",
         of_processes=True)] = "shm"
     servers: Annotated[Annotated[int, Meta(ge=1, le=64)], About(
-        "How many processes hold the weights, each a range of them.", "N",
+        "How many processes hold the weights or tables, each a part.", "N",
         why="one is enough until its core or its link is the limit", of_processes=True, not_in_scenario=MACHINE)] = 1
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
