@@ -37,7 +37,6 @@ from paceline.model.sharding import (
 from paceline.model.spec import ModelSpec
 from paceline.model.store import MODEL, SERVER, Gradient, Parameters, Store, StoreSnapshot, extend, sorted_out
 from paceline.shards import commands as c
-from paceline.tables.client import MOST_AHEAD
 from paceline.tables.messages import Tick, TickParts
 from paceline.transport.base import Lost
 from paceline.transport.shm import Channel, Frame, anonymous_file
@@ -46,7 +45,7 @@ from paceline.transport.zeromq import ZeromqServerEnd
 A = TypeVar("A")
 FileSums = dict[str, tuple[int, int]]  # the length and checksum of each file
 MOST_HELD = 64  # pushes of one worker that some shards hold and the coordinator has not seen; an honest one has two
-MOST_TICKS = 2 * MOST_AHEAD  # likewise, clocks
+MOST_TICKS = 512  # likewise, clocks, of which an honest one has half as many (`MOST_AHEAD` of the worker's side)
 
 
 class TickArrivals:
@@ -131,8 +130,8 @@ class ShardLinks:
         while self._dropped:
             self.send(c.DropRegion(self._dropped.pop()))
         if self.ticks.dropped:
-            dropped, self.ticks.dropped[:] = list(self.ticks.dropped), []
-            self.send(c.DropTicks(dropped))
+            count = len(self.ticks.dropped)  # each command may let go of more
+            self.send(c.DropTicks([self.ticks.dropped.pop() for _ in range(count)]))
         self.behind = True
         data = c.encode(command)
         for shard in range(len(self._links)):

@@ -21,7 +21,7 @@ from paceline.shards.table_endpoint import without_sums
 from paceline.shards.table_stripes import part_of, places_of
 from paceline.tables import messages as t
 from paceline.tables import positions
-from paceline.tables.rowwise import Array, Rows
+from paceline.tables.rowwise import Array, Rows, bytes_of_logs
 from paceline.tables.server import TableExchange
 from paceline.tables.table_spec import TableSpec
 from paceline.tables.table_store import OF_SHARD, TableRecord, TableStore
@@ -130,7 +130,7 @@ class ShardedTableStore(TableStore):
                 positions.add_log(own, str(i), part.rows, part.sums)
         self._links.ask_each([c.HoldTick(self._kept, [log.table for log in tick.logs])] * count, c.CommandDone, tensors)
         logs = [without_sums(log, eager=self.tables[log.table].spec.eager) for log in tick.logs]
-        parts = self._links.ticks.referred(t.TickParts(self._kept, tick.nbytes))
+        parts = self._links.ticks.referred(t.TickParts(self._kept, bytes_of_logs(tick.logs)))
         return msgspec.structs.replace(tick, logs=logs, parts=parts)
 
 

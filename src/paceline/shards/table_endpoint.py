@@ -15,6 +15,7 @@ from paceline.core.errors import PeerError
 from paceline.shards.messages import RowsPart, TickPart, VersionPart
 from paceline.shards.table_stripes import part_of, places_of
 from paceline.tables.messages import Opened, OpenTable, Rows, TableLog, Tick, TickParts
+from paceline.tables.rowwise import bytes_of_logs
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.messages import ToServer, ToWorker
 from paceline.transport.shm import Channel, ShmEndpoint
@@ -65,7 +66,7 @@ class TableParts:
         for number, shard in enumerate(shards):
             shard.send(TickPart(self._ticks, [part_of(log, number, len(shards)) for log in message.logs]))
         logs = [without_sums(log, eager=log.table in self._eager) for log in message.logs]
-        return msgspec.structs.replace(message, logs=logs, parts=TickParts(self._ticks, message.nbytes))
+        return msgspec.structs.replace(message, logs=logs, parts=TickParts(self._ticks, bytes_of_logs(message.logs)))
 
     def join(self, message: ToWorker, shards: Sequence[ShardEnd]) -> ToWorker:
         """Return a message of the coordinator with the shards' parts of it."""

@@ -153,8 +153,10 @@ class WorkerEnds:
             self._selector.unregister(end)  # type: ignore[arg-type]
 
     def close(self) -> None:
+        """Close all links: to workers the shard is lost, as its coordinator is."""
         self._selector.close()
         for end in self._ends.values():
-            end.close()
+            if isinstance(end, ShmServerEnd):
+                end.abandon()
         if self._hub is not None:
             self._hub.close()

@@ -86,13 +86,6 @@ class Tick(ToServer, frozen=True):
     again: bool = False  # the server that it was sent to first has died
     parts: TickParts | None = None  # None: the increments are in `logs`
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the increments."""
-        if self.parts is not None:
-            return self.parts.nbytes
-        return sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in self.logs)
-
 
 @registered(20)
 class AtBarrier(ToServer, frozen=True):
@@ -157,11 +150,6 @@ class Rows(ToWorker, frozen=True):
     included: int  # the reader's own clocks that are in the values
     clock: int | None  # of the Fetch that this answers; None: sent unasked, and all other cached rows are unchanged
     parts: tuple[int, int] | None = None  # several servers send the values, under this number; and their bytes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values."""
-        return int(self.values.nbytes) if self.parts is None else self.parts[1]
 
 
 @registered(76)

@@ -8,6 +8,7 @@ rule applied to each increment by itself.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -39,6 +40,11 @@ def add_rows(target: Array, places: Array | slice, deltas: Array) -> None:
     sums = target.take(places, axis=0)
     sums += deltas
     put_rows(target, places, sums)
+
+
+def bytes_of_logs(logs: Iterable[Any]) -> int:
+    """Return how many bytes these increments have, each a `TableLog`."""
+    return sum(log.sums.nbytes + (0 if log.rows is None else log.rows.nbytes) for log in logs)
 
 
 class RowDedup:

@@ -21,6 +21,7 @@ from paceline.strategies import names, strategy_class
 from paceline.tables import messages as t
 from paceline.tables.host import Host
 from paceline.tables.positions import Cut, Position, RestoredPositions
+from paceline.tables.rowwise import bytes_of_logs
 from paceline.tables.table_store import TableStore
 from paceline.transport.messages import Hello
 
@@ -69,7 +70,8 @@ class TableTraffic:
         if isinstance(message, t.Rows):
             if self._copies:
                 message = msgspec.structs.replace(message, values=np.asarray(message.values))
-            size = message.nbytes + (message.rows.nbytes if message.clock is None and message.rows is not None else 0)
+            size = message.values.nbytes if message.parts is None else message.parts[1]
+            size += message.rows.nbytes if message.clock is None and message.rows is not None else 0
             self.count(worker, down=size)
             if ways is not None:
                 at = ways.down.arrival(worker, self._next(worker), size, at)
@@ -221,7 +223,7 @@ class TableExchange(RunExchange):
         if record.script.gone or self.run.cause is not None:
             return
         worker = record.worker
-        size = tick.nbytes
+        size = bytes_of_logs(tick.logs) if tick.parts is None else tick.parts.nbytes
         up, down = self._traffic.take_bytes(worker)
         self._unsaved += size
         if self._unsaved > MOST_UNSAVED:

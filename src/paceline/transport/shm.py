@@ -529,6 +529,10 @@ class ShmServerEnd:
         self._channel.finish(CLOSING_S)
         self._channel.close()
 
+    def abandon(self) -> None:
+        """Close without a `Bye`: to the worker, the server is lost."""
+        self._channel.close()
+
     def _map(self, spec: ModelSpec) -> Region:
         if self._shared is None:
             raise PeerError("a worker said Hello to a region without passing its descriptor")

@@ -163,7 +163,8 @@ class ServerLinks:
                 if id(link) in self._by_link:
                     self._drain(self._by_link[id(link)])
         self._drain(member)
-        if member.waiting and self._shards is not None and not member.hung_up:
+        far = isinstance(member.link, ZeromqServerEnd) and not member.pid  # `may_still_speak` has waited for it
+        if member.waiting and self._shards is not None and not far:
             self._shards.drain(member.token)
         self._release(member, last=True)
         self.hang_up(member)
