@@ -28,8 +28,8 @@ def long_site(folder, warm, nothing_left):
         yield made
 
 
-def model_of(folder):
-    (path,) = folder.glob("runs/*/model.safetensors")
+def model_of(folder, what="model"):
+    (path,) = folder.glob(f"runs/*/{what}.safetensors")
     return load_file(path)
 
 
@@ -112,6 +112,21 @@ def test_shards_serve_near_and_far_workers_and_go_back_together(site, folder):
     assert all(theirs[name].equal(ours[name]) for name in ours)
 
 
+def test_tables_in_shards_have_the_bits_of_one_server_near_and_far(site, folder):
+    task = ("--task", "lasso")
+    serve = site.serve("--workers", "2", "--servers", "2", *task, "--epochs", "1", what=())
+    joined = [site.join(*task, far=far, what=()) for far in (True, False)]
+    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
+    assert serve.said.count("shares memory with the server") == 1
+    here = folder / "local"
+    given = ("--threads", "1", "--evaluate-every", "off", "--workers", "2", "--runs-dir", here / "runs")
+    command = site.command("local", "run", *given, *task, "--epochs", "1")
+    assert command.end() == 0, command.said
+    ours, theirs = model_of(here, "tables"), model_of(folder, "tables")
+    assert ours.keys() == theirs.keys()
+    assert all(theirs[name].equal(ours[name]) and ours[name].any() for name in ours)
+
+
 def test_a_worker_that_dies_comes_back_on_its_machine(long_site):
     serve = long_site.serve("--workers", "2", "--respawn", "--max-versions", "120")
     joined = [long_site.join(far=True), long_site.join()]
@@ -134,16 +149,13 @@ def test_another_script_is_refused_with_both_digests(site, folder):
     assert serve.end() == 130
 
 
-@pytest.mark.parametrize(
-    "what", [("--strategy", "adaptive_gossip"), ("--task", "lasso"), ("--task", "lasso", "--servers", "2")]
-)
+@pytest.mark.parametrize("what", [("--strategy", "adaptive_gossip"), ("--task", "lasso")])
 def test_nodes_and_tables_go_over_the_network(site, what):
     if Path("/proc/net/if_inet6").exists():  # a machine may have no IPv6
         site.address = site.address.replace("127.0.0.1", "[::1]")
-    task = what[:2] if what[0] == "--task" else ()
+    task = what if what[0] == "--task" else ()
     serve = site.serve(
         "--workers", "2", *what, *(("--epochs", "1") if task else ()), what=() if task else ("train.py",)
     )
-    fars = (True, "--servers" not in what)  # near and far have links of other kinds to shards
-    joined = [site.join(*task, far=far, what=() if task else ("train.py",)) for far in fars]
+    joined = [site.join(*task, far=True, what=() if task else ("train.py",)) for _ in range(2)]
     assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
