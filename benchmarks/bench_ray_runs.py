@@ -7,7 +7,7 @@
 
 The cases of bench_lab_runs.py, on a lab (tests/netlab) with a real Ray cluster across it: `paceline run --engine ray`
 on the head, whose one processor is the server's, and three workers on each of the two others. The weights are in two
-shards, except where there is no server and on tables, which cannot be split. Ray's token authentication is on. `local`
+shards, except where there is no server. Ray's token authentication is on. `local`
 is one machine with as many shards and with all times of the scenario divided by 4, with eight seeds: with three, a run
 that differs in nothing is further away than their range too often (`by_chance`).
 """
@@ -50,9 +50,8 @@ class RayRuns(Runs):
         self._servers = servers
 
     def servers_of(self, case: Case) -> int:
-        """How many there are: one on tables, none without a server."""
-        splits = case.task != "factorize" and not is_peer(case.strategy)
-        return self._servers if splits else int(not is_peer(case.strategy))
+        """How many there are: none without a server."""
+        return 0 if is_peer(case.strategy) else self._servers
 
     def _options(self, case: Case, seed: int) -> list[str]:
         count = self.servers_of(case)
