@@ -1,9 +1,9 @@
 """Labs on which contenders race: three hosts with fixed shares of one processor, the last with a co-tenant.
 
 Processes start outside their host's share, as importing torch would take a minute of it. When all ranks are ready, they
-are moved into it, the co-tenant starts, and the race begins. Evaluations take place outside the shares on every side: in
-paceline's own evaluator, or in this process, which reads what a rival's first rank shows. Both stamp a model with the
-time at which it was taken, so what an evaluation lasts delays nobody.
+are moved into it, the co-tenant starts, and the race begins. Evaluations take place outside the shares on every side:
+in paceline's own evaluator, or in this process, which reads what a rival's first rank shows. Both stamp a model with
+the time at which it was taken, so what an evaluation lasts delays nobody.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ from paceline.engines.hosts import tokens
 HOSTS = 3
 SLOW = 2  # the host with the co-tenant
 TENANTS = 3  # its processes: with a rank's one, the rank gets a quarter
-SHARE = 0.2  # of a processor, per host
+SHARE = 0.28  # of a processor, per host
+WEIGHT = 100  # times that of programs outside: a host gets its share whatever else this machine does
 RATE = "1gbit"
 BATCH = 128  # samples of a step of each host
 EVERY = 4 * HOSTS * BATCH  # samples between evaluations
@@ -130,8 +131,9 @@ def _torchft(grid: Grid, task: LabRace, stack: contextlib.ExitStack) -> None:
     replicas = ("--min_replicas", str(HOSTS), "--join_timeout_ms", "10000", "--quorum_tick_ms", "100")
     grid.start(0, grid.python.parent / "torchft_lighthouse", *replicas, "--bind", listen)
     for host in range(HOSTS):
-        named = {"TORCHFT_LIGHTHOUSE": f"http://{listen}", "REPLICA_GROUP_ID": str(host)}
-        meeting = ("--master-addr", grid.lab.hosts[host].address, "--master-port", str(grid.port + 1))
+        address = grid.lab.hosts[host].address
+        named = {"TORCHFT_LIGHTHOUSE": f"http://{listen}", "REPLICA_GROUP_ID": str(host), "OWN_ADDRESS": address}
+        meeting = ("--master-addr", address, "--master-port", str(grid.port + 1))
         grid.torchrun(host, "rival_torchft.py", *meeting, **named, NUM_REPLICA_GROUPS=str(HOSTS))
 
 
@@ -144,8 +146,8 @@ def _hivemind(grid: Grid, task: LabRace, stack: contextlib.ExitStack) -> None:
 def _ray_train(grid: Grid, task: LabRace, stack: contextlib.ExitStack) -> None:
     cluster = RayCluster(cpus=2, lab=grid.lab, python=grid.python, environment=grid.environment())
     stack.enter_context(cluster)
-    for node in [cluster.add(cpus=1) for _ in range(1, HOSTS)]:
-        node.wait()
+    for _ in range(1, HOSTS):
+        cluster.add(cpus=1).wait()
     grid.start(0, grid.python, CONTENDERS / "rival_ray_train.py", grid.folder, cluster.address, **cluster.environment)
 
 
@@ -183,8 +185,10 @@ class RaceLab:
         self._races = 0
         # Programs shall start outside their host's share, and be moved into it later.
         self._groups = [Path(held["group"]) for held in lab.held]
-        for held in lab.held:
+        for held, group in zip(lab.held, self._groups, strict=True):
             held["group"] = ""
+            name, usual = ("cpu.weight", 100) if (group / "cpu.weight").exists() else ("cpu.shares", 1024)
+            (group / name).write_text(str(WEIGHT * usual))
         self._model = lab_mnist.build(0)
         self._held_out = lab_mnist.load(os.fspath(data), "held_out")
 

@@ -1,6 +1,6 @@
 """Another program on a host: it compresses text for as long as it is let live. Needs nothing but the standard library.
 
-    python -I -S co_tenant.py READY_FILE
+python -I -S co_tenant.py READY_FILE
 """
 
 import pathlib

@@ -1,6 +1,6 @@
 """paceline's script of a race on a lab, for `paceline serve` and `paceline join`.
 
-    paceline serve ... contenders/rival_paceline.py FOLDER
+paceline serve ... contenders/rival_paceline.py FOLDER
 """
 
 import sys

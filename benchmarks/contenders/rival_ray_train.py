@@ -1,6 +1,6 @@
 """Ray Train's TorchTrainer, one worker on each host of a lab with a Ray cluster across it; its loop is DDP's.
 
-    python contenders/rival_ray_train.py FOLDER ADDRESS    # the driver
+python contenders/rival_ray_train.py FOLDER ADDRESS    # the driver
 """
 
 import sys

@@ -38,6 +38,8 @@ def main() -> None:
         use_async_quorum=False,  # as LocalSGD's documentation asks
         timeout=TIMEOUT,
         replica_id=f"host{rank}",
+        hostname=os.environ["OWN_ADDRESS"],  # a lab's hosts have no names that others know
+        init_sync=False,  # all replicas begin with the same values
     )
     every = int(task.options["sync_every"])
     with LocalSGD(manager, model, optimizer, sync_every=every):
