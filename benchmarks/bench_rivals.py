@@ -49,7 +49,7 @@ TUNING_SEEDS = (100, 101)  # all choices on the first; those that are near the b
 NEAR = 1.25  # times the best
 SEEDS = (0, 1, 2, 3, 4)
 LIMIT_S = 45.0  # of a race
-CUT = 2.0  # a choice that takes so many times its side's best so far is given up
+CUT = 1.5  # a choice that takes so many times the best with its momentum so far is given up
 PROBE_S = 5.0
 QUARTER = (0.2, 0.3)  # what the slow host's speed must be of the others'
 LEAST_SHARE = 0.8  # of a race in which the slow host had its share of the processor; else it was disturbed
@@ -80,12 +80,13 @@ SIDES = (
     Side(
         "torchft",
         "torchft",
-        tuple({"sync_every": steps, "split": split} for steps in (4, 16) for split in (False, True)),
+        ({"sync_every": 4, "split": True}, {"sync_every": 4, "split": False}, {"sync_every": 16, "split": True}),
     ),
-    Side("hivemind", "hivemind", (_hivemind(384, 0.3, False), _hivemind(1536, 0.3, False), _hivemind(1536, 0.3, True))),
+    Side("hivemind", "hivemind", (_hivemind(1536, 0.3, True), _hivemind(1536, 0.3, False), _hivemind(384, 0.3, False))),
     Side("bsp", "paceline", ({"strategy": "bsp"},), tuned_as="ddp"),
     Side("ray_train", "ray_train", tuned_as="ddp"),
 )
+LATER = ("hivemind", "ray_train")
 RIVALS_OF_OURS = ("ddp", "ddp_split", "ray_train", "hivemind", "torchft")
 
 
@@ -173,14 +174,14 @@ def tune(variants: int, timed: Timed, limit_s: float = LIMIT_S) -> Choice:
 
     def attempt(choice: Choice) -> None:
         if choice not in found:
-            best = min(found.values(), default=math.inf)
+            best = min((found[c] for c in found if c.momentum == choice.momentum), default=math.inf)
             found[choice] = timed(choice, TUNING_SEEDS[0], min(limit_s, CUT * best))
 
     for variant in range(variants):
         attempt(Choice(variant, MOMENTA[0], RATES[0]))
     variant = min(found, key=lambda choice: found[choice]).variant
     for momentum in MOMENTA:
-        for lr in RATES:
+        for lr in reversed(RATES):
             attempt(Choice(variant, momentum, lr))
         while (lr := beyond({c.lr: s for c, s in found.items() if (c.variant, c.momentum) == (variant, momentum)})) > 0:
             attempt(Choice(variant, momentum, lr))
@@ -209,13 +210,14 @@ def search(side: Side, ledger: Ledger) -> Choice:
 
 
 def measure(ledger: Ledger, sides: Sequence[Side], seeds: Sequence[int], lanes: int) -> None:
-    """Tune all sides, then race all of them on each seed in turn."""
+    """Tune sides and race them on each seed in turn: first those that start soon, then those that take a minute."""
+    chosen: dict[str, Choice] = {}
     with ThreadPoolExecutor(lanes) as pool:
-        own = [side for side in sides if not side.tuned_as]
-        chosen = dict(zip((side.name for side in own), pool.map(lambda side: search(side, ledger), own), strict=True))
-        races = [(side, seed) for seed in seeds for side in sides]
-        list(pool.map(lambda race: ledger.seconds(
-            race[0], chosen[race[0].tuned_as or race[0].name], race[1], LIMIT_S, tuning=False), races))  # fmt: skip
+        for group in ([side for side in sides if (side.kind in LATER) == later] for later in (False, True)):
+            own = [side for side in group if not side.tuned_as]
+            chosen |= zip((side.name for side in own), pool.map(lambda side: search(side, ledger), own), strict=True)
+            races = [(side, chosen[side.tuned_as or side.name], seed) for seed in seeds for side in group]
+            list(pool.map(lambda race: ledger.seconds(*race, LIMIT_S, tuning=False), races))
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -245,13 +247,6 @@ def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
     timed = [row for row in rows if "side" in row and not row["tuning"]]
     names = list(dict.fromkeys(row["side"] for row in timed))
     found = []
-    if missing := [side.name for side in SIDES if side.name not in names]:
-        found.append(f"{', '.join(missing)} took no part")
-    seeds = {name: sorted(row["seed"] for row in timed if row["side"] == name) for name in names}
-    if len({tuple(each) for each in seeds.values()}) > 1:
-        found.append(f"sides raced on different seeds: {seeds}")
-    if any(len(set(each)) < 3 for each in seeds.values()):
-        found.append("fewer than 3 seeds")
     tuned = {row["seed"] for row in rows if "side" in row and row["tuning"]}
     if both := tuned & {row["seed"] for row in timed}:
         found.append(f"seeds {sorted(both)} were tuned on as well")
@@ -274,12 +269,25 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[Bar]:
     best = min(OURS, key=lambda name: times.get(name) or math.inf)
     found = []
     for rival in RIVALS_OF_OURS:
-        ratio = None if why else mean_ratio(rows, rival, best)
+        unfit = why or unlike(rows, rival, best)
+        ratio = None if unfit else mean_ratio(rows, rival, best)
         bound = 2.0 if rival == "ddp" else 1.0
-        missed = why or ("" if ratio is not None else f"{best} missed the target on a seed")
+        missed = unfit or ("" if ratio is not None else f"{best} missed the target on a seed")
         meaning = f"time to target of {rival} over that of {best}, our best"
         found.append(Bar(f"{rival}_over_ours", ratio, bound, True, meaning, missed))
     return found
+
+
+def unlike(rows: Sequence[dict[str, Any]], rival: str, ours: str) -> str:
+    """Why a rival's seeds cannot be compared with ours; empty if they can."""
+    theirs, own = (
+        sorted(row["seed"] for row in rows if row.get("side") == name and not row["tuning"]) for name in (rival, ours)
+    )
+    if not theirs or not own:
+        return f"{ours if theirs else rival} took no part"
+    if theirs != own:
+        return f"{rival} raced on different seeds, {theirs} instead of {own}"
+    return "fewer than 3 seeds" if len(own) < 3 else ""
 
 
 def mean_ratio(rows: Sequence[dict[str, Any]], rival: str, ours: str) -> float | None:
@@ -321,20 +329,18 @@ def main(arguments: list[str] | None = None) -> None:
     if options.of is not None:
         sources.checked(given, measured=(*sources.MEASURED, *HELPERS))
     ledger = race_all(given, commit, options)
-    if ledger is not None:
-        rows = [*summary(ledger.rows), *ledger.rows]
-        bars.tell("rivals", options, judge(ledger.rows), rows, notes(ledger.rows, given), ("pyzmq",))
+    rows = [*summary(ledger.rows), *ledger.rows]
+    bars.tell("rivals", options, judge(ledger.rows), rows, notes(ledger.rows, given), ("pyzmq",))
 
 
-def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Ledger | None:
-    """All races; None if the time was over before."""
+def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Ledger:
+    """All races, or as many as there was time for."""
     sides = [side for side in SIDES if not given.only or side.name in given.only]
-    cores = range(given.lanes)
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
         data = Path(folder) / "mnist.pt"
         lab_mnist.save(data, given.data_dir)
         until = time.monotonic() + 60 * given.minutes
-        with rival_labs.Lanes(cores, data, given.rivals.absolute(), PROBE_S) as lanes:
+        with rival_labs.Lanes(range(given.lanes), data, given.rivals.absolute(), PROBE_S) as lanes:
             ledger = Ledger(given.rows, lanes.race, commit, until)
             foreign(ledger.rows, commit)
             try:
@@ -345,12 +351,9 @@ def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Led
                     measure(ledger, sides, SEEDS[: options.repeats], given.lanes)
             except TimeIsUpError:
                 print(f"stopped after {given.minutes:g} minutes: call again with the same --rows", file=sys.stderr)
-                ledger_complete = False
-            else:
-                ledger_complete = True
     for speeds in lanes.speeds:
         ledger.add({"speeds": speeds})
-    return ledger if ledger_complete else None
+    return ledger
 
 
 def foreign(rows: Iterable[dict[str, Any]], commit: str) -> None:
@@ -407,8 +410,8 @@ lighthouse on the first host. `hivemind`: its Optimizer, set up as in [uneven_re
 per rank. {versions}.
 
 Rates {RATES}, beyond an edge while the best lies on it, with momentum {MOMENTA[0]:g} and {MOMENTA[1]:g}, by seed
-{TUNING_SEEDS[0]}, a choice being given up at {CUT:g} times its side's best; those within {NEAR:g} times the best also
-by seed {TUNING_SEEDS[1]}. Settings of a side were chosen first, at the first rate. Then all sides raced on seeds
+{TUNING_SEEDS[0]}, a choice being given up at {CUT:g} times the best with its momentum; those within {NEAR:g}
+times the best also by seed {TUNING_SEEDS[1]}. Settings of a side were chosen first, at the first rate. Then all sides raced on seeds
 {sorted({row["seed"] for row in rows if "side" in row and not row["tuning"]})}. The first rows are the medians; the
 races follow, those of the tuning included. Bars hold geometric means over the seeds.
 """
