@@ -411,9 +411,9 @@ per rank. {versions}.
 
 Rates {RATES}, beyond an edge while the best lies on it, with momentum {MOMENTA[0]:g} and {MOMENTA[1]:g}, by seed
 {TUNING_SEEDS[0]}, a choice being given up at {CUT:g} times the best with its momentum; those within {NEAR:g}
-times the best also by seed {TUNING_SEEDS[1]}. Settings of a side were chosen first, at the first rate. Then all sides raced on seeds
-{sorted({row["seed"] for row in rows if "side" in row and not row["tuning"]})}. The first rows are the medians; the
-races follow, those of the tuning included. Bars hold geometric means over the seeds.
+times the best also by seed {TUNING_SEEDS[1]}. Settings of a side were chosen first, at the first rate. Then all sides
+raced on seeds {sorted({row["seed"] for row in rows if "side" in row and not row["tuning"]})}. The first rows
+are the medians; the races follow, those of the tuning included. Bars hold geometric means over the seeds.
 """
 
 
