@@ -31,6 +31,8 @@ from typing import Any
 
 import msgspec
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
 import netlab
 import rival_labs
 import sources
