@@ -39,7 +39,7 @@ from paceline.engines.hosts import tokens
 HOSTS = 3
 SLOW = 2  # the host with the co-tenant
 TENANTS = 3  # its processes: with a rank's one, the rank gets a quarter
-SHARE = 0.28  # of a processor, per host
+SHARE = 0.25  # of a processor, per host
 WEIGHT = 100  # times that of programs outside: a host gets its share whatever else this machine does
 RATE = "1gbit"
 BATCH = 128  # samples of a step of each host
