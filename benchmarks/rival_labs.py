@@ -11,6 +11,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ START_S = 120.0
 START_NICE = -10  # until the first batch, when all programs get the same priority: starts are not timed
 END_S = 60.0
 LOOK_S = 0.01
+PATIENCE_S = 1.0  # between two looks whether the parent lives
 EVALUATOR = b"paceline: evaluator"
 FIRST_PORT = 20_000  # every race of a lab has its own: the kernel keeps those of the last one for a while
 CONTENDERS = Path(__file__).parent / "contenders"
@@ -366,10 +368,20 @@ def _lane(core: int, data: Path, python: Path, probe_s: float, alone: bool, asks
     with Lab(hosts=HOSTS, rate=RATE, cores=SHARE, cpus=None if alone else [core]) as lab, warm_python.kept():
         course = RaceLab(lab, data, python, core)
         answers.put((None, course.speeds(probe_s)))
-        while (asked := asks.get()) is not None:
+        while (asked := _next(asks)) is not None:
             number, ask = asked
             try:
                 answers.put((number, course.race(ask)))
             except RuntimeError as error:
                 answers.put((number, str(error)))
         answers.put((None, course.speeds(probe_s)))
+
+
+def _next(asks: Any) -> tuple[int, Ask] | None:
+    """What is asked next; None at the end, also that of a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    while parent is None or parent.is_alive():
+        with contextlib.suppress(queue.Empty):
+            asked: tuple[int, Ask] | None = asks.get(timeout=PATIENCE_S)
+            return asked
+    return None
