@@ -316,10 +316,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="SIDE", help="these alone; writes nothing")
     parser.add_argument("--rivals", type=Path, default=RIVALS, help="the python that has torchft, hivemind and Ray")
     parser.add_argument("--rows", type=Path, help="file of the races; those in it are not made again")
-    parser.add_argument("--lanes", type=int, default=1, help="labs side by side, each on a processor of its own")
+    parser.add_argument("--lanes", type=int, default=1, help="races side by side, each on a processor of its own")
+    parser.add_argument("--labs", type=int, default=1, help="per lane: while one races the others start")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after these; --rows keeps what was found")
     parser.add_argument("--data-dir", type=Path, default=DATA, help="MNIST's four files")
     given = parser.parse_args(arguments)
+    if given.labs < 1:
+        parser.error(f"--labs must be >= 1, not {given.labs}")
     if not 1 <= given.lanes <= (os.cpu_count() or 1):
         parser.error(f"--lanes must be from 1 to {os.cpu_count()}, the number of processors, not {given.lanes}")
     reason = netlab.why_not(cores=True) or missing(given.rivals, given.data_dir)
@@ -342,7 +345,7 @@ def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Led
         data = Path(folder) / "mnist.pt"
         lab_mnist.save(data, given.data_dir)
         until = time.monotonic() + 60 * given.minutes
-        with rival_labs.Lanes(range(given.lanes), data, given.rivals.absolute(), PROBE_S) as lanes:
+        with rival_labs.Lanes(range(given.lanes), given.labs, data, given.rivals.absolute(), PROBE_S) as lanes:
             ledger = Ledger(given.rows, lanes.race, commit, until)
             foreign(ledger.rows, commit)
             try:
@@ -350,7 +353,7 @@ def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Led
                     for side in sides:
                         ledger.seconds(side, Choice(0, MOMENTA[0], RATES[0]), SEEDS[0], LIMIT_S, tuning=False)
                 else:
-                    measure(ledger, sides, SEEDS[: options.repeats], given.lanes)
+                    measure(ledger, sides, SEEDS[: options.repeats], given.lanes * given.labs)
             except TimeIsUpError:
                 print(f"stopped after {given.minutes:g} minutes: call again with the same --rows", file=sys.stderr)
     for speeds in lanes.speeds:
@@ -395,7 +398,7 @@ weight of {rival_labs.WEIGHT} that lets it have that whatever else the machine d
 {rival_labs.TENANTS} processes that compress text. Measured, all hosts computing at once: {hosts} steps per second, so
 the last has {steps[-1] / statistics.mean(steps[:-1]):.3g} of the speed of the others. Nobody sleeps. The slow host used
 up its share in {min(shares, default=math.nan):.2f} to {max(shares, default=math.nan):.2f} of the periods of each race
-(a race with less than {LEAST_SHARE:g} was made again). {given.lanes} lab{"s" * (given.lanes > 1)} at a time, each on a
+(a race with less than {LEAST_SHARE:g} was made again). {given.lanes} race{"s" * (given.lanes > 1)} at a time, each on a
 processor of its own; all programs start outside the shares and are moved into them before the first batch.
 
 The net of `--task mnist --set model=cnn` on {lab_mnist.TRAIN_SAMPLES:,} images, {BATCH} of them per host and step, to

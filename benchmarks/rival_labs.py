@@ -47,7 +47,7 @@ BATCH = 128  # samples of a step of each host
 EVERY = 4 * HOSTS * BATCH  # samples between evaluations
 TARGET = 0.9  # held-out accuracy
 START_S = 120.0
-START_NICE = -10  # until the first batch, when all programs get the same priority: starts are not timed
+START_NICE = -15  # until the first batch, when all programs get the same priority: starts are not timed
 END_S = 60.0
 LOOK_S = 0.01
 PATIENCE_S = 1.0  # between two looks whether the parent lives
@@ -62,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True):
     reached_s: float | None
     samples: int | None  # used by then
     full_share: float  # part of the race in which the slow host used up its share of the processor: 1 unless disturbed
-    ready_s: float  # from start to the first batch
+    ready_s: float  # from start to the first batch, the wait for the lab's turn included
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -183,10 +183,10 @@ STARTERS: dict[str, Callable[[Grid, LabRace, contextlib.ExitStack], None]] = {
 
 
 class RaceLab:
-    """A lab whose hosts' shares are all of one processor; races take place one after the other."""
+    """A lab whose hosts have shares of one processor. Labs on the same processor start at will and race by turns."""
 
-    def __init__(self, lab: Lab, data: Path, python: Path, core: int) -> None:
-        self._lab, self._data, self._python, self._core = lab, data, python, core
+    def __init__(self, lab: Lab, data: Path, python: Path, core: int, turn: Any) -> None:
+        self._lab, self._data, self._python, self._core, self._turn = lab, data, python, core, turn
         self._races = 0
         # Programs shall start outside their host's share, and be moved into it later.
         self._groups = [Path(held["group"]) for held in lab.held]
@@ -232,6 +232,8 @@ class RaceLab:
             stack.callback(self._clear)
             start(grid, task, stack)
             _until(lambda: all((folder / f"ready-{rank}").exists() for rank in range(HOSTS)), START_S, grid)
+            stack.enter_context(self._turn)
+            stack.callback(self._clear)
             self._admit()
             self._start_tenants(folder, grid)
             yield grid
@@ -312,13 +314,13 @@ def _until(happened: Callable[[], bool], patience_s: float, grid: Grid) -> None:
 class Lanes:
     """Labs on processors of their own, each in a process; races are taken by whichever is free."""
 
-    def __init__(self, cores: Sequence[int], data: Path, python: Path, probe_s: float) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._asks, self._answers = self._context.Queue(), self._context.Queue()
-        self._given = (data, python, probe_s, len(cores) == 1)
-        self._processes = [
-            self._context.Process(target=_lane, args=(core, *self._given, self._asks, self._answers)) for core in cores
-        ]
+    def __init__(self, cores: Sequence[int], labs: int, data: Path, python: Path, probe_s: float) -> None:
+        """`labs` per core: while one of them races the others start."""
+        context = multiprocessing.get_context("spawn")
+        self._asks, self._answers = context.Queue(), context.Queue()
+        given = (data, python, probe_s, len(cores) == 1, self._asks, self._answers)
+        turns = [(core, context.Lock()) for core in cores]
+        self._processes = [context.Process(target=_lane, args=(*turn, *given)) for turn in turns for _ in range(labs)]
         self._waiting: dict[int, Future[Outcome]] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -359,14 +361,16 @@ class Lanes:
                 found.set_exception(RuntimeError(answer))
 
 
-def _lane(core: int, data: Path, python: Path, probe_s: float, alone: bool, asks: Any, answers: Any) -> None:
-    """Race as asked for, on one lab. With several labs programs start on the lab's processor, too."""
+def _lane(
+    core: int, turn: Any, data: Path, python: Path, probe_s: float, alone: bool, asks: Any, answers: Any
+) -> None:  # fmt: skip
+    """Race as asked for, on one lab. Beside races on other processors programs start on the lab's own."""
     torch.set_num_threads(1)
     os.nice(START_NICE)
     if not alone:
         os.sched_setaffinity(0, {core})
     with Lab(hosts=HOSTS, rate=RATE, cores=SHARE, cpus=None if alone else [core]) as lab, warm_python.kept():
-        course = RaceLab(lab, data, python, core)
+        course = RaceLab(lab, data, python, core, turn)
         answers.put((None, course.speeds(probe_s)))
         while (asked := _next(asks)) is not None:
             number, ask = asked
