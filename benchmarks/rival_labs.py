@@ -319,7 +319,7 @@ class Lanes:
         context = multiprocessing.get_context("spawn")
         self._asks, self._answers = context.Queue(), context.Queue()
         given = (data, python, probe_s, len(cores) == 1, self._asks, self._answers)
-        turns = [(core, context.Lock()) for core in cores]
+        turns = self._turns = [(core, context.Lock()) for core in cores]  # kept: a lock goes with its last owner
         self._processes = [context.Process(target=_lane, args=(*turn, *given)) for turn in turns for _ in range(labs)]
         self._waiting: dict[int, Future[Outcome]] = {}
         self._lock = threading.Lock()
@@ -345,7 +345,11 @@ class Lanes:
             number, found = self._count, Future[Outcome]()
             self._waiting[number] = found
         self._asks.put((number, ask))
-        return found.result()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return found.result(PATIENCE_S)
+            if any(process.exitcode for process in self._processes):
+                raise SystemExit("a lab's process has ended; what it said is above")
 
     def _collect(self) -> None:
         while True:
