@@ -88,7 +88,7 @@ SIDES = (
     Side("bsp", "paceline", ({"strategy": "bsp"},), tuned_as="ddp"),
     Side("ray_train", "ray_train", tuned_as="ddp"),
 )
-LATER = ("hivemind", "ray_train")
+GROUPS = (("balanced", "dasp", "ddp"), ("ddp_split", "bsp", "torchft"), ("hivemind", "ray_train"))
 RIVALS_OF_OURS = ("ddp", "ddp_split", "ray_train", "hivemind", "torchft")
 
 
@@ -212,10 +212,10 @@ def search(side: Side, ledger: Ledger) -> Choice:
 
 
 def measure(ledger: Ledger, sides: Sequence[Side], seeds: Sequence[int], lanes: int) -> None:
-    """Tune sides and race them on each seed in turn: first those that start soon, then those that take a minute."""
+    """Tune sides and race them on each seed in turn, one group after the other: a call may be short of time."""
     chosen: dict[str, Choice] = {}
     with ThreadPoolExecutor(lanes) as pool:
-        for group in ([side for side in sides if (side.kind in LATER) == later] for later in (False, True)):
+        for group in ([side for side in sides if side.name in names] for names in GROUPS):
             own = [side for side in group if not side.tuned_as]
             chosen |= zip((side.name for side in own), pool.map(lambda side: search(side, ledger), own), strict=True)
             races = [(side, chosen[side.tuned_as or side.name], seed) for seed in seeds for side in group]
@@ -362,8 +362,8 @@ def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Led
 
 
 def foreign(rows: Iterable[dict[str, Any]], commit: str) -> None:
-    """SystemExit if rows are of other sources: the commits may differ in what is not measured alone."""
-    measured = (*sources.MEASURED, *HELPERS, f":(exclude){sources.WRITTEN}")
+    """SystemExit if rows are of other sources than these: commits may differ in what makes no race."""
+    measured = ("src", "benchmarks/contenders", "benchmarks/rival_labs.py", *HELPERS)  # this file chooses, and judges
     for other in {row["commit"] for row in rows} - {commit}:
         words = ["git", "diff", "--quiet", other, commit, "--", *measured]
         if subprocess.run(words, cwd=sources.ROOT, check=False).returncode:
