@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ SIDES = (
     Side("balanced", "paceline", ({"strategy": "balanced"},)),
     Side("dasp", "paceline", ({"strategy": "dasp"},)),
     Side("ddp", "ddp"),
-    Side("ddp_split", "ddp", ({"split": True},)),
+    Side("ddp_split", "ddp", ({"split": True},), tuned_as="ddp"),
     Side(
         "torchft",
         "torchft",
@@ -88,7 +88,7 @@ SIDES = (
     Side("bsp", "paceline", ({"strategy": "bsp"},), tuned_as="ddp"),
     Side("ray_train", "ray_train", tuned_as="ddp"),
 )
-GROUPS = (("balanced", "dasp", "ddp"), ("ddp_split", "bsp", "torchft"), ("hivemind", "ray_train"))
+LAST = ("hivemind",)
 RIVALS_OF_OURS = ("ddp", "ddp_split", "ray_train", "hivemind", "torchft")
 
 
@@ -211,15 +211,18 @@ def search(side: Side, ledger: Ledger) -> Choice:
     )  # fmt: skip
 
 
-def measure(ledger: Ledger, sides: Sequence[Side], seeds: Sequence[int], lanes: int) -> None:
-    """Tune sides and race them on each seed in turn, one group after the other: a call may be short of time."""
-    chosen: dict[str, Choice] = {}
-    with ThreadPoolExecutor(lanes) as pool:
-        for group in ([side for side in sides if side.name in names] for names in GROUPS):
-            own = [side for side in group if not side.tuned_as]
-            chosen |= zip((side.name for side in own), pool.map(lambda side: search(side, ledger), own), strict=True)
-            races = [(side, chosen[side.tuned_as or side.name], seed) for seed in seeds for side in group]
-            list(pool.map(lambda race: ledger.seconds(*race, LIMIT_S, tuning=False), races))
+def measure(ledger: Ledger, sides: Sequence[Side], seeds: Sequence[int]) -> None:
+    """Tune each side, then race it on all seeds. Sides take turns on the labs; the longest runs come last."""
+    for group in ([side for side in sides if (side.kind in LAST) == last] for last in (False, True)):
+        with ThreadPoolExecutor(2 * len(group) + 1) as pool:
+            chosen = {side.name: pool.submit(search, side, ledger) for side in group if not side.tuned_as}
+
+            def finish(side: Side, chosen: Mapping[str, Future[Choice]] = chosen) -> None:
+                choice = chosen[side.tuned_as or side.name].result()
+                for seed in seeds:
+                    ledger.seconds(side, choice, seed, LIMIT_S, tuning=False)
+
+            list(pool.map(finish, group))
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -353,7 +356,7 @@ def race_all(given: argparse.Namespace, commit: str, options: bars.Asked) -> Led
                     for side in sides:
                         ledger.seconds(side, Choice(0, MOMENTA[0], RATES[0]), SEEDS[0], LIMIT_S, tuning=False)
                 else:
-                    measure(ledger, sides, SEEDS[: options.repeats], given.lanes * given.labs)
+                    measure(ledger, sides, SEEDS[: options.repeats])
             except TimeIsUpError:
                 print(f"stopped after {given.minutes:g} minutes: call again with the same --rows", file=sys.stderr)
     for speeds in lanes.speeds:
@@ -409,10 +412,10 @@ evaluated outside of the shares at nobody's. At most {LIMIT_S:g} s.
 
 paceline: `serve` on the first host, `join` on all, encrypted. `ddp`: torchrun, `gradient_as_bucket_view`,
 `static_graph`. With `split` batches are {SPLIT}, as somebody would choose who knows the speeds and that they stay;
-`ddp_split` weights losses accordingly. `ray_train`: TorchTrainer on a Ray cluster across the hosts, with DDP's loop; it
-and `bsp` make DDP's updates, and have its rate and momentum. `torchft`: LocalSGD over Gloo, by torchrun, with a
-lighthouse on the first host. `hivemind`: its Optimizer, set up as in [uneven_real](uneven_real.md). All have one thread
-per rank. {versions}.
+`ddp_split` weights losses accordingly. `ray_train`: TorchTrainer on a Ray cluster across the hosts, with DDP's loop.
+It, `ddp_split` and `bsp` make updates of as many samples as DDP, and have its rate and momentum. `torchft`: LocalSGD
+over Gloo, by torchrun, with a lighthouse on the first host. `hivemind`: its Optimizer, set up as in
+[uneven_real](uneven_real.md). All have one thread per rank. {versions}.
 
 Rates {RATES}, beyond an edge while the best lies on it, with momentum {MOMENTA[0]:g} and {MOMENTA[1]:g}, by seed
 {TUNING_SEEDS[0]}, a choice being given up at {CUT:g} times the best with its momentum; those within {NEAR:g}
