@@ -41,7 +41,7 @@ def _peer(rank: int, folder: Path, task: Race) -> dict[str, Any]:
     train_set, held_out = digits.load(task.data)
     torch.manual_seed(task.seed)
     model = digits.build()
-    optimizer = _optimizer(model, _join(rank, folder), task)
+    optimizer = start_optimizer(model, join_dht(rank, folder, HOST), task, task.workers * task.batch_size)
     order = torch.Generator().manual_seed(task.seed * 1000 + rank)
     x, y = train_set.tensors
     watch, stop = Watch(task.target), folder / "stop"
@@ -65,18 +65,18 @@ def _peer(rank: int, folder: Path, task: Race) -> dict[str, Any]:
     return {"reached_s": watch.reached_s, "used": used, "seconds": seconds, "updates": updates}
 
 
-def _join(rank: int, folder: Path) -> Any:
+def join_dht(rank: int, folder: Path, listen: list[str]) -> Any:
     """The first peer's DHT is where the others begin."""
     first = folder / "first_peer"
     if rank == 0:
-        dht = hivemind.DHT(start=True, host_maddrs=HOST)
+        dht = hivemind.DHT(start=True, host_maddrs=listen)
         draft = folder / "draft"
         draft.write_text("\n".join(str(address) for address in dht.get_visible_maddrs()))
         draft.rename(first)
         return dht
     while not first.exists():
         time.sleep(0.05)
-    return hivemind.DHT(initial_peers=first.read_text().splitlines(), start=True, host_maddrs=HOST)
+    return hivemind.DHT(initial_peers=first.read_text().splitlines(), start=True, host_maddrs=listen)
 
 
 def _wait_for_all(rank: int, folder: Path, workers: int) -> None:
@@ -85,12 +85,13 @@ def _wait_for_all(rank: int, folder: Path, workers: int) -> None:
         time.sleep(0.01)
 
 
-def _optimizer(model: torch.nn.Module, dht: Any, task: Race) -> Any:
+def start_optimizer(model: torch.nn.Module, dht: Any, task: Any, target_batch: int, **more: Any) -> Any:
+    """Of a race that has `lr`, `momentum`, `batch_size` and `options`; `more` are hivemind's own."""
     matchmaking_s = float(task.options["matchmaking_s"])
     return hivemind.Optimizer(
         dht=dht,
         run_id="race",
-        target_batch_size=task.workers * task.batch_size,
+        target_batch_size=target_batch,
         batch_size_per_step=task.batch_size,
         params=model.parameters(),
         optimizer=functools.partial(torch.optim.SGD, lr=task.lr, momentum=task.momentum),
@@ -104,4 +105,5 @@ def _optimizer(model: torch.nn.Module, dht: Any, task: Race) -> Any:
         },
         averager_opts={"request_timeout": matchmaking_s / 2},
         verbose=False,
+        **more,
     )

@@ -69,12 +69,15 @@ class Node:
 class RayCluster:
     """A head with these processors, and machines that come and go. `lab`: each is a host, the head is the first."""
 
-    def __init__(self, cpus, gpus=0, lab=None):
+    def __init__(self, cpus, gpus=0, lab=None, python=sys.executable, environment=None):
+        """`python`, `environment`: what Ray runs with, instead of this interpreter's."""
         self._folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets need short names
         self._lab = lab
         self._nodes = []
         self.address = f"{'127.0.0.1' if lab is None else lab.hosts[0].address}:{free_ports() if lab is None else 6379}"
+        self._python = python
         self.environment = {
+            **(environment or {}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -122,7 +125,7 @@ class RayCluster:
         number, tag = len(self._nodes), uuid.uuid4().hex
         host = self._lab.hosts[number] if self._lab is not None and host is None else host
         command = [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
+            self._python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
             "--num-cpus", str(cpus), "--num-gpus", str(gpus), "--object-store-memory", str(OBJECTS),
             *(how or ("--address", self.address)), *(("--temp-dir", str(self._folder / "head")) if how else ()),
             *(() if host is None else ("--node-ip-address", host.address)),
