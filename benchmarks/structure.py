@@ -48,7 +48,7 @@ LAW = (
     ("shards",),
     (TOP,),
     ("engines",),
-    ("forecast", "compare", "laws"),
+    ("forecast", "comparison", "laws"),
     ("cli", "tasks"),
 )
 LEVELS = {room: level for level, rooms in enumerate(LAW) for room in rooms}
