@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 from paceline.cli import main
-from paceline.comparison import commands, tables, trials
+from paceline.comparison import run_commands, tables, trials
 from paceline.comparison.outcome import Trial, chosen, rows_of, verdict
 from paceline.core.errors import OptionError
 from paceline.records.report import Report, Staleness, TargetReport
@@ -244,7 +244,7 @@ for x, y in session.batches(data, batch_size=4, epochs=2):
 
 
 def digest(folder, script, *options, strategy="bsp", seed=0):
-    made = commands.Commands(options, [str(script)], folder, 1)
+    made = run_commands.Commands(options, [str(script)], folder, 1)
     return made._digest(Trial(strategy=strategy, options={}, seed=seed))
 
 
@@ -276,7 +276,7 @@ def test_given_settings_become_words_again():
         "epochs": None,
         "scenario": "x",
     }
-    assert commands.written(given) == [
+    assert run_commands.written(given) == [
         "--workers", "4", "--respawn", "--pack", "--set", "a=1", "--set", "b=2", "--scenario", "x"
     ]  # fmt: skip
 

@@ -31,12 +31,10 @@ def compare(
 
     In the simulator unless --engine says otherwise. Runs that an earlier comparison has made are used again.
     """
-    from paceline.comparison import commands, trials
+    from paceline.comparison import run_commands, trials
 
     given = given_options(given)
-    given["engine"] = given.get("engine") or next(
-        name for name in engines.names() if engines.capabilities(name).virtual_time
-    )
+    given["engine"] = given.get("engine") or engines.simulator()
     words = [each for each in (script, *(arguments or [])) if each is not None]
     more = []
     while words and tune and trials.is_tuning(words[0]) and not Path(words[0]).exists():
@@ -55,8 +53,8 @@ def compare(
         workload(words[0] if words else None, words[1:], task)
         virtual = engines.capabilities(checked[0].engine).virtual_time
         what = words if words else ["--task", task or "digits"]
-        carrier = commands.Commands(
-            commands.written({name: value for name, value in given.items() if name not in ("runs_dir", "seed")}),
+        carrier = run_commands.Commands(
+            run_commands.written({name: value for name, value in given.items() if name not in ("runs_dir", "seed")}),
             what, checked[0].runs_dir or configuration.DEFAULT_RUNS_DIR,
             len(os.sched_getaffinity(0)) if virtual else 1, fresh=fresh,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import engines
 from paceline.comparison.outcome import Comparison, Trial
 from paceline.comparison.trials import carried_out, option_sets, summary
 from paceline.core.errors import OptionError
@@ -41,7 +42,7 @@ def compare(
     *,
     seeds: int = 3,
     tune: Mapping[str, Sequence[str | float]] | None = None,
-    engine: EngineName = "sim",
+    engine: EngineName | None = None,
     scenario: Scenario | str | Path | None = unset.scenario,
     workers: int | None = unset.workers,
     seed: int = 0,
@@ -59,7 +60,8 @@ def compare(
     """Train `train` under each of these strategies with `seeds` seeds, and return them side by side.
 
     With `tune={"lr": [0.05, 0.1], ...}`, values for `session.option`, each strategy first tries every combination with
-    `seed`, and is judged with its best one and the seeds after it. The other settings are those of `launch`.
+    `seed`, and is judged with its best one and the seeds after it. The other settings are those of `launch`; without an
+    engine it is the simulator.
     """
     arguments = locals()  # the parameters and nothing else, since this is the first line
     own = ("train", "strategies", "seeds", "tune", "seed", "options")
@@ -69,5 +71,6 @@ def compare(
         raise OptionError(f"seeds: must be >= 1, not {seeds}")
     if len(strategies) < 2 and len(option_sets(tuned)) < 2:
         raise OptionError(f"strategies: {list(strategies)!r} are fewer than two; give two to compare, or one and tune")
+    settings["engine"] = engine or engines.simulator()
     calls = Calls(train, options or {}, settings)
     return summary(carried_out(list(dict.fromkeys(strategies)), tuned, seed, seeds, calls, lambda *_: None))

@@ -23,7 +23,7 @@ MOST_SETS = 1_000  # of options, for one strategy
 _TUNED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<values>[^=\s]+)")
 
 
-class Carrier(Protocol):
+class TrialCarrier(Protocol):
     """Makes runs, at most `at_once` at a time."""
 
     at_once: int
@@ -69,7 +69,7 @@ def option_sets(tune: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 
 def carried_out(
-    strategies: Sequence[str], tune: Mapping[str, Sequence[str]], first_seed: int, seeds: int, carrier: Carrier,
+    strategies: Sequence[str], tune: Mapping[str, Sequence[str]], first_seed: int, seeds: int, carrier: TrialCarrier,
     tell: Callable[[Trial, int, int], None],
 ) -> list[Trial]:  # fmt: skip
     """Make all runs and return them. `tell` is called after each with how many are done, and how many there are."""
@@ -100,7 +100,7 @@ def _place(asked: Sequence[Trial]) -> Callable[[Trial], int]:
     return lambda trial: places[trial.name, trial.seed]
 
 
-def _side_by_side(trials: Sequence[Trial], carrier: Carrier) -> Iterator[Trial]:
+def _side_by_side(trials: Sequence[Trial], carrier: TrialCarrier) -> Iterator[Trial]:
     """Yield finished runs as they finish; an exception here ends those that are under way."""
     if carrier.at_once == 1:
         yield from map(carrier.run, trials)

@@ -26,9 +26,9 @@ _ENGINES: dict[str, tuple[Capabilities, str]] = {
 }
 
 
-def names() -> list[str]:
-    """Return the names of all engines."""
-    return list(_ENGINES)
+def simulator() -> str:
+    """Return the name of the engine of virtual time."""
+    return next(name for name, (can, _) in _ENGINES.items() if can.virtual_time)
 
 
 def capabilities(name: str) -> Capabilities:

@@ -39,7 +39,7 @@ _BEGIN = (
 )
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptTrial(msgspec.Struct, frozen=True):
     """How a run ended, in its folder's `result.json`."""
 
     code: int
@@ -85,14 +85,14 @@ class Commands:
         sets = [word for name, value in trial.options.items() for word in ("--set", f"{name}={value}")]
         return ["run", "--json", *self._options, *own, *sets]
 
-    def _made(self, trial: Trial, place: Path) -> Kept:
+    def _made(self, trial: Trial, place: Path) -> KeptTrial:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(place)  # of a run that was ended early
         private_files.make_folder(place)
         words = [*self._words(trial), "--runs-dir", os.fspath(place), *self._workload]
         with self._lock:
             if self._stopped:
-                return Kept(130)
+                return KeptTrial(130)
             process = subprocess.Popen(
                 [sys.executable, "-c", _BEGIN, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -109,8 +109,8 @@ class Commands:
                 self._running.discard(process)
         words_said = said.decode(errors="replace").strip()[-LAST_LETTERS:]
         if process.returncode not in GOOD:
-            return Kept(process.returncode, None, words_said)
-        found = Kept(process.returncode, msgspec.json.decode(out, type=Report, strict=False))
+            return KeptTrial(process.returncode, None, words_said)
+        found = KeptTrial(process.returncode, msgspec.json.decode(out, type=Report, strict=False))
         text = f'{{"code":{process.returncode},"report":{out.decode()}}}'  # as printed: JSON has no infinities
         private_files.write_text(place / RESULT, text)
         return found
@@ -123,9 +123,9 @@ class Commands:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
-def _kept(place: Path) -> Kept | None:
+def _kept(place: Path) -> KeptTrial | None:
     try:
-        return msgspec.json.decode((place / RESULT).read_bytes(), type=Kept, strict=False)
+        return msgspec.json.decode((place / RESULT).read_bytes(), type=KeptTrial, strict=False)
     except (OSError, msgspec.MsgspecError):
         return None
 
