@@ -110,7 +110,7 @@ def test_tuned_options_are_read(texts, found):
 
 
 @pytest.mark.parametrize(
-    "texts", [["lr"], ["=1"], ["lr=1", "lr=2"], ["lr="], ["a=" + ",".join(map(str, range(1_001)))]]
+    "texts", [["lr"], ["=1"], ["lr=1", "lr=2"], ["lr="], ["lr=,"], ["a=" + ",".join(map(str, range(1_001)))]]
 )
 def test_other_options_are_refused(texts):
     with pytest.raises(OptionError, match="--tune: "):
@@ -172,7 +172,8 @@ def test_verdicts_of_other_outcomes():
     assert judged(trial("bsp", None), trial("asp", None)).startswith("No strategy gets to accuracy=0.9")
     assert judged(trial("bsp", None), trial("asp", 4.0)).endswith("bsp did not get there.")
     surer = judged(trial("bsp", 5.0, 0), trial("bsp", 5.0, 1), trial("asp", 1.0, 0), trial("asp", None, 1))
-    assert surer.startswith("bsp is first") or surer.startswith("bsp and asp")
+    assert surer.startswith("bsp is first: accuracy=0.9 is reached after 5 s")
+    assert "in the median of 2 runs; asp gets there in 1 of 2." in surer
     assert "the run ends after" in judged(
         trial("bsp", None, target=False), trial("asp", None, target=False, seconds=5.0), target=None
     )
@@ -286,6 +287,7 @@ def test_given_settings_become_words_again():
     [
         (("--strategy", "bsp"), "only 'bsp' is given; give two"),
         ((), "none is given; give two"),
+        (("--tune", "lr=0.1,0.2"), "none is given; give two"),
         (("--strategy", "bsp", "--strategy", "dsap"), "did you mean 'dasp'"),
         (("--strategy", "bsp", "--strategy", "asp", "--json", "--csv"), "not both"),
         (("--strategy", "bsp", "--strategy", "asp", "--tune", "lr"), "--tune: must be a name and values"),
@@ -332,5 +334,9 @@ def test_functions_are_compared_in_this_process():
     assert "mostly for worker" in found.verdict or "of their time" in found.verdict
     with pytest.raises(OptionError, match="fewer than two"):
         paceline.compare(space["train"], ["bsp"])
+    with pytest.raises(OptionError, match="fewer than two"):
+        paceline.compare(space["train"], [], tune={"lr": [0.01, 0.02]})
+    with pytest.raises(OptionError, match="tune: lr has no values"):
+        paceline.compare(space["train"], ["bsp", "asp"], tune={"lr": []})
     with pytest.raises(OptionError, match="seeds: must be >= 1"):
         paceline.compare(space["train"], ["bsp", "asp"], seeds=0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline import engines
-from paceline.cli.run_command import given_options, run_parameters, settle, workload
+from paceline.cli.run_command import DEFAULT_TASK, given_options, run_parameters, settle, workload
 from paceline.cli.streams import logging_shown, say
 from paceline.core import settings as configuration
 from paceline.core.errors import OptionError
@@ -45,14 +45,14 @@ def compare(
         raise OptionError(f"--report: {shown(str(report))} must end in .html")
     if json and csv:
         raise OptionError("give --json or --csv, not both")
-    if len(asked) < 2 and len(trials.option_sets(tuned)) < 2:
+    if not asked or (len(asked) < 2 and len(trials.option_sets(tuned)) < 2):
         there = f"only {shown(asked[0])}" if asked else "none"
         raise OptionError(f"--strategy: {there} is given; give two to compare, or one and --tune")
     with logging_shown(configuration.chosen_log_level(log_level, os.environ), quiet=quiet or json or csv):
         checked = [settle({**given, "strategy": each}, os.environ) for each in asked]
         workload(words[0] if words else None, words[1:], task)
         virtual = engines.capabilities(checked[0].engine).virtual_time
-        what = words if words else ["--task", task or "digits"]
+        what = words if words else ["--task", task or DEFAULT_TASK]
         carrier = run_commands.Commands(
             run_commands.written({name: value for name, value in given.items() if name not in ("runs_dir", "seed")}),
             what, checked[0].runs_dir or configuration.DEFAULT_RUNS_DIR,

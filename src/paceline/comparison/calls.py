@@ -69,7 +69,9 @@ def compare(
     tuned = {name: [str(value) for value in values] for name, values in (tune or {}).items()}
     if seeds < 1:
         raise OptionError(f"seeds: must be >= 1, not {seeds}")
-    if len(strategies) < 2 and len(option_sets(tuned)) < 2:
+    if not all(tuned.values()):
+        raise OptionError(f"tune: {next(name for name, values in tuned.items() if not values)} has no values")
+    if not strategies or (len(strategies) < 2 and len(option_sets(tuned)) < 2):
         raise OptionError(f"strategies: {list(strategies)!r} are fewer than two; give two to compare, or one and tune")
     settings["engine"] = engine or engines.simulator()
     calls = Calls(train, options or {}, settings)

@@ -27,10 +27,6 @@ def written(comparison: Comparison, place: Path) -> int:
         raise OptionError(f"--report: cannot write {place}: {error.strerror}") from error
 
 
-def _name(row: Row) -> str:
-    return visible(" ".join([row.strategy, *(f"{name}={value}" for name, value in row.options.items())]))
-
-
 def _judged(comparison: Comparison, row: Row) -> list[Trial]:
     of = (row.strategy, row.options, False)
     found = [trial for trial in comparison.trials if (trial.strategy, trial.options, trial.tuning) == of]
@@ -42,10 +38,13 @@ def _times(comparison: Comparison) -> Figure | None:
     rows = [row for row in comparison.rows if row.seconds is not None]
     if not rows:
         return None
-    names = [_name(row) for row in rows]
+    names = [visible(row.name) for row in rows]
     medians = [row.seconds.median for row in rows if row.seconds is not None]
     points = [
-        (_name(row), trial.seconds, trial.seed) for row in rows for trial in _judged(comparison, row) if trial.seconds
+        (visible(row.name), trial.seconds, trial.seed)
+        for row in rows
+        for trial in _judged(comparison, row)
+        if trial.seconds
     ]
     data = [
         {"type": "bar", "orientation": "h", "name": "median", "y": names, "x": medians, "marker": marker_style(0),
@@ -67,7 +66,7 @@ def _times(comparison: Comparison) -> Figure | None:
 def _spent(comparison: Comparison) -> Figure | None:
     """What the workers of each strategy spent their time on, in the first judged run."""
     runs = [(row, _judged(comparison, row)) for row in comparison.rows]
-    names = [_name(row) for row, trials in runs if trials]
+    names = [visible(row.name) for row, trials in runs if trials]
     reports = [trials[0].report for _, trials in runs if trials]
     data = []
     for kind in KINDS:
@@ -96,7 +95,7 @@ def _course(comparison: Comparison) -> Figure | None:
         columns = _curve(_judged(comparison, row), comparison.metric)
         if columns:
             data.append({
-                "type": "scatter", "mode": "lines+markers", "name": _name(row), "x": columns[0], "y": columns[1],
+                "type": "scatter", "mode": "lines+markers", "name": visible(row.name), "x": columns[0], "y": columns[1],
                 "line": line_style(number), "marker": {"symbol": number, "size": 6},
             })  # fmt: skip
     layout = {"height": 380, "xaxis": axis("seconds"), "yaxis": axis(visible(comparison.metric))}

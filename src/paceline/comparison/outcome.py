@@ -49,7 +49,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The strategy with its options, as a person would write them."""
-        return " ".join([self.strategy, *(f"{name}={value}" for name, value in self.options.items())])
+        return _named(self.strategy, self.options)
+
+
+def _named(strategy: str, options: Mapping[str, str]) -> str:
+    return " ".join([strategy, *(f"{name}={value}" for name, value in options.items())])
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     megabytes: float | None  # up and down
     discarded: float | None  # share of the computed samples
     metric: Spread | None  # the last measured
+
+    @property
+    def name(self) -> str:
+        """The strategy with its options, as a person would write them."""
+        return _named(self.strategy, self.options)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,12 +194,15 @@ def verdict(rows: Sequence[Row], target: str | None, culprits: Mapping[str, Culp
         rest = [row.strategy for row in rows if row is not best]
         return f"{best.strategy}: {after}." + (f" {_listed(rest)} did not get there." if rest else "")
     rival = others[0] if others[0] is rows[0] else min(others, key=_seconds)
-    ratio = _seconds(rival) / _seconds(best)
+    reason = _reason(best, rival, culprits)
+    if rival.reached < most:
+        rest = f"{rival.strategy} gets there in {rival.reached} of {rival.runs}"
+        return f"{best.strategy} is first: {after}; {rest}. {reason}"
+    known = best.speedup is not None and rival.speedup
+    ratio = best.speedup / rival.speedup if known else _seconds(rival) / _seconds(best)  # type: ignore[operator]
     if ratio < 1 + CLOSE:
-        same = f"{best.strategy} and {rival.strategy} take equally long, within {CLOSE:.0%}: {after}."
-        return f"{same} {_reason(best, rival, culprits)}"
-    first = f"{best.strategy} is first: {after}, {ratio:.3g} times sooner than {rival.strategy}."
-    return f"{first} {_reason(best, rival, culprits)}"
+        return f"{best.strategy} and {rival.strategy} take equally long, within {CLOSE:.0%}: {after}. {reason}"
+    return f"{best.strategy} is first: {after}, {ratio:.3g} times sooner than {rival.strategy}. {reason}"
 
 
 def _seconds(row: Row) -> float:

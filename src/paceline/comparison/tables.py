@@ -51,10 +51,9 @@ def grid(comparison: Comparison) -> list[list[str]]:
 
 
 def _cells(row: Row) -> list[str]:
-    name = " ".join([row.strategy, *(f"{option}={value}" for option, value in row.options.items())])
     missed = "" if row.reached == row.runs else f", {row.reached} of {row.runs}"
     return [
-        visible(name),
+        visible(row.name),
         _ranged(row.seconds) + missed,
         _number(row.speedup),
         _number(row.samples_per_second),

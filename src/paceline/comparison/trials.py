@@ -7,6 +7,7 @@ is ended early has as many runs of each.
 
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -52,10 +53,10 @@ def tuned_options(texts: Sequence[str]) -> dict[str, list[str]]:
         if match["name"] in found:
             raise OptionError(f"--tune: {match['name']} is there twice; give all its values at once")
         values = list(dict.fromkeys(filter(None, match["values"].split(","))))
+        if not values:
+            raise OptionError(f"--tune: {match['name']} has no values, such as {match['name']}=0.05,0.1")
         found[match["name"]] = values
-    count = 1
-    for values in found.values():
-        count *= max(1, len(values))
+    count = math.prod(map(len, found.values()))
     if count > MOST_SETS:
         raise OptionError(
             f"--tune: {count:,} sets of options for each strategy, at most {MOST_SETS:,}; give fewer values"
