@@ -198,8 +198,9 @@ def verdict(rows: Sequence[Row], target: str | None, culprits: Mapping[str, Culp
     if rival.reached < most:
         rest = f"{rival.strategy} gets there in {rival.reached} of {rival.runs}"
         return f"{best.strategy} is first: {after}; {rest}. {reason}"
-    known = best.speedup is not None and rival.speedup
-    ratio = best.speedup / rival.speedup if known else _seconds(rival) / _seconds(best)  # type: ignore[operator]
+    ratio = _seconds(rival) / _seconds(best)
+    if best.speedup is not None and rival.speedup is not None:
+        ratio = best.speedup / rival.speedup
     if ratio < 1 + CLOSE:
         return f"{best.strategy} and {rival.strategy} take equally long, within {CLOSE:.0%}: {after}. {reason}"
     return f"{best.strategy} is first: {after}, {ratio:.3g} times sooner than {rival.strategy}. {reason}"

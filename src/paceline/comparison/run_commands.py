@@ -102,7 +102,7 @@ class Commands:
             out, said = process.communicate()
         except BaseException:
             process.send_signal(signal.SIGINT)
-            process.wait()
+            process.communicate()  # it may still have much to say
             raise
         finally:
             with self._lock:
