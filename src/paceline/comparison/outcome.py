@@ -196,8 +196,8 @@ def verdict(rows: Sequence[Row], target: str | None, culprits: Mapping[str, Culp
     rival = others[0] if others[0] is rows[0] else min(others, key=_seconds)
     reason = _reason(best, rival, culprits)
     if rival.reached < most:
-        rest = f"{rival.strategy} gets there in {rival.reached} of {rival.runs}"
-        return f"{best.strategy} is first: {after}; {rest}. {reason}"
+        less = f"{rival.strategy} gets there in {rival.reached} of {rival.runs}"
+        return f"{best.strategy} is first: {after}; {less}. {reason}"
     ratio = _seconds(rival) / _seconds(best)
     if best.speedup is not None and rival.speedup is not None:
         ratio = best.speedup / rival.speedup
