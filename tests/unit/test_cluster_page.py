@@ -1,4 +1,4 @@
-"""The recipes of docs/howto/cluster.md: shell and YAML that parse, and commands that the command line takes."""
+"""Recipes for several machines in docs/howto: shell and YAML that parse, commands that the command line takes."""
 
 import os
 import re
@@ -15,13 +15,11 @@ from paceline.cli.app import app, run_app
 from paceline.engines.hosts import agent
 from paceline.transport.join_token import new_token
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "cluster.md").read_text(encoding="utf-8")
-FENCED = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
-INDENTED = [
-    "\n".join(line[4:] for line in block.splitlines())
-    for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", re.sub(r"(?ms)^```.*?^```", "", PAGE), re.M)
-]
-SHELL = [block for block in INDENTED if "env:\n" not in block]
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+PAGE = "\n".join((HOWTO / f"{name}.md").read_text(encoding="utf-8") for name in ("cluster", "servers", "launchers"))
+FENCED = re.findall(r"^```yaml\n(apiVersion.*?)^```", PAGE, re.M | re.S)
+SNIPPETS = re.findall(r"^```yaml\n(env:.*?)^```", PAGE, re.M | re.S)
+SHELL = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
 ENDS = {"&", "||", "&&", "|", ";"}
 LAB = {
     "MASTER_ADDR": "lab1", "MASTER_PORT": "7000", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "8", "token": "token.txt",
@@ -102,7 +100,7 @@ def test_every_piece_of_shell_parses(block):
 
 
 def test_pods_find_each_other_and_have_the_token():
-    (snippet,) = [yaml.safe_load(block) for block in INDENTED if block not in SHELL]
+    (snippet,) = map(yaml.safe_load, SNIPPETS)
     found = dict(pods())
     (jobset,) = map(yaml.safe_load, FENCED)
     name = jobset["metadata"]["name"]
