@@ -1,5 +1,6 @@
 """Workers that join a run from outside, by real commands on this host: near ones share memory, far ones use TCP."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from paceline.core.actions import Apply
 from paceline.core.events import Pushed
+from paceline.engines.local.launcher import RESTARTS
 from paceline.records import journal
 
 pytestmark = pytest.mark.slow
@@ -94,6 +96,35 @@ def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
     applied = [line for line in lines[:restart] if any(isinstance(a, Apply) for a in getattr(line, "actions", ()))]
     told = [line.data for line in lines if isinstance(line, journal.Observation) and line.what == "rolled_back"]
     assert sum(each["versions"] for each in told) == len(applied) - lines[restart].restored.version
+
+
+def test_a_server_that_dies_again_and_again_while_no_worker_is_there_is_found_by_the_next(long_site):
+    """Nobody could come further from the checkpoint, so no restart from it was in vain."""
+    serve = long_site.serve("--workers", "1", "--checkpoint-every", "5v", "--max-versions", "40")
+    lost = long_site.join()
+    wait_until(lambda: len(list(long_site.folder.glob("runs/*/checkpoints/v*"))) > 1)
+    lost.signal(signal.SIGKILL)
+    serve.wait_for("no worker is left")
+    for count in range(1, RESTARTS + 3):
+        wait_until(lambda: processes_of(serve, "server"))
+        (pid,) = processes_of(serve, "server")
+        wait_until(lambda pid=pid: serves(pid))
+        os.kill(pid, signal.SIGKILL)
+        serve.wait_for("going on from", count)
+    long_site.hurry()
+    joined = long_site.join()
+    assert [serve.end(), joined.end()] == [0, 0], serve.said
+    assert long_site.report["versions"] == 40
+
+
+def serves(pid):
+    """Whether a process listens for workers, which a server does last before it serves."""
+    listening = {line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines() if " 0A " in line}
+    opened = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            opened.add(str(link.readlink()))
+    return any(f"socket:[{inode}]" in opened for inode in listening)
 
 
 def test_shards_serve_near_and_far_workers_and_go_back_together(site, folder):

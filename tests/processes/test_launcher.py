@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import leaks
 import pytest
@@ -240,6 +241,58 @@ def test_an_interrupted_run_whose_server_dies_reports_from_its_journal_and_can_g
     assert (run.folder / "report.json").is_file()
     resumed = launch(Training(epochs=100), tmp_path, resume=run.folder)
     assert (resumed.ended, resumed.summary.samples_used) == ("done", 4000)
+
+
+class LoadsForLong:
+    """Worker 1 is killed and comes back, and its script takes its time before it has a model; meanwhile the server is
+    killed. Worker 0 notes the versions that it has come to before and after."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __call__(self):
+        notes = Path(self.folder)
+        session = paceline.init()
+        if (notes / "killed worker").exists() and session.worker == 1:
+            (notes / "loading").touch()
+            until = time.monotonic() + 30
+            while not (notes / "went on").exists():
+                time.sleep(0.02)
+                if time.monotonic() > until:
+                    (notes / "gave up").touch()
+                    break
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        session.prepare(model, optimizer)
+        rows = torch.utils.data.TensorDataset(torch.randn(1_500, 4), torch.randn(1_500, 1))
+        killed_at = None
+        for number, (x, y) in enumerate(session.batches(rows, batch_size=5, epochs=2)):
+            if session.worker == 0:
+                time.sleep(0.01)
+                killed_at = self.act(notes, number, killed_at)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+    def act(self, notes, number, killed_at):
+        """Kill worker 1, then, when its successor loads, the server; then see that training goes on."""
+        if number == 20:
+            (notes / "killed worker").touch()
+            os.kill(named_children(os.getppid())["worker 1"], signal.SIGKILL)
+        elif (notes / "loading").exists() and killed_at is None:
+            os.kill(named_children(os.getppid())["server"], signal.SIGKILL)
+            return number
+        elif killed_at is not None and number == killed_at + 20:
+            (notes / "went on").touch()
+        return killed_at
+
+
+def test_a_restarted_server_does_not_wait_for_a_script_that_nobody_waited_for(tmp_path):
+    run = launch(LoadsForLong(tmp_path), tmp_path, strategy="bsp", respawn=True, checkpoint_every="5v")
+    assert (tmp_path / "loading").exists()
+    assert not (tmp_path / "gave up").exists()
+    assert [line for line in journal.read(run.journal) if isinstance(line, Header) and line.restored is not None]
 
 
 def kill_server_and_interrupt(session, number):

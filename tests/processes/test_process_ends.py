@@ -106,7 +106,7 @@ def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_it
     children._codes |= {ProcessPlace(2, 0, evaluator=True): 1, ProcessPlace(0, 0): -9, ProcessPlace(0, 1): -15}
     children.relink()
     assert told == [
-        control.Linked(2, 0, False, 11, "token"),
+        control.Linked(2, 0, False, 11, "token", loads=True),
         control.Exited(0, 1, False, -15),
         control.Exited(2, 0, True, 1),
     ]

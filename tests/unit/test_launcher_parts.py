@@ -18,6 +18,7 @@ from paceline.core import errors
 from paceline.core.settings import Every, RunConfig, Target
 from paceline.engines.local import control, nursery
 from paceline.engines.local.children import Children, ProcessPlace
+from paceline.engines.local.launcher import Restarts
 from paceline.engines.local.loop import Loop
 from paceline.engines.local.output import Console, Transcript, Voice
 from paceline.engines.local.result_handover import Outcome, as_failure
@@ -97,6 +98,20 @@ def test_a_full_disk_does_not_cost_the_report():
     with pytest.raises(errors.StorageError, match="no room") as caught:
         outcome.raise_failure()
     assert caught.value.report == report
+
+
+def test_restarts_are_in_vain_when_somebody_trained_or_the_checkpoint_was_not_taken_up():
+    here, further = Path("v20"), Path("v40")
+    restarts = Restarts(None)
+    for trained, serves, place, in_vain in [
+        (True, True, here, 1), (False, True, here, 1), (False, True, here, 1), (False, False, here, 2),
+        (True, False, here, 3), (False, True, further, 0), (True, True, further, 1),
+    ]:  # fmt: skip
+        restarts.serves = serves
+        restarts.count(place, trained=trained)
+        assert restarts.in_vain == in_vain
+        assert not restarts.serves
+    assert restarts.in_a_row == 2
 
 
 def test_exit_codes_in_words():

@@ -71,5 +71,5 @@ def test_memory_is_asked_for_once_and_not_again_by_a_server_that_finds_its_worke
     engine = make(append=append)
     engine.carry(SimpleNamespace(workers=SimpleNamespace(alive={0, 1}), on_message=lambda *_: None))
     for number in (0, 1):
-        engine._links._take(SimpleNamespace(number=number, incarnation=0), hello())
+        engine._links._take(SimpleNamespace(number=number, incarnation=0, came=True), hello())
     assert [regions for _, regions in checks] == [1] * asked

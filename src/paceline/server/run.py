@@ -201,12 +201,20 @@ class ServerRun:
         self.notice_empty_phase()
         self.engine.wake()
 
-    def on_start(self, worker: int, incarnation: int) -> None:
-        """Register a new process of this worker."""
+    def on_start(self, worker: int, incarnation: int, *, loads: bool = False) -> None:
+        """Register a new process of this worker.
+
+        `loads`: an earlier server has started it, and its script has not come to its model or tables. That may take
+        long, and nobody waited for it before the server died either.
+        """
         old = self.workers.records.get(worker)
         if old is not None and not old.script.gone:  # its exit may be reported after its successor's start
             self.departures.remove(old, "crash", self.moment())
         self.workers.admit(worker, incarnation, ScriptState())
+        if loads:
+            self.workers.alive.discard(worker)
+            self.workers.starting[worker] = incarnation
+            self.begin_phase_if_ready(self.moment())
 
     def on_exit(self, worker: int, incarnation: int, code: int, at: float) -> None:
         """Handle the exit of a process, after all its messages."""
@@ -307,6 +315,7 @@ class ServerRun:
     def has_come(self, record: WorkerRecord | None) -> None:
         """Mark a worker's script as started: it has said what it works on."""
         if record is not None:
+            record.script.came = True
             self.workers.has_started(record)
             self.workers.alive.add(record.worker)
 

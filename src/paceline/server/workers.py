@@ -50,11 +50,12 @@ class ScriptState:
     """The state of a worker's process and script; cost-only workers have none."""
 
     __slots__ = (
-        "asked_for_state", "bytes_down", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
+        "asked_for_state", "bytes_down", "came", "computing", "ended", "gone", "hello", "left", "meant_to_die", "order",
         "pushed", "silent", "timing",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.came = False  # the script has said what it works on
         self.hello: Hello | None = None  # received, and not yet answered
         self.ended = False  # the script came to its end
         self.gone = False  # the process has ended, or was told to leave

@@ -55,6 +55,7 @@ class Children:
         self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
         self._tokens: dict[ProcessPlace, str] = {}
         self._codes: dict[ProcessPlace, int] = {}  # exit codes of reaped processes
+        self._came: set[ProcessPlace] = set()  # those whose scripts have told a server what they work on
         self.alive: dict[ProcessPlace, RunProcess] = {}
 
     def start(self, place: ProcessPlace) -> Process:
@@ -95,13 +96,17 @@ class Children:
         self._address = None
         for place in sorted(self.alive, key=lambda place: (place.worker, place.incarnation)):
             if self.alive[place].shares_memory:
-                self._link(place, Relinked(""))
+                self._link(place, Relinked(""), lives_on=True)
             else:
-                self._send_to_server(self._linked(place), ())
+                self._send_to_server(self._linked(place, lives_on=True), ())
         # The last exit of each, since the dict is in that order. A worker that joins may have the evaluator's number.
         latest = {(place.worker, place.evaluator): place for place in self._codes}
         for key in sorted(latest.keys() - {(place.worker, place.evaluator) for place in self.alive}):
             self._send_to_server(self._exited(latest[key]), ())
+
+    def came(self, place: ProcessPlace) -> None:
+        """Note that the script in this place has told the server what it works on."""
+        self._came.add(place)
 
     def reap(self, place: ProcessPlace) -> int:
         """Reap the process, killing it if it still runs, and report its exit to the server."""
@@ -116,7 +121,7 @@ class Children:
         for process in self.alive.values():
             process.reap()
         self._address = None
-        for known in (self.alive, self._roleless, self._tokens, self._codes):
+        for known in (self.alive, self._roleless, self._tokens, self._codes, self._came):
             known.clear()
 
     def unlink(self) -> None:
@@ -124,7 +129,7 @@ class Children:
         for process in self.alive.values():
             process.send(encode(Unlinked()))
 
-    def _link(self, place: ProcessPlace, message: Role | Relinked) -> None:
+    def _link(self, place: ProcessPlace, message: Role | Relinked, *, lives_on: bool = False) -> None:
         """Make a link to the server, and one to each shard of it, and send one end of each to the process and one to
         the server; none outlives its owner."""
         shards = self._plan.config.servers
@@ -133,11 +138,14 @@ class Children:
             for end in itertools.chain(*pairs):
                 last.enter_context(end)
             theirs, servers = zip(*pairs, strict=True)
-            self._send_to_server(self._linked(place), tuple(end.fileno() for end in servers))
+            self._send_to_server(self._linked(place, lives_on=lives_on), tuple(end.fileno() for end in servers))
             self.alive[place].send(encode(message), tuple(end.fileno() for end in theirs))
 
-    def _linked(self, place: ProcessPlace) -> Linked:
-        return Linked(place.worker, place.incarnation, place.evaluator, self.alive[place].pid, self._tokens[place])
+    def _linked(self, place: ProcessPlace, *, lives_on: bool = False) -> Linked:
+        return Linked(
+            place.worker, place.incarnation, place.evaluator, self.alive[place].pid, self._tokens[place],
+            loads=lives_on and place not in self._came,
+        )  # fmt: skip
 
     def _exited(self, place: ProcessPlace) -> Exited:
         return Exited(place.worker, place.incarnation, place.evaluator, self._codes[place])

@@ -67,6 +67,7 @@ class Linked(msgspec.Struct, frozen=True, tag=True):
     evaluator: bool
     pid: int  # also the id of its process group; 0: it is not a child of the launcher
     token: str
+    loads: bool = False  # it lives on, but its script has not told an earlier server what it works on
 
 
 class ShardLinked(msgspec.Struct, frozen=True, tag=True):
@@ -129,6 +130,10 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
     address: str
 
 
+class Serving(msgspec.Struct, frozen=True, tag=True):
+    """The server has taken up its checkpoint, if it was given one, and attends to workers."""
+
+
 class Began(msgspec.Struct, frozen=True, tag=True):
     """The zero of the run's clock, by time.monotonic; the launcher keeps it for a restarted server."""
 
@@ -146,6 +151,13 @@ class NoPlace(msgspec.Struct, frozen=True, tag=True):
     """A newcomer is not wanted any more."""
 
     reason: str
+
+
+class Came(msgspec.Struct, frozen=True, tag=True):
+    """A worker's script has told what it works on, so that a restarted server has to wait for it."""
+
+    worker: int
+    incarnation: int
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -212,8 +224,8 @@ class LinkLost(msgspec.Struct, frozen=True, tag=True):
 
 
 ToLauncher = (
-    Listening | Began | StartWorker | NoPlace | Signal | Progressed | JournalLines | Failure | Finished | Noticed
-    | Warned | Debugging | LinkLost
+    Listening | Serving | Began | StartWorker | NoPlace | Came | Signal | Progressed | JournalLines | Failure | Finished
+    | Noticed | Warned | Debugging | LinkLost
 )  # fmt: skip
 
 

@@ -42,22 +42,31 @@ from paceline.worker import context
 
 GRACE_S = 2.0  # between asking a process to end and killing it
 LAST_STEPS_S = 10.0  # for a server to exit after its last message
-RESTARTS = 3  # of the server, in a row, from one checkpoint
+RESTARTS = 3  # of the server, in a row and in vain, from one checkpoint
 
 logger = logging.getLogger("paceline")
 
 
 class Restarts:
-    """How often the server was started again in a row, each time from the same place."""
+    """How often the server was started again in a row, each time from the same place.
+
+    A server that served while nobody was there to train could not come further, and its death says nothing about the
+    checkpoint: such restarts are not in vain. One that dies before it serves may die of its checkpoint.
+    """
 
     def __init__(self, restore: Path | None) -> None:
         self._place = restore
         self.in_a_row = 0
+        self.in_vain = 0  # of these
+        self.serves = False  # the server has taken up its checkpoint
 
-    def count(self, place: Path | None) -> None:
-        """Count a restart from this checkpoint; None: from the beginning."""
-        self.in_a_row = self.in_a_row + 1 if place == self._place else 1
-        self._place = place
+    def count(self, place: Path | None, *, trained: bool) -> None:
+        """Count a restart from this checkpoint; None: from the beginning. `trained`: workers were there."""
+        if place != self._place:
+            self.in_a_row = self.in_vain = 0
+        self.in_a_row += 1
+        self.in_vain += trained or not self.serves
+        self._place, self.serves = place, False
 
 
 class Launcher:
@@ -235,10 +244,14 @@ class Launcher:
             case control.StartWorker():
                 if self._finished is None and not self._interruption.count:
                     self._start(ProcessPlace(message.worker, message.incarnation))
+            case control.Came():
+                self._children.came(ProcessPlace(message.worker, message.incarnation))
             case control.Signal():
                 self._signal(message.worker, message.number)
             case control.Listening():
                 self._children.listening(message.address)
+            case control.Serving():
+                self._restarts.serves = True
             case control.Began():
                 self._began = message.zero
             case control.Finished():
@@ -335,7 +348,7 @@ class Launcher:
         """Start a successor of a server that died, if possible; return whether there is one."""
         how = self._lost_shard or f"the server process {how_it_ended(code)}"
         newest, begins_again = self._where_to_go_on()
-        self._restarts.count(newest)
+        self._restarts.count(newest, trained=any(not place.evaluator for place in self._children.alive))
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
         elif self._interruption.count:
@@ -346,7 +359,7 @@ class Launcher:
             self._failure = control.Failure(
                 "peer", f"{how}, and there is no checkpoint to go on from: {_CHECKPOINT_HINT}"
             )
-        elif self._restarts.in_a_row > RESTARTS:
+        elif self._restarts.in_vain > RESTARTS:
             start = newest or "the beginning"
             self._failure = control.Failure("peer", f"{how}, {RESTARTS} restarts from {start} came no further")
         elif begins_again:

@@ -294,6 +294,7 @@ class LocalEngine:
     def drive(self, run: ServerRun) -> None:
         """Drive the run until it is finished."""
         setup = self._setup
+        self.send_to_launcher(m.Serving())
         if setup.listen or setup.plan.config.transport == "zeromq":
             at = self._links.listen(setup.listen, setup.secret.security, over_tcp=setup.over_tcp)
             shards = [] if self.shards is None else self.shards.addresses
@@ -387,7 +388,7 @@ class LocalEngine:
             self._links.drain(before)
         self._members[worker] = self._links.link(message, descriptors)
         if not message.evaluator:
-            self.run.on_start(worker, message.incarnation)
+            self.run.on_start(worker, message.incarnation, loads=message.loads)
 
     def send_to_launcher(self, message: m.ToLauncher, descriptors: tuple[int, ...] = ()) -> None:
         """Send the launcher a message, with descriptors."""

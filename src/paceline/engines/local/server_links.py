@@ -23,7 +23,7 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.engines.local import addresses, scratch
-from paceline.engines.local.control import Exited, Linked
+from paceline.engines.local.control import Came, Exited, Linked, encode
 from paceline.model.regions import Region
 from paceline.server.engine import EVALUATOR
 from paceline.server.run import ServerRun
@@ -69,6 +69,7 @@ class Member:
         self.pid = pid
         self.link = link
         self.hung_up = False  # its link is closed
+        self.came = False  # the launcher knows that its script has said what it works on
         self.token = ""  # where there are shards
         self.waiting: deque[ToServer] = deque()  # messages from a push or clock on that some shards do not hold yet
 
@@ -291,10 +292,20 @@ class ServerLinks:
             if isinstance(message, Hello):
                 self._on_hello(message)
             self.run.on_message(member.number, member.incarnation, message, self._now())
+            if not member.came:
+                self._note_coming(member)
         except _MISFITS as error:
             if member.pid or isinstance(error, _OURS) or not self.run.departures.can_spare(member.number):
                 raise
             self._part_with(member, f"its {type(message).__name__} does not fit this run: {error}")
+
+    def _note_coming(self, member: Member) -> None:
+        """Tell the launcher of a script that has begun, for the case that this server dies."""
+        record = self.run.workers.get(member.number, member.incarnation)
+        if record is not None and record.script.came:
+            member.came = True
+            with contextlib.suppress(Lost):
+                self._channel.send(encode(Came(member.number, member.incarnation)))
 
     def _listen(self, member: Member, link: ShmServerEnd) -> None:
         """Handle what one read of a ready link yields; if more has arrived since, the next wait reports it."""
