@@ -15,10 +15,8 @@ from full_disks import writer_with_room
 
 from paceline import __version__
 from paceline.cli import main
-from paceline.cli.streams import describe, progress_shown
 from paceline.records import journal_file
 from paceline.records.journal import Writer
-from paceline.server.progress import Progress
 
 QUICK = ["--engine", "sim", "--max-versions", "3", "--evaluate-every", "2v"]
 CLUSTER = "seed = 1\n[compute]\nseconds_per_sample = 0.002\n[[workers]]\ncount = 2\nspeed = 1.0\n"
@@ -335,24 +333,6 @@ def test_progress_is_drawn_on_a_terminal_only(folder: Path, monkeypatch: pytest.
         assert main([*arguments[:1], *(["--quiet"] if quiet else []), *arguments[1:]]) == 0
         assert json.loads(output.getvalue())["versions"] == 3
         assert ("starting" in terminal.getvalue()) == drawn
-
-
-def test_progress_says_where_the_run_stands() -> None:
-    progress = Progress(1234.5, 1000, 64, 128, {"accuracy": 0.912345}, 0.25)
-    assert describe(progress) == "1,234.5 s · version 1,000 · accuracy 0.9123 · loss 0.25"
-    assert describe(Progress(0.0, 0, 0, None, {}, None)) == "0.0 s · version 0"
-
-
-def test_the_listener_moves_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with progress_shown(quiet=False) as listener:
-        assert listener is not None
-        listener(Progress(3.0, 7, 48, 128, {"accuracy": 0.5}, None, samples_lost=16))
-    assert "version 7 · accuracy 0.5" in terminal.getvalue()
-    assert "50%" in terminal.getvalue()
 
 
 def test_what_comes_after_the_commands_end_does_not_change_its_exit_code() -> None:

@@ -184,3 +184,14 @@ def test_a_worker_that_does_not_come_is_named_while_the_others_wait(
     assert said == [
         "paceline: waiting for worker 1 to call prepare(): the script imports, loads data or makes its model"
     ]
+
+
+def test_a_run_is_watched_as_it_goes_on_and_prints_stay_whole(folder: Path, warm: type[Popen]) -> None:
+    slow = "import time; [print(f'word {number}', flush=True) or time.sleep(0.3) for number in range(5)]"
+    code, shown = typed(warm, folder, slow, [], "--workers", "2", "--strategy", "ssp:staleness=0")
+    assert code == 0, shown
+    assert re.search(r"ssp:staleness=0 · local · 2 workers  \d+\.\d s · version \d+", shown)
+    assert re.search(r"\b0 (works|waits) +\d+", shown)
+    for worker in (0, 1):
+        assert [shown.count(f"[worker {worker}] word {number}\n") for number in range(5)] == [1] * 5
+    assert "last reason" not in shown.split("updates ")[-1]  # the report comes last, with nothing of the view in it

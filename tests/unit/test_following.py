@@ -1,27 +1,16 @@
-"""A run that is followed: lines as they are written, and a screen that fits."""
+"""A run that is followed: lines as they are written, and how far it is."""
 
-import io
 import threading
 
 import pytest
 from journals import decision, header, joined, observed, pushed, two_workers
-from rich.console import Console
 
 from paceline.cli import main
-from paceline.core.actions import Apply, Cancel, Grant, Mark
+from paceline.core.actions import Apply
 from paceline.core.errors import JournalError
-from paceline.core.events import Left
 from paceline.records import Writer
-from paceline.records.following import MOST_WORKERS, LiveView, grown
-
-
-def screen(lines, width=140):
-    view = LiveView()
-    for line in lines:
-        view.write(line)
-    console = Console(file=io.StringIO(), width=width)
-    console.print(view.drawn(width))
-    return console.file.getvalue()
+from paceline.records.following import Followed, grown
+from paceline.records.live_view import LiveView
 
 
 def test_a_growing_journal_is_read_line_by_line(tmp_path):
@@ -51,35 +40,26 @@ def test_what_is_no_journal_is_named_with_its_line(tmp_path):
         next(grown(path, 0.01))
 
 
-def test_the_screen_has_a_line_for_each_worker_with_its_last_reason():
-    lines = [
-        header(workers=3),
-        observed(0.0, "phase", phase=0, size=100, batch_size=8, epochs=2, sampling="epoch", rounds=10),
-        *(joined(0.0, worker) for worker in range(3)),
-        decision(
-            pushed(1.0, 0, 1, compute_s=0.5, transfer_s=0.5), Mark(0, "fast", ""), Apply((1,), (1.0,), "one"),
-            Grant(0, 16, 2, "it is twice as fast"),
-        ),
-        decision(pushed(2.0, 1, 2, compute_s=2.0, loss=0.25), Apply((2,), (1.0,), "one"), Cancel(2, "too late")),
-        decision(Left(2.0, 2, "crash")),
-        observed(2.0, "evaluation", version=2, samples_used=16, epoch=0.1, metrics={"accuracy": 0.75}),
-    ]  # fmt: skip
-    found = screen(lines).splitlines()
-    assert "bsp · sim · 3 workers" in found[0]
-    assert "accuracy 0.75" in found[0]
-    assert "8%" in found[1]
-    rows = [line.split() for line in found[3:]]
-    assert rows[1] == ["0", "works", "1", "8", "0%", "0", "16", "fast", "it", "is", "twice", "as", "fast"]
-    assert rows[2] == ["1", "waits", "1", "4", "0%", "1", "8", "-", "go"]
-    assert rows[3] == ["2", "away", "0", "-", "-", "0", "8", "-", "left:", "crash"]
-    narrow = screen(lines, 80)
-    assert "twice" not in narrow
-    assert max(map(len, narrow.splitlines())) <= 80
-
-
-def test_many_workers_are_counted():
-    found = screen([header(workers=100), *(joined(0.0, worker) for worker in range(100))])
-    assert f"{100 - MOST_WORKERS} more" in found
+def test_how_far_it_is_comes_from_the_journal_alone():
+    view = LiveView()
+    followed = Followed(view)
+    phase = {"batch_size": 8, "sampling": "epoch", "rounds": 10}
+    for line in [
+        header(workers=1),
+        observed(0.0, "phase", phase=0, size=100, epochs=2, **phase),
+        joined(0.0, 0),
+        decision(pushed(1.0, 0, 1, loss=0.5, samples=40), Apply((1,), (1.0,), "one")),
+        observed(1.0, "evaluation", version=1, samples_used=40, epoch=0.1, metrics={"accuracy": 0.75}),
+    ]:
+        followed.write(line)
+    followed.look(10.0)
+    assert view.line() == "1.0 s · version 1 · 20% · 40 samples/s · accuracy 0.75 · loss 0.5"
+    followed.write(decision(pushed(2.0, 0, 2, loss=0.25, samples=60, read_version=1), Apply((2,), (1.0,), "one")))
+    followed.look(11.5)
+    assert view.line() == "2.0 s · version 2 · 50% · 60 samples/s · 2 s left · accuracy 0.75 · loss 0.25"
+    followed.write(observed(2.0, "phase", phase=1, size=50, epochs=1, **phase))
+    followed.look(12.0)
+    assert view.standing.total == 150
 
 
 def test_a_run_is_followed_to_its_end(tmp_path, capsys):

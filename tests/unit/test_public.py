@@ -41,6 +41,7 @@ GIVEN = [
     ("paceline.core.settings", "Every"),
     ("paceline.core.settings", "Target"),
     ("paceline.server.progress", "Progress"),
+    ("paceline.server.progress", "RecentLine"),
     ("paceline.tables.table", "Table"),
 ]
 OF_TABLES = ("bound", "get", "inc", "name", "prefetch", "rows", "width")  # the rest is for the worker's client

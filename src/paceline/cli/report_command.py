@@ -1,17 +1,21 @@
 """`paceline report`, `watch` and `export`: a run for people and for other tools, from its files alone."""
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline.cli.live_screen import displayed
 from paceline.cli.streams import say
 from paceline.core.errors import OptionError
 from paceline.core.settings import DEFAULT_RUNS_DIR
 from paceline.core.values import nearest, shown, visible
 
 JOURNALS = ("journal.jsonl", "journal.jsonl.gz")
+WIDE = 140  # columns of a screen that no terminal shows
 
 
 def report(
@@ -59,23 +63,24 @@ def watch(
     ] = 0.5,
 ) -> int:
     """Follow a run from another terminal until it ends: how far it is, and what every worker does, and why."""
-    from rich.console import Console
-    from rich.live import Live
-
-    from paceline.records.following import LiveView, grown
+    from paceline.records.following import Followed, grown
+    from paceline.records.live_view import LiveView
 
     journal = find_journal(run)
     if journal.suffix == ".gz":
         raise OptionError(f"{shown(str(journal))} is compressed and cannot be followed; `paceline report` reads it")
-    view, console = LiveView(), Console()
-    with Live(console=console, auto_refresh=False, transient=False) as screen:
+    view = LiveView()
+    followed = Followed(view)
+    with displayed(to_output=True, transient=False) as display:
         for lines in grown(journal, every):
             for line in lines:
-                view.write(line)
-            if console.is_terminal or view.metrics.ended is not None:
-                screen.update(view.drawn(console.width), refresh=console.is_terminal)
-            if view.metrics.ended is not None:
-                return 0
+                followed.write(line)
+            followed.look(time.monotonic())
+            display.show(view)
+            if view.ended is not None:
+                break
+    if not sys.stdout.isatty():
+        print(view.drawn(WIDE).plain)
     return 0
 
 

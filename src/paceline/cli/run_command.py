@@ -15,7 +15,8 @@ import msgspec
 import typer
 
 from paceline import engines
-from paceline.cli.streams import logging_shown, output_kept_clean, progress_shown, say
+from paceline.cli.live_screen import progress_shown
+from paceline.cli.streams import logging_shown, output_kept_clean, say
 from paceline.core import settings as configuration
 from paceline.core import worker_count
 from paceline.core.errors import DataError, OptionError, StorageError
@@ -296,7 +297,7 @@ def _launched(train: Callable[[], None], settings: configuration.RunConfig, *, j
     if not json:
         with progress_shown(quiet=quiet) as listener:
             return launch(train, config=settings, progress=listener)
-    with output_kept_clean(), progress_shown(quiet=quiet) as listener:
+    with output_kept_clean(), progress_shown(quiet=quiet, json=True) as listener:
         return launch(train, config=settings, progress=listener)
 
 

@@ -7,15 +7,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator
+from typing import TextIO
 
 from paceline.core.values import visible
 from paceline.records.logs import NOTICE
 from paceline.records.terminals import closed_is_fine
-
-if TYPE_CHECKING:
-    from paceline.server.progress import Progress
 
 
 class _ToStandardError(logging.Handler):
@@ -100,44 +97,3 @@ def say(text: str) -> None:
     """Print one line for the user, on standard error."""
     with closed_is_fine():
         print(f"paceline: {visible(text)}", file=sys.stderr)
-
-
-Listener = Callable[["Progress"], None]
-
-
-@contextlib.contextmanager
-def progress_shown(*, quiet: bool) -> Iterator[Listener | None]:
-    """Yield a listener that draws a progress bar on standard error; None where there is no terminal or `quiet`."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
-    console = Console(stderr=True)
-    # What a script prints goes to standard output even under the bar, unless both are the same terminal.
-    with Bar(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
-        line = bar.add_task("starting", total=None)
-
-        @closed_is_fine()
-        def draw(progress: "Progress") -> None:
-            if progress.paused:
-                bar.stop()
-                return
-            bar.start()
-            total, done = progress.total_samples, progress.samples_used + progress.samples_lost
-            bar.update(line, description=describe(progress), total=total, completed=done)
-
-        yield draw
-
-
-def describe(progress: "Progress") -> str:
-    """Describe the progress of the run in one line."""
-    parts = [f"{progress.seconds:,.1f} s", f"version {progress.versions:,}"]
-    numbers = dict(progress.metrics)
-    if progress.loss is not None:
-        numbers.setdefault("loss", progress.loss)
-    parts += [f"{name} {value:.4g}" for name, value in sorted(numbers.items())]
-    return " · ".join(parts)

@@ -24,7 +24,7 @@ from paceline.core.errors import (
 from paceline.core.ledger import ENDLESS
 from paceline.core.settings import is_elastic
 from paceline.core.updates import Contents
-from paceline.records.journal import Sink
+from paceline.records.journal import Sink, Tee
 from paceline.server.checkpoint.schedule import Checkpoints, Resumption
 from paceline.server.collectives import Collectives
 from paceline.server.coordinator import Coordinator, OnVersion
@@ -99,6 +99,10 @@ class ServerRun:
         self.collectives = Collectives(self)
         self.emulation = Emulation(plan.scenario) if plan.scenario is not None else None
         self.on_version: list[OnVersion] = [self._check_after_first_round] if config.options else []
+        if progress is not None:
+            reports = ProgressReports(self, progress)
+            self.on_version.append(reports.on_version)
+            sink = Tee(sink, reports)
         self.coordinator = Coordinator(
             strategy, self, sink, max_versions=config.max_versions, workers=self.workers, on_version=self.on_version
         )
@@ -115,8 +119,6 @@ class ServerRun:
         self._others = exchanges[1:]
         self._diverged = False  # and --on-divergence asks to continue under bsp
         self.stood_at: float | None = 0.0  # the run's time while no phase is running, else None
-        if progress is not None:
-            self.on_version.append(ProgressReports(self, progress).on_version)
         if self.checkpoints.by_versions:
             self.on_version.append(self.checkpoints.on_version)
 
