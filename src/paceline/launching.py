@@ -25,6 +25,7 @@ from paceline.core.settings import (
     Divergence,
     EngineName,
     Every,
+    LogTool,
     NonFinite,
     Patience,
     RunConfig,
@@ -40,8 +41,8 @@ from paceline.core.settings import (
 )
 from paceline.core.worker_count import agreed_workers, require_asked_for, usual_threads, usual_workers
 from paceline.model.own_optimizer import handed_over
-from paceline.records import private_files, run_file
-from paceline.records.journal import Header, Sink
+from paceline.records import private_files, run_file, scalar_logs
+from paceline.records.journal import Header, Sink, Tee
 from paceline.records.journal_file import require_usable
 from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
@@ -57,6 +58,7 @@ _NOT_OPTIONS = (
     "data_dir",
     "journal",
     "runs_dir",
+    "log",
     "resume",
     "given",
     "scenario",
@@ -168,6 +170,7 @@ def launch(
     resume: Path | str | None = unset.resume,
     journal: Path | str | None = unset.journal,
     runs_dir: Path | str | None = unset.runs_dir,
+    log: Sequence[LogTool] = unset.log,
     listen: str | None = unset.listen,
     most_workers: int | None = unset.most_workers,
     token_file: Path | str | None = unset.token_file,
@@ -198,13 +201,16 @@ def launch(
     config, cluster, workers = _settled(config, settings)
     config, restore = _resumed(config, workers)
     config = msgspec.structs.replace(config, strategy=_strategy(config, workers))
+    scalar_logs.require(config.log)
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
     plan = msgspec.structs.replace(_plan(config, cluster, workers, restore), optimizers=handed_over(optimizers))
     _say_how_to_repeat(plan, train)
     from paceline import engines  # each is loaded when it is asked for
 
-    done = engines.load(config.engine).launch(train, plan, sink, progress)
+    with scalar_logs.opened(config.log, plan.folder, plan.header) as scalars:
+        lines = sink if scalars is None else Tee(scalars, sink)
+        done = engines.load(config.engine).launch(train, plan, lines, progress)
     left = done.left
     return Run(done.report, plan.journal, plan.folder, done.cause, left.model, left.tables, left.nodes or None)
 

@@ -9,7 +9,8 @@ from journals import decision, header, joined, observed, pushed, two_workers
 from paceline.cli import main
 from paceline.core.actions import Apply, Discard, Grant
 from paceline.records import Writer, fold_metrics
-from paceline.records.export import FORMATS, pushes, scalars
+from paceline.records.export import FORMATS, pushes
+from paceline.records.scalars import points
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def test_a_parquet_file_has_the_same_rows(journal):
 
 
 def test_scalars_reach_tensorboard(journal):
-    assert list(scalars(iter(lines()))) == [
-        (2.0, 1, "loss", 1.5), (4.0, 1, "accuracy", 0.5), (4.0, 1, "report/rate", 0.1)
+    assert list(points(lines())) == [
+        (2.0, 1, {"loss": 1.5}), (4.0, 1, {"accuracy": 0.5}), (4.0, 1, {"report/rate": 0.1})
     ]  # fmt: skip
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader", reason="needs tensorboard")
     path = journal(lines())

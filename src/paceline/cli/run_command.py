@@ -167,7 +167,8 @@ def run_parameters(*, resumes: bool = False, serves: bool = False) -> Iterator[P
         if (for_others and not resumes) or (serves and setting.name == "engine"):
             continue
         switch: Any = bool | None if about.opposite else bool
-        kinds: Any = switch if setting.default is False else list[str] | None if setting.default == {} else str | None
+        repeats = setting.default in ({}, ())
+        kinds: Any = switch if setting.default is False else list[str] | None if repeats else str | None
         text = about.text + (f" Default: {setting.default_text}." if setting.default_text else "")
         metavar = "N[..[N]]" if serves and setting.name == "workers" else about.metavar
         text = "How many workers to begin with, and how many at most." if metavar == "N[..[N]]" else text
@@ -199,6 +200,7 @@ def settle(
         before = before if scenario is None else {**before, "workers": None}  # the scenario says how many
     from paceline import strategies
     from paceline.core.scenario import file as scenarios
+    from paceline.records import scalar_logs
 
     name = configuration.chosen_scenario(given, environment)
     cluster = scenarios.load(name) if name is not None else None
@@ -216,6 +218,7 @@ def settle(
         asked = configuration.resolve(given, environment, {}).workers
         worker_count.require_asked_for(cluster, workers if before is not None else asked)
     workers = workers or worker_count.usual_workers(_cuda_devices())
+    scalar_logs.require(settings.log)
     strategies.checked(settings.strategy, settings.seed, workers)
     configuration.with_shared_batch(settings, workers)
     return msgspec.structs.replace(

@@ -36,6 +36,7 @@ Transport = Literal["shm", "zeromq"]
 Start = Literal["nursery", "fresh"]
 ScaleRate = Literal["none", "linear", "sqrt"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogTool = Literal["tensorboard", "wandb", "trackio", "csv"]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 
@@ -171,6 +172,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     runs_dir: Annotated[Path | None, About(
         "Where the folder of each run is made.", "FOLDER", default=f"{DEFAULT_RUNS_DIR}; in launch() none",
         not_in_scenario=PLACE)] = None
+    log: Annotated[tuple[LogTool, ...], About(
+        "Write scalars for this tool as the run goes on, in the run's folder (wandb offline); repeatable.",
+        "tensorboard|wandb|trackio|csv", not_in_scenario=PLACE)] = ()
     listen: Annotated[str | None, About(
         "Where workers of other machines join; tensors use the next port, and --servers one more each.",
         "HOST:PORT", of_hosts=True,
@@ -238,7 +242,7 @@ class Setting(NamedTuple):
     @property
     def default_text(self) -> str:
         """Its default in words; empty where there is none."""
-        if self.about.default or self.default is None or self.default is False or self.default == {}:
+        if self.about.default or self.default in (None, False, {}, ()):
             return self.about.default
         return to_text(self.default)
 

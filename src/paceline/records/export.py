@@ -6,7 +6,6 @@ with its versions; arrows lead from a push to the version that it became part of
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +17,7 @@ from paceline.core.errors import OptionError
 from paceline.core.events import Pushed
 from paceline.records.history import History, Kind
 from paceline.records.journal import Decision, Header, Line, Observation, read
-from paceline.records.metrics import Metrics
+from paceline.records.scalars import points
 
 Format = Literal["perfetto", "tensorboard", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -209,23 +208,7 @@ def _tensorboard(journal: Path, place: Path) -> None:
         writer = EventFileWriter(str(place))
     except OSError as error:
         raise OptionError(f"--output: cannot write {place}: {error.strerror}") from error
-    for at, step, name, value in scalars(read(journal)):
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-        writer.add_event(Event(wall_time=at, step=step, summary=summary))
+    for point in points(read(journal)):
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        writer.add_event(Event(wall_time=point.at, step=point.version, summary=Summary(value=values)))
     writer.close()
-
-
-def scalars(lines: Iterator[Line]) -> Iterator[tuple[float, int, str, float]]:
-    """Yield (seconds, version, name, value): metrics, the loss of the last round, tracked quantities."""
-    metrics = Metrics()
-    for line in lines:
-        metrics.write(line)
-        if isinstance(line, Observation) and line.what == "evaluation":
-            for name, value in line.data["metrics"].items():
-                yield line.at, int(line.data["version"]), name, float(value)
-        elif isinstance(line, Observation) and line.what == "report":
-            yield line.at, metrics.versions, f"report/{line.data['name']}", float(line.data["value"])
-        elif isinstance(line, Decision) and any(isinstance(action, Apply) for action in line.actions):
-            loss = metrics.loss()
-            if loss is not None and math.isfinite(loss) and "loss" not in metrics.evaluation:
-                yield line.event.at, metrics.versions, "loss", loss
