@@ -10,7 +10,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
@@ -23,6 +23,7 @@ from paceline.core.errors import OptionError, UserError
 from paceline.core.settings import (
     SETTINGS,
     Every,
+    LogTool,
     Patience,
     RunConfig,
     Target,
@@ -388,6 +389,8 @@ def test_launch_has_every_setting_with_its_type_and_its_default() -> None:
         assert parameter.default.default == setting.default, name
         if name == "options":
             assert hints[name] == Mapping[str, str | float]
+        elif name == "log":
+            assert hints[name] == Sequence[LogTool]
         else:
             declared = plain(setting.declared)
             assert hints[name] == (declared | WIDER[name] if name in WIDER else declared), name  # type: ignore[operator]
@@ -417,7 +420,7 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
         "scale_lr": "sqrt", "strategy": "asp", "listen": "lab1:7000", "trusted_network": "yes", "spread": "yes",
-        "worker_resources": "CPU=2", "server_resources": "GPU=1", "address": "auto",
+        "worker_resources": "CPU=2", "server_resources": "GPU=1", "address": "auto", "log": "csv/wandb",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")
