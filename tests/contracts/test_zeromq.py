@@ -19,9 +19,9 @@ import zmq
 from contracts.contract import PATIENCE_S, SPEC, ProcessContract, same, values_of
 from paceline.core.errors import PeerError
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.mass_optimizer import NO_OPTIMIZER
+from paceline.model.mass_optimizer import NO_OPTIMIZER, OptimizerSpec
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Parameters, Unwritten
+from paceline.model.store import Gradient, Parameters, Store, Unwritten
 from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
 from paceline.transport.messages import Allotment, Cancelled, Hello, More, Push, Work
@@ -284,6 +284,31 @@ class TestZeromq(ProcessContract):
         for flat in region.flat:
             assert torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype))
         assert bool((region.buffers[0] == 7).all())
+
+    def test_a_version_is_sent_from_the_store_whatever_becomes_of_it(self):
+        spec = ModelSpec(
+            (("weight", (3_000_000,), "torch.float32"),),
+            (),
+            OptimizerSpec("SGD", ({"lr": 0.1},), ((0,),)),
+            (("weight", 0),),
+        )
+        worker, server = self.make()
+        region = worker.adopt(spec)
+        worker.send(Hello(spec, [torch.arange(3_000_000.0)], []))
+        hello = self.take(server)
+        store = Store(spec, hello.values, hello.buffers, False)
+        place = store._flat[0].data_ptr()
+        sent = store.hand_out(server.region.flat, server.region.buffers)
+        server.deliver(Work(1, Allotment(0, 1, np.array([0])), sent, 0.0, 0))
+        store.overwrite([torch.zeros(3_000_000)], [])  # while the version may be on its way
+        del sent
+        assert worker.receive().parameters.version == 0
+        assert torch.equal(region.flat[0], torch.arange(3_000_000.0))
+        assert store._flat[0].data_ptr() != place
+        until = time.monotonic() + 10
+        while store._lending.read and time.monotonic() < until:  # pyzmq's thread lets go of what was sent
+            time.sleep(0.001)
+        assert not store._lending.read
 
     @pytest.mark.parametrize("worst", [1.0, float("nan")])
     def test_a_push_is_copied_to_its_slot_as_it_is_sent_and_measured_as_it_arrives(self, worst):

@@ -11,6 +11,7 @@ from paceline.model.mass_optimizer import EXACT, SCALED, OptimizerSpec, describe
 from paceline.model.regions import SLOTS, Region, RegionLayout
 from paceline.model.spec import ModelSpec, dtype_of
 from paceline.model.store import Gradient, Store, extend, flat_norm, gradient_norm, out_of_slot
+from paceline.transport.codec import bytes_of
 
 OPTIONS = [{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}]
 
@@ -251,30 +252,75 @@ def test_a_version_is_written_into_given_memory(dtypes, large, monkeypatch):
     assert store._read is version
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.bfloat16, torch.float32)])
-@pytest.mark.parametrize("change", ["merge", "overwrite", "restore", "move_home"])
-def test_a_version_that_was_handed_out_is_written_before_the_store_changes(dtypes, change):
-    store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)], dtypes=dtypes)
-    expected, taken = store.read(), copy.deepcopy(store.snapshot())
-    handed, sent = (store.hand_out(store.layout.zeros(), [torch.zeros(1), torch.tensor(0)]) for _ in range(2))
-    sent.unwritten.write()  # by its link
-    for part in sent.flat:
-        part.zero_()
-    if change == "merge":
+def change(store, how, taken):
+    """Change the store's parameters in one of the ways there are."""
+    if how == "merge":
         store.merge(
             [gradient(store, -1.0, 2.0, buffers=[torch.tensor([2.0]), torch.tensor(9)])], [1.0], [1], stock=False
         )
-    elif change == "overwrite":
+    elif how == "overwrite":
         store.overwrite([value + 1 for value in store.state()[0]], [torch.tensor([1.0]), torch.tensor(6)])
-    elif change == "restore":
+    elif how == "restore":
         taken.parameters[next(iter(taken.parameters))].add_(1)
         store.restore(taken)
     else:
         store.move_home()
+
+
+def hand_out(store):
+    return store.hand_out(store.layout.zeros(), [torch.zeros(1), torch.tensor(0)])
+
+
+CHANGES = pytest.mark.parametrize("how", ["merge", "overwrite", "restore", "move_home"])
+
+
+@CHANGES
+@pytest.mark.parametrize("mapped", [False, True], ids=["masters", "mapped by others"])
+def test_a_version_that_was_handed_out_is_written_before_the_store_changes(how, mapped):
+    dtypes = (torch.float64, torch.float32) if mapped else (torch.bfloat16, torch.float32)
+    store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)], dtypes=dtypes)
+    if mapped:
+        store.move_to([torch.empty_like(flat) for flat in store.read().flat])
+    expected, taken = store.read(), copy.deepcopy(store.snapshot())
+    handed, sent = hand_out(store), hand_out(store)
+    assert handed.lent is None
+    sent.unwritten.write()  # by its link
+    for part in sent.flat:
+        part.zero_()
+    change(store, how, taken)
     assert not handed.unwritten.left
     assert all(map(torch.equal, handed.flat, expected.flat))
     assert all(map(torch.equal, handed.buffers, expected.buffers))
     assert not any(part.any() for part in sent.flat)  # what was sent is not written again
+
+
+@CHANGES
+def test_a_version_that_is_sent_from_the_store_stays_as_it_was(how):
+    store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)])
+    expected, taken = store.read(), copy.deepcopy(store.snapshot())
+    views = [bytes_of(part) for part in hand_out(store).lent]  # all that a link keeps of a version
+    change(store, how, taken)
+    assert [bytes(view) for view in views] == [bytes(bytes_of(part)) for part in expected.flat]
+
+
+def test_a_store_leaves_memory_that_is_read_and_comes_back_when_it_is_not():
+    store = make(buffers=[torch.tensor([10.0]), torch.tensor(5)])
+    place = store._flat[0].data_ptr()
+    change(store, "merge", None)
+    assert store._flat[0].data_ptr() == place  # nobody read it
+    lent = hand_out(store).lent
+    change(store, "merge", None)
+    assert store._flat[0].data_ptr() != place
+    assert values(store) == [2.0, -4.0]
+    assert [float(part[0]) for part in lent] == [1.0, -2.0]
+    lent = [lent, hand_out(store).lent]
+    change(store, "merge", None)
+    assert hand_out(store).lent is None  # enough is read: this one is copied to where it is sent from
+    del lent[0]
+    lent.append(hand_out(store).lent)
+    change(store, "merge", None)
+    assert store._flat[0].data_ptr() == place
+    assert values(store) == [4.0, -8.0]
 
 
 def test_an_extension_in_a_slot_is_summed_there_and_frees_the_older_slot():

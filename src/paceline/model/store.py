@@ -6,6 +6,7 @@ counters take the maximum.
 """
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,9 +25,11 @@ from paceline.model.sharding import GRADIENT, joined_files
 from paceline.model.spec import ModelSpec, dtype_of, state_of
 
 LARGE_BYTES = 1 << 24  # a copy of this size or more does not stay in the cache
+LENT_AT_ONCE = 2  # memories of parameters that versions are sent from while the store goes on in another
 PIECE = 1 << 18  # elements that are written at once where the first ones are sent meanwhile
 MODEL, OPTIMIZER, SERVER = "model.safetensors", "optimizer.safetensors", "server.safetensors"  # files of a checkpoint
 
+Floats = np.ndarray[Any, np.dtype[Any]]
 AddInSlot = Callable[["Gradient", int, "Gradient", int], None]
 MakeStore = Callable[[ModelSpec, list[torch.Tensor], list[torch.Tensor], bool], "Store"]
 
@@ -92,21 +95,23 @@ class Parameters:
     """One whole version, read by any number of workers and never written to.
 
     `unwritten`: values of `flat` that are still in the store's memory. If nobody sends them, the store writes them
-    before it changes. `parts`: shards send the parameters, under this number.
+    before it changes. `lent`: the store's own memory, to be sent in place of `flat`; it does not change while anything
+    refers to these arrays. `parts`: shards send the parameters, under this number.
     """
 
-    __slots__ = ("buffers", "flat", "parts", "unwritten", "version")
+    __slots__ = ("buffers", "flat", "lent", "parts", "unwritten", "version")
 
     def __init__(
         self, version: int, flat: list[torch.Tensor], buffers: list[torch.Tensor],
-        unwritten: Unwritten | None = None, parts: int | None = None,
+        unwritten: Unwritten | None = None, parts: int | None = None, lent: "list[Floats] | None" = None,
     ) -> None:  # fmt: skip
         self.version, self.flat, self.buffers = version, flat, buffers
-        self.unwritten, self.parts = unwritten, parts
+        self.unwritten, self.parts, self.lent = unwritten, parts, lent
 
-    def all(self) -> list[torch.Tensor]:
+    def all(self) -> "list[torch.Tensor | Floats]":
         """Return every tensor, in the order in which they are sent."""
-        return [*(self.flat if self.parts is None else ()), *self.buffers]
+        flat = self.flat if self.lent is None else self.lent
+        return [*(flat if self.parts is None else ()), *self.buffers]
 
 
 class ArrivingNorm:
@@ -206,6 +211,59 @@ def _mean_loss(first: float | None, samples: int, second: float | None, more: in
     return (first * samples + second * more) / (samples + more)
 
 
+class Lending:
+    """Which memory of parameters versions are still being sent from.
+
+    A version that goes to several workers is sent from one memory and copied for none of them. If one of them has not
+    taken it when the store changes, the store goes on in a copy, and the memory is used again when nobody reads it.
+    """
+
+    def __init__(self) -> None:
+        self._readers: list[weakref.ref[Floats]] = []  # of the memory that the store is in
+        self._left: list[tuple[list[torch.Tensor], list[weakref.ref[Floats]]]] = []  # memory that it has left
+
+    @property
+    def read(self) -> int:
+        """How many memories that the store has left are still read."""
+        return sum(map(_is_read, self._left))
+
+    def lend(self, flat: Sequence[torch.Tensor]) -> list[Floats] | None:
+        """Return arrays over the store's memory, which are read as long as they exist; None if too much is read."""
+        if self.read >= LENT_AT_ONCE:
+            return None
+        arrays = [each.numpy() for each in flat]
+        self._readers = [*filter(_lives, self._readers), *map(weakref.ref, arrays)]
+        return arrays
+
+    def copied(self, flat: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return a copy of the store's memory that nobody reads; None if that itself is not read."""
+        if not any(map(_lives, self._readers)):
+            self._readers.clear()
+            return None
+        free = next((pair for pair in self._left if not _is_read(pair)), None)
+        if free is not None:
+            self._left.remove(free)
+        copies = [torch.empty_like(each) for each in flat] if free is None else free[0]
+        for copy, each in zip(copies, flat, strict=True):
+            _copy(copy, each)
+        self._left.append((flat, self._readers))
+        self._readers = []
+        return copies
+
+    def forget(self) -> None:
+        """Forget memory that is nobody's any more; it lives as long as it is read."""
+        self._readers.clear()
+        self._left.clear()
+
+
+def _lives(reader: "weakref.ref[Floats]") -> bool:
+    return reader() is not None
+
+
+def _is_read(memory: "tuple[list[torch.Tensor], list[weakref.ref[Floats]]]") -> bool:
+    return any(map(_lives, memory[1]))
+
+
 class Store:
     """Applies pushes and hands out versions."""
 
@@ -227,6 +285,8 @@ class Store:
         self._read: Parameters | None = None
         self._pushes: dict[int, Gradient] = {}  # of held pushes, by ticket
         self._handed_out: list[Unwritten] = []  # versions that may not have been sent
+        self._lending = Lending()
+        self._is_shared = False  # others map the memory that the parameters are in
         self.before_apply: Callable[[], None] | None = None  # waits for a worker that may still read the parameters
 
     @property
@@ -244,7 +304,7 @@ class Store:
 
     def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         """Replace parameters and buffers by those of a model trained elsewhere."""
-        self._write_handed_out()
+        self._before_change()
         with torch.no_grad():
             for mine, value in zip(self._parameters, values, strict=True):
                 mine.copy_(value)
@@ -260,17 +320,25 @@ class Store:
         return self.version
 
     def hand_out(self, flat: list[torch.Tensor], buffers: list[torch.Tensor]) -> Parameters:
-        """Return the current version in memory with the store's layout; its parameters may be unwritten."""
+        """Return the current version for a worker whose memory is mirrored here: to be sent from the store's own memory
+        where that is possible, else from the mirror, where its parameters may be unwritten."""
+        self.write_buffers(buffers)
+        lent = None if self._is_shared or self.has_masters else self._lending.lend(self._flat)
+        if lent is not None:
+            return Parameters(self.version, flat, buffers, lent=lent)
         self._handed_out = [values for values in self._handed_out if values.left]
         unwritten = Unwritten(zip(flat, self._flat, strict=True))
         self._handed_out.append(unwritten)
-        self.write_buffers(buffers)
         return Parameters(self.version, flat, buffers, unwritten)
 
-    def _write_handed_out(self) -> None:
+    def _before_change(self) -> None:
+        """Prepare for a change of the parameters while versions are being sent."""
         for values in self._handed_out:
             values.write()
         self._handed_out.clear()
+        elsewhere = self._lending.copied(self._flat)
+        if elsewhere is not None:
+            self._continue_in(elsewhere)
 
     def write_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Copy only the module buffers of the current version."""
@@ -278,17 +346,24 @@ class Store:
             target.copy_(buffer)
 
     def move_to(self, flat: Sequence[torch.Tensor]) -> None:
-        """Move the parameters into this memory, which has the store's layout and dtypes."""
-        self._write_handed_out()
+        """Move the parameters into this memory, which has the store's layout and dtypes; others may map it."""
+        self._before_change()
         for home, before in zip(flat, self._flat, strict=True):
             _copy(home, before)
-        self._flat = list(flat)
-        for parameter, home in zip(self._parameters, self.layout.views(self._flat), strict=True):
-            parameter.data = home  # keeps the tensor object, by which the optimizer finds its state
+        self._lending.forget()
+        self._continue_in(list(flat))
+        self._is_shared = True
 
     def move_home(self) -> None:
         """Move the parameters back into the store's own memory."""
         self.move_to([torch.empty_like(flat) for flat in self._flat])
+        self._is_shared = False
+
+    def _continue_in(self, flat: list[torch.Tensor]) -> None:
+        """Use this memory, which has the parameters already."""
+        self._flat = flat
+        for parameter, home in zip(self._parameters, self.layout.views(flat), strict=True):
+            parameter.data = home  # keeps the tensor object, by which the optimizer finds its state
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
@@ -347,8 +422,7 @@ class Store:
         """
         if self.before_apply is not None:
             self.before_apply()
-        if self._handed_out:
-            self._write_handed_out()
+        self._before_change()
         mass = math.fsum(weights)
         first, alone = gradients[0], len(gradients) == 1
         options = first.options if alone else mean_options([g.options for g in gradients], samples)
@@ -439,7 +513,7 @@ class Store:
 
     def restore(self, snapshot: "StoreSnapshot") -> None:
         """Continue from a snapshot of a store with the same spec; takes over optimizer tensors without a copy."""
-        self._write_handed_out()
+        self._before_change()
         for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
             mine.copy_(snapshot.parameters[name])
         for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):

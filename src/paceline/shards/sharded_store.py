@@ -35,7 +35,7 @@ from paceline.model.sharding import (
     shapes_of,
 )
 from paceline.model.spec import ModelSpec
-from paceline.model.store import MODEL, SERVER, Gradient, Parameters, Store, StoreSnapshot, extend, sorted_out
+from paceline.model.store import MODEL, SERVER, Gradient, Lending, Parameters, Store, StoreSnapshot, extend, sorted_out
 from paceline.shards import commands as c
 from paceline.tables.messages import Tick, TickParts
 from paceline.transport.base import Lost
@@ -411,7 +411,7 @@ class ShardedStore(Store):
         self._buffers = [b.detach().clone() for b in buffers]
         self._read = None
         self._pushes = {}
-        self._handed_out = []
+        self._handed_out, self._lending, self._is_shared = [], Lending(), True
         self.before_apply = None
         self._copies = 0  # made so far of pushes whose slots were needed
         self._sent_to: list[torch.Tensor] | None = None  # whose version is the last command, of those without memory

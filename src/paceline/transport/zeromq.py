@@ -294,6 +294,7 @@ def post(
         for values in unwritten:  # ZeroMQ's thread sends the chunks before meanwhile
             values.write(before=_end_of(chunk[-1]))
         send_part(socket, chunk[0] if len(chunk) == 1 else b"".join(chunk), address, copy=False)
+    codec.shared.clear()  # from here on ZeroMQ alone refers to what it sends
 
 
 def _mirrored(codec: Codec) -> list[Any]:
