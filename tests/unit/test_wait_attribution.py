@@ -57,6 +57,7 @@ def test_an_episode_on_record_is_the_cause_while_it_lasts(kind: str) -> None:
 def test_leavers_timers_and_the_end_are_told_apart() -> None:
     lines = [*start(), decision(pushed(1.0, 0, 1, compute_s=1.0))]
     lines.append(decision(Left(3.0, 1, "crash"), Apply((1,), (1.0,), "all"), Grant(0, 8, 2, "go")))
+    lines.append(observed(3.0, "cancelled", 1, samples=8, seconds=3.0, cause="crash"))
     lines.append(decision(pushed(4.0, 0, 2, compute_s=1.0, wait_s=2.0)))
     lines.append(decision(TimerFired(4.5, "deadline"), Grant(0, 8, 3, "deadline passed")))
     lines.append(decision(pushed(5.0, 0, 3, compute_s=0.5, wait_s=0.5)))
@@ -117,3 +118,22 @@ def test_nobody_is_present_between_a_servers_end_and_the_next_join() -> None:
     rows = blame.fold(lines).waited_for()
     assert rows == [blame.Waited(0, None, "end", 3.0)]
     assert sum(row.seconds for row in rows) == sum(worker.wait_s for worker in fold(lines).report(None).per_worker)
+
+
+@pytest.mark.parametrize("closed_by", ["push", "cancel", "crash", "idle"])
+def test_a_grant_that_is_held_back_after_its_decision_is_waiting(closed_by: str) -> None:
+    """As while a checkpoint is saved: the grant of 1 s is decided at once, and its work begins at 1.5 s."""
+    lines = [header(), joined(0.0, 0), decision(pushed(1.0, 0, 1, compute_s=1.0), Grant(0, 8, 2, "go"))]
+    lost = observed(3.0, "cancelled", 0, samples=8, seconds=1.5, cause=closed_by)
+    lines += {
+        "push": [decision(pushed(3.0, 0, 2, compute_s=1.5, wait_s=0.5))],
+        "cancel": [decision(TimerFired(3.0, "late"), Cancel(0, "late")), lost],
+        "crash": [lost, decision(Left(3.0, 0, "crash"))],
+        "idle": [decision(Left(1.5, 0, "idle"))],  # there was nothing left for it, so the work never began
+    }[closed_by]
+    lines.append(observed(3.0, "end", cause="done"))
+    assert [(row.cause, row.seconds) for row in blame.fold(lines).waited_for()] == [("server", 0.5)]
+    metric = fold(lines)
+    assert metric.report(None).per_worker[0].wait_s == 0.5
+    ((present, accounted),) = metric.time_law().values()
+    assert accounted == present

@@ -24,6 +24,7 @@ MOST_POINTS = 800  # of a curve
 MOST_SPANS = 9_000
 PARTS = 240  # of the run's time
 MOST_LANES = 64  # beyond this, workers share a lane
+ROUNDING = 1e-9  # seconds: of times that an engine adds up
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +64,7 @@ class Curve:
         return [list(column) for column in zip(*points, strict=True)]
 
 
-class _Busy(msgspec.Struct, gc=False):
+class _Busy(msgspec.Struct):
     """What is known of a worker between two lines."""
 
     free_at: float | None = None  # since when it has no grant; None: it has one, or is absent
@@ -71,7 +72,9 @@ class _Busy(msgspec.Struct, gc=False):
     waited: float = 0.0  # before the running grant
     reason: str = ""
     clock: int = 0
-    cancelled: int = 0  # grants ended by a Cancel whose observation is still to come
+    closed: list[Span] = msgspec.field(
+        default_factory=list
+    )  # grants ended by a Cancel or Left whose observation is still to come
 
 
 class History:
@@ -122,8 +125,9 @@ class History:
             self._observe(line)
         elif isinstance(line, Header) and line.restored is not None:
             self._versions, self._samples = line.restored.version, line.restored.samples_used
-            for worker in list(self._busy):
+            for worker, busy in self._busy.items():
                 self._leave(worker, self._at, broken=True)
+                self._begin_anew(worker, busy)
             self._held.clear()
 
     def _happened(self, event: Event) -> None:
@@ -133,6 +137,7 @@ class History:
             busy = self._busy.setdefault(event.worker, _Busy())
             if busy.free_at is None and busy.granted_at is None:
                 busy.free_at = event.at
+                self._begin_anew(event.worker, busy)
         elif isinstance(event, Left):
             self._leave(event.worker, event.at)
 
@@ -174,26 +179,39 @@ class History:
 
     def _cancel(self, action: Cancel) -> None:
         busy = self._busy.setdefault(action.worker, _Busy())
-        if busy.granted_at is not None:
-            busy.cancelled += 1
-            self._take_back(action.worker, busy, self._at, action.reason)
+        self._close(action.worker, busy, self._at, action.reason)
 
-    def _take_back(self, worker: int, busy: _Busy, at: float, reason: str) -> None:
-        """End a grant without a push: the wait before it, and its time, which is lost."""
+    def _close(self, worker: int, busy: _Busy, at: float, reason: str) -> None:
+        """End a grant without a push; how much of its time was computing, an observation says."""
         if busy.granted_at is None:
             return
         self._span(worker, busy.granted_at - busy.waited, busy.waited, "wait", busy)
-        busy.reason = reason
-        self._span(worker, busy.granted_at, at - busy.granted_at, "lost", busy)
+        busy.closed.append(Span(worker, busy.granted_at, at - busy.granted_at, "lost", reason, busy.clock))
         busy.granted_at, busy.free_at = None, at
+
+    def _lose(self, worker: int, busy: _Busy, seconds: float | None) -> None:
+        """Tell apart what a closed grant was held back and what it computed in vain; None: it computed all the time."""
+        span = busy.closed.pop(0)
+        lost = span.seconds if seconds is None else min(seconds, span.seconds)
+        held = span.seconds - lost if span.seconds - lost > ROUNDING else 0.0
+        told = _Busy(reason=span.reason, clock=span.clock)
+        self._span(worker, span.begin, held, "wait", told)
+        self._span(worker, span.begin + held, span.seconds - held, "lost", told)
+
+    def _begin_anew(self, worker: int, busy: _Busy) -> None:
+        """Count what was granted and never begun as waiting."""
+        while busy.closed:
+            self._lose(worker, busy, 0.0)
 
     def _leave(self, worker: int, at: float, *, broken: bool = False) -> None:
         busy = self._busy.get(worker)
         if busy is None:
             return
-        if broken or busy.granted_at is not None:
-            self._take_back(worker, busy, at, "the server died" if broken else "it has left")
-        if busy.free_at is not None:
+        if busy.granted_at is not None:
+            self._close(worker, busy, at, "the server died" if broken else "it has left")
+            if broken:
+                self._lose(worker, busy, None)
+        elif busy.free_at is not None:
             busy.reason = "nothing more to do"
             self._span(worker, busy.free_at, at - busy.free_at, "wait", busy)
         busy.free_at = busy.granted_at = None
@@ -212,16 +230,17 @@ class History:
                     self.metrics.setdefault(name, Curve()).add(*point)
         elif line.what == "cancelled" and line.worker is not None:
             busy = self._busy.setdefault(line.worker, _Busy())
-            if busy.cancelled:
-                busy.cancelled -= 1
-            else:
-                self._take_back(line.worker, busy, line.at, str(data["cause"]))
+            if not busy.closed:
+                self._close(line.worker, busy, line.at, str(data["cause"]))
+            if busy.closed:
+                self._lose(line.worker, busy, float(data["seconds"]))
         elif line.what == "scenario" and len(self.events) < MOST_POINTS:
             who = data.get("workers") if line.worker is None else [line.worker]
             self.events.append((line.at, f"{data['kind']} {', '.join(map(str, who or []))}".strip()))
         elif line.what == "end":
-            for worker in list(self._busy):
+            for worker, busy in self._busy.items():
                 self._leave(worker, line.at)
+                self._begin_anew(worker, busy)
         self._at = max(self._at, line.at)
 
     # -- spans -------------------------------------------------------------------------------------------------------

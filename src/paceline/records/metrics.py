@@ -3,7 +3,7 @@
 Law of time: a worker's compute, transfer, wait and lost seconds add up to its time present. Pushes report their own
 compute, transfer and wait; lost seconds come with the observation of cancelled work. The fold derives the rest from the
 times of grants: the wait before a grant that was taken back, and the wait from the last push of a stay until the worker
-left or the run ended.
+left or the run ended. A grant may be held back after its decision, as while a checkpoint is saved: that is waiting.
 
 Where a run resumes from a checkpoint, versions, pushes and samples used return to the checkpoint's; samples used since
 then count as discarded. Times, bytes and the workers' own counts are those that really happened. Every worker is absent
@@ -38,6 +38,8 @@ from paceline.records.report import (
     to_json,
 )
 from paceline.strategies.monitor import Monitor
+
+ROUNDING = 1e-12  # seconds: what is left of a difference that is 0
 
 __all__ = ["Metrics", "Report", "Staleness", "TargetReport", "WorkerReport", "fold", "to_json"]
 
@@ -219,16 +221,23 @@ class _Worker(msgspec.Struct, gc=False):
     present_s: float = 0.0  # of finished stays
     joined_at: float | None = None  # start of the stay, while present
     granted_at: float | None = None  # start of the grant, while one runs
-    closed: int = 0  # grants ended by a Cancel whose observation is still to come
+    closed: int = 0  # grants ended by a Cancel or Left whose observation is still to come
     free_at: float = 0.0  # when it last became free for a grant
     state: str | None = None
 
     def take_back(self, at: float) -> None:
-        """End the running grant without a push; count its wait, which no push reports."""
+        """End the running grant without a push; count all of its time as waiting until `lose` says what was lost."""
         if self.granted_at is not None:
-            self.wait_s += self.granted_at - self.free_at
+            self.wait_s += at - self.free_at
             self.granted_at = None
             self.free_at = at
+
+    def lose(self, seconds: float) -> None:
+        """Count computing of a grant that was taken back, instead of waiting."""
+        self.lost_s += seconds
+        self.wait_s -= seconds
+        if abs(self.wait_s) < ROUNDING:
+            self.wait_s = 0.0
 
     def leave(self, at: float) -> None:
         """End the stay, and with it the wait since the last push."""
@@ -240,9 +249,10 @@ class _Worker(msgspec.Struct, gc=False):
 
     def break_off(self, at: float) -> None:
         """End the stay because the server died: the running computation is lost."""
-        if self.joined_at is not None and self.granted_at is not None:
-            self.lost_s += at - self.granted_at
+        seconds = at - self.granted_at if self.joined_at is not None and self.granted_at is not None else None
         self.leave(at)
+        if seconds is not None:
+            self.lose(seconds)
         self.granted_at, self.closed = None, 0
 
     def until(self, at: float, ended: bool) -> tuple[float, float]:
@@ -360,8 +370,11 @@ class Metrics:
             worker.nominal = event.work
             if worker.joined_at is None:
                 worker.joined_at = worker.free_at = event.at
+                worker.closed = 0
         elif isinstance(event, Left):
-            self._workers[event.worker].leave(event.at)
+            worker = self._workers[event.worker]
+            worker.closed += worker.granted_at is not None
+            worker.leave(event.at)
             self._faults.left(event)
 
     def _acted(self, action: Action, at: float) -> None:
@@ -402,13 +415,13 @@ class Metrics:
         match line.what:
             case "cancelled" if line.worker is not None:
                 worker = self._workers[line.worker]
-                worker.lost_s += data["seconds"]
                 self.samples_discarded += data["samples"]
                 self.bytes_down += data.get("bytes_down", 0)
-                if worker.closed:  # ended by a Cancel; the running grant may be a later one
+                if worker.closed:  # ended by a Cancel or Left; the running grant may be a later one
                     worker.closed -= 1
                 else:
                     worker.take_back(line.at)
+                worker.lose(data["seconds"])
             case "rolled_back":
                 self.samples_discarded += data["samples"]
             case "dropped":

@@ -6,6 +6,10 @@ and transfer time exceeds that worker's own median more, in seconds, or the long
 median is over its last 31 pushes; compute time is compared per sample, so that more work does not look like a
 slow-down.
 
+A grant may be held back after its decision: by the server while it saves a checkpoint, or in a run without a server by
+a node that waits for others to average with. A push says how long its worker waited in all; what goes beyond the wait
+until the decision has the cause `server` or `peers`, and no culprit.
+
 Where a run resumes from a checkpoint, waits end with the last line before the restored header, and every worker is
 absent until it joins again, as in metrics.py.
 """
@@ -18,10 +22,11 @@ import msgspec
 
 from paceline.core.actions import Apply, Cancel, Discard, Grant
 from paceline.core.events import Applied, Event, Joined, Left, Pushed
-from paceline.records.journal import Decision, Header, Line, Observation
+from paceline.records.journal import Decision, Line, Observation, PeerDecision
 
 EPISODES = ("partition", "pause", "slow")  # of a scenario
 NOISE = 1e-6  # share of a push's time: rounding, not an excess
+ROUNDING = 1e-9  # seconds: of times that an engine adds up
 WINDOW = 31  # pushes: enough for a steady median, short enough to follow a change of speed
 
 
@@ -30,7 +35,7 @@ class Waited(msgspec.Struct, frozen=True):
 
     waiter: int
     culprit: int | None
-    cause: str  # compute | transfer | partition | pause | slow | joined | left | timer | end
+    cause: str  # compute | transfer | partition | pause | slow | joined | left | timer | server | peers | end
     seconds: float
 
 
@@ -54,6 +59,9 @@ class WaitAttribution:
         self._seconds: dict[tuple[int, int | None, str], float] = {}
         self._present: set[int] = set()
         self._free_at: dict[int, float] = {}  # present workers without a grant, and since when
+        self._granted: dict[int, tuple[float, float]] = {}  # running grants: when decided, and the wait until then
+        self._closed: dict[int, float] = {}  # grants ended by a Cancel or Left: seconds since their decision
+        self._peers = False  # a run without a server
         self._held: dict[int, int] = {}  # samples of pushes neither applied nor discarded yet
         self._compute: dict[int, deque[float]] = {}  # seconds per sample
         self._transfer: dict[int, deque[float]] = {}  # seconds per push
@@ -72,7 +80,9 @@ class WaitAttribution:
         elif isinstance(line, Observation):
             self._at = line.at
             self._observed(line)
-        elif isinstance(line, Header) and line.restored is not None:
+        elif isinstance(line, PeerDecision):
+            self._peers = True
+        elif line.restored is not None:
             self._went_back()
 
     def waited_for(self) -> list[Waited]:
@@ -94,6 +104,8 @@ class WaitAttribution:
         self._end_waits(self._at)
         self._remember()
         self._cause = None
+        self._granted.clear()
+        self._closed.clear()
         self._present.clear()
         self._held.clear()
         self._resuming = True
@@ -107,6 +119,7 @@ class WaitAttribution:
         for action in line.actions:
             if isinstance(action, Grant):
                 since = self._free_at.pop(action.worker, at)
+                self._granted[action.worker] = at, at - since
                 if since < at:
                     blamed = blamed or self._blamed()
                     self._charge(action.worker, *blamed, at - since)
@@ -117,6 +130,7 @@ class WaitAttribution:
                 self._held.pop(action.push, None)
             elif isinstance(action, Cancel):
                 self._free_at.setdefault(action.worker, at)
+                self._close(action.worker, at)
 
     def _take_in(self, event: Event) -> int:
         """Update which workers are free; return the samples of the piece, if the event is a push."""
@@ -124,16 +138,30 @@ class WaitAttribution:
             samples = event.samples - self._held.get(event.push, 0)
             self._held[event.push] = event.samples
             self._free_at[event.worker] = event.at
+            _, waited = self._granted.pop(event.worker, (0.0, event.wait_s))
+            self._hold(event.worker, event.wait_s - waited)
             return samples
         if isinstance(event, Joined) and event.worker not in self._present:
             self._present.add(event.worker)
             self._free_at[event.worker] = event.at
+            self._hold(event.worker, self._closed.pop(event.worker, 0.0))
         elif isinstance(event, Left):
             self._present.discard(event.worker)
             since = self._free_at.pop(event.worker, event.at)
             if since < event.at:
                 self._charge(event.worker, None, "end", event.at - since)
+            self._close(event.worker, event.at)
         return 0
+
+    def _close(self, worker: int, at: float) -> None:
+        """End a grant without a push: how much of it was computing, an observation says."""
+        if worker in self._granted:
+            self._closed[worker] = at - self._granted.pop(worker)[0]
+
+    def _hold(self, worker: int, seconds: float) -> None:
+        """Charge waiting between the decision of a grant and its beginning."""
+        if seconds > ROUNDING:
+            self._charge(worker, None, "peers" if self._peers else "server", seconds)
 
     def _blamed(self) -> tuple[int | None, str]:
         event, samples = self._cause or (None, 0)
@@ -174,12 +202,19 @@ class WaitAttribution:
             episode = line.at, line.at + data.get("for", float("inf")), data["kind"]
             for struck in [worker] if worker is not None else data["workers"]:
                 self._episodes.setdefault(struck, []).append(episode)
-        elif line.what == "cancelled" and worker in self._present and data["cause"] != "cancel":
-            self._free_at.setdefault(worker, line.at)
+        elif line.what == "cancelled" and worker is not None:
+            if worker not in self._closed:
+                self._close(worker, line.at)
+            self._hold(worker, self._closed.pop(worker, 0.0) - data["seconds"])
+            if worker in self._present and data["cause"] != "cancel":
+                self._free_at.setdefault(worker, line.at)
         elif line.what == "end":
             self._end_waits(line.at)
 
     def _end_waits(self, at: float) -> None:
+        for worker, seconds in sorted(self._closed.items()):
+            self._hold(worker, seconds)
+        self._closed.clear()
         for waiter, since in sorted(self._free_at.items()):
             if since < at:
                 self._charge(waiter, None, "end", at - since)
