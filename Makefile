@@ -7,13 +7,15 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs check bench soak structure scripts attack netlab
+.PHONY: help setup demo test lint docs pages walkthrough check bench soak structure scripts attack netlab
 
 help:
 	@echo "make demo       train on four real processes, one 4x slower, beside what the simulator predicts"
 	@echo "make test       the whole test suite"
 	@echo "make lint       lint, format and types"
 	@echo "make docs       the pages of docs/ as a site in site/; a broken link is an error"
+	@echo "make pages      every page, table and picture of docs that a script writes, anew"
+	@echo "make walkthrough  README and the first tutorial, followed in a fresh clone with empty caches"
 	@echo "make check      lint, format, types and the fast tests"
 	@echo "make bench      every benchmark; results go to benchmarks/results/"
 	@echo "make soak       the slow and the long-running tests"
@@ -44,6 +46,17 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pages: $(INSTALLED)
+	$(BIN)/python docs/reference/write_settings.py
+	$(BIN)/python docs/tools/write_commands.py
+	$(BIN)/python docs/tools/write_pictures.py
+	$(BIN)/python docs/tools/write_results.py
+	$(BIN)/python benchmarks/quote.py
+
+walkthrough: $(INSTALLED)
+	$(BIN)/python benchmarks/walkthrough.py
+	$(BIN)/python docs/tools/write_results.py
 
 check: lint
 	$(PYTEST) -m "not slow"

@@ -197,7 +197,7 @@ second of the 7 others together, `waiting` the share of their time in which they
 In virtual time nobody can hold another node's step up, so that the bars on the slow node say that the simulator keeps
 it so; real processes are asked in the tests. The curve of time is of one seed.
 
-The triggers tried, and exponential partners, come from a search on seeds below 200 (docs/peers.md has what was tried
+The triggers tried, and exponential partners, come from a search on seeds below 200 (gossip-trials.md has what was tried
 there); periods follow from the bytes that are allowed. Seeds from {FIRST_FRESH} on were used for nothing before. An
 earlier form of this benchmark had random partners on all sides, no `share_power`, other rates, and seeds from 200 on:
 36 of its 41 bars were met; missed were `nodes16_behind` (0.51), `cifar_behind` (1.98), both on the fixed period of each

@@ -23,10 +23,11 @@ from paceline import strategies as registry
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("learning", "local", "peers", "simulator", "strategies", "tables", "internals/scale")
-    ),
+    "docs/concepts/data-path.md",
+    "docs/howto/gpus.md",
+    "docs/internals/processes.md",
+    "docs/internals/scale.md",
+    "docs/reference/strategies.md",
 )
 BLOCK = re.compile(r"(<!-- quote: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RULES = {
@@ -141,7 +142,7 @@ def uneven_real() -> str:
         "Momentum is 0.9 unless shown. Ranges are over the seeds; a median later than the limit is missed.",
         120,
     )
-    source = "([The result](benchmarks/results/uneven_real.md), with every run and its settings.)"
+    source = "([The result](benchmarks/results/uneven_real.md) has every run and its settings.)"
     return f"{headline}{results.table(rows)}\n\n{slept}\n{source}"
 
 

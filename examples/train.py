@@ -23,7 +23,8 @@ def evaluate(model: nn.Module) -> dict[str, float]:
 
 session = paceline.init()
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+lr, momentum = session.option("lr", 0.1), session.option("momentum", 0.9)  # `--set lr=0.2`
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 model, optimizer = session.prepare(model, optimizer, evaluate=evaluate)
 for inputs, targets in session.batches(train_set, batch_size=16, epochs=10):
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""What must hold in every journal, judged from its JSON lines alone: docs/reference/journal.md and docs/strategies.md.
+"""What must hold in every journal, judged from its JSON lines alone: docs/reference has journal.md and strategies.md.
 
 This shares no code with paceline, so a misunderstanding that its own checker has in common with it shows here. `faults`
 returns one sentence for each breach.

@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-READERS = {"my_strategy.py", "mine.py", "wrong.py", "train.py", "FILE.py"}
+READERS = {"my_strategy.py", "mine.py", "wrong.py", "train.py", "FILE.py", "alone.py", "majority.py"}
 NOT_THERE = {"launch.py"}  # the structure page says why there is none
 SOURCE = sorted((ROOT / "src").rglob("*.py"))
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
-FOLDERS = (ROOT, ROOT / "src", ROOT / "src" / "paceline")
+FOLDERS = (ROOT, ROOT / "src", ROOT / "src" / "paceline", ROOT / "benchmarks")
 FILE = re.compile(r"`((?:[\w.-]+/)*\w+\.py)`")
 DOTTED = re.compile(r"\bpaceline(?:\.[A-Za-z_]\w*)+")
 QUOTED = re.compile(r"`([A-Za-z_][\w.]*)(?:\(.*?\))?`")

@@ -152,7 +152,7 @@ def test_what_is_not_public_says_so() -> None:
 
 def imports_in(text: str) -> Iterator[tuple[str, str | None]]:
     """(module, name) of every import of ours in a document or a script; of a plain import the name is None."""
-    for found in re.finditer(r"^ *((?:from|import) paceline\b[^\n]*)", text, re.M):
+    for found in re.finditer(r"^ *((?:from|import) paceline\b[^\n(]*(?:\([^)]*\))?)", text, re.M):
         (statement,) = ast.parse(found[1]).body
         if isinstance(statement, ast.Import):
             yield from ((alias.name, None) for alias in statement.names)
