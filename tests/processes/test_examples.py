@@ -1,13 +1,16 @@
 """The examples run as a newcomer would run them."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from paceline.cli import main
 
@@ -18,6 +21,28 @@ EXAMPLES = ROOT / "examples"
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(example):
     assert len(example.read_text().splitlines()) <= 80, "an example is read in one go"
+
+
+NOTEBOOK = EXAMPLES / "compare.ipynb"
+
+
+@pytest.mark.slow
+@pytest.mark.fresh
+def test_the_notebook_compares_two_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell runs; what is committed has no outputs."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in code)
+    assert sum(len(cell.source.splitlines()) for cell in notebook.cells) <= 80
+    NotebookClient(notebook, timeout=110, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = code[-2].outputs[-1]["data"]["text/plain"]
+    assert "bsp" in shown
+    assert "balanced" in shown
+    assert len(code[-1].outputs[0]["text"].splitlines()) == 2  # a row for each strategy
 
 
 @pytest.fixture
