@@ -437,7 +437,7 @@ PAGES: dict[str, Page] = {
         unit="seconds",
         caveats=[
             "Commands are run one after the other; reading and typing are not counted.",
-            "Packages come from a mirror nearby; a slow line to the package index takes longer.",
+            "Packages, torch for processors among them, came from a mirror on the same machine: over a slow line, or with torch's CUDA libraries, installing takes longer.",
         ],
     ),
 }

@@ -73,6 +73,8 @@ def mark(x: float, y: float, height: float) -> str:
 
 def bars(title: str, unit: str, rows: Sequence[Bar], width: float = 760) -> str:
     """Return horizontal bars with their ranges, one row each, in the order given; without a value only the words."""
+    fitting = int((width / 2 - 24) / CHARACTER)
+    rows = [(name if len(name) <= fitting else f"{name[: fitting - 1]}…", *rest) for name, *rest in rows]
     left = min(width / 2, 24 + CHARACTER * max(len(row[0]) for row in rows))
     right = 20 + CHARACTER * max(len(row[4]) for row in rows)
     most = max([0.0, *(max(row[1] or 0.0, row[3] or 0.0) for row in rows)]) or 1.0
