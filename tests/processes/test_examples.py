@@ -3,13 +3,13 @@
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
 import pytest
+import warm_python
 from nbclient import NotebookClient
 
 from paceline.cli import main
@@ -85,11 +85,9 @@ def test_the_example_script_runs_under_every_engine(run, engine, told):
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
-def test_the_example_script_trains_alone(tmp_path):
-    """In an interpreter that knows nothing yet, as a newcomer starts it."""
-    command = [sys.executable, str(EXAMPLES / "train.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_the_example_script_trains_alone(tmp_path, warm):
+    """By itself, as a newcomer starts it."""
+    done = warm_python.run([sys.executable, str(EXAMPLES / "train.py")], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout
     assert list(tmp_path.iterdir()) == []
