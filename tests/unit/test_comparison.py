@@ -10,9 +10,11 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
+import typer
 
 import paceline
 from paceline.cli import main
+from paceline.cli.app import app
 from paceline.comparison import run_commands, tables, trials
 from paceline.comparison.outcome import Trial, chosen, rows_of, verdict
 from paceline.core.errors import OptionError
@@ -280,6 +282,57 @@ def test_given_settings_become_words_again():
     assert run_commands.written(given) == [
         "--workers", "4", "--respawn", "--pack", "--set", "a=1", "--set", "b=2", "--scenario", "x"
     ]  # fmt: skip
+
+
+def parsed(*words):
+    command = typer.main.get_command(app).commands["compare"]
+    return command.make_context("compare", list(words)).params
+
+
+TWO = ("lr=0.1,0.2", "momentum=0,0.9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tune", *TWO, "--seeds", "5", "train.py"),
+        ("--seeds", "5", "--tune", *TWO, "train.py"),
+        ("--seeds=5", "--tune", *TWO, "train.py"),
+        ("--tune=lr=0.1,0.2", "momentum=0,0.9", "--seeds", "5", "train.py"),
+        ("--tune", TWO[0], "--seeds", "5", TWO[1], "train.py"),
+        ("--tune", TWO[0], "--json", "--seeds", "5", TWO[1], "train.py"),
+        ("--tune", TWO[0], "--tune", TWO[1], "--seeds", "5", "train.py"),
+        ("--tune", " ".join(TWO), "--seeds", "5", "train.py"),
+        ("--tune", *TWO, "-q", "--seeds", "5", "--spread", "train.py"),
+        ("--tune", *TWO, "--pack", "--seeds", "5", "train.py"),
+    ],
+    ids=" ".join,
+)
+def test_tuned_options_may_stand_in_any_order_before_the_script(words):
+    found = parsed("--strategy", "bsp", *words)
+    assert trials.tuned_options(found["tune"]) == {"lr": ["0.1", "0.2"], "momentum": ["0", "0.9"]}
+    assert (found["seeds"], found["script"], found["arguments"] or []) == (5, "train.py", [])
+
+
+@pytest.mark.parametrize(
+    "own",
+    [("lr=1,2",), ("--tune", "lr=1,2", "b=3"), ("--seeds", "9", "x=1"), ("--", "a=1"), ("--tune=lr=1", "-q")],
+    ids=" ".join,
+)
+def test_words_after_the_script_are_its_own(own):
+    found = parsed("--tune", *TWO, "--seeds", "5", "train.py", *own)
+    assert trials.tuned_options(found["tune"]) == {"lr": ["0.1", "0.2"], "momentum": ["0", "0.9"]}
+    assert (found["seeds"], found["script"]) == (5, "train.py")
+    assert found["arguments"] == list(own)
+    assert not found["quiet"]
+
+
+def test_a_script_whose_name_reads_as_a_tuned_option_is_the_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "momentum=0,0.9").write_text("")
+    found = parsed("--tune", *TWO, "--seeds", "7")
+    assert (found["tune"], found["script"], found["arguments"]) == (["lr=0.1,0.2"], "momentum=0,0.9", ["--seeds", "7"])
+    assert parsed("a=1,2", "--seeds", "7")["script"] == "a=1,2"  # no --tune, so it is a script
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import typer
 
 from paceline._version import __version__
 from paceline.cli.calibrate_command import calibrate
-from paceline.cli.compare_command import compare
+from paceline.cli.compare_command import TuningCommand, compare
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.join_command import join, token
 from paceline.cli.report_command import export, report, watch
@@ -35,7 +35,7 @@ app = typer.Typer(
 # Arguments after the script are the script's own, options included.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(resume)
-app.command(context_settings={"allow_interspersed_args": False})(compare)
+app.command(cls=TuningCommand, context_settings={"allow_interspersed_args": False})(compare)
 app.command(context_settings={"allow_interspersed_args": False})(serve)
 app.command(context_settings={"allow_interspersed_args": False})(join)
 app.command(context_settings={"allow_interspersed_args": False})(calibrate)

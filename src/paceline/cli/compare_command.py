@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline import engines
 from paceline.cli.run_command import DEFAULT_TASK, given_options, run_parameters, settle, workload
@@ -20,6 +21,46 @@ if TYPE_CHECKING:
     from paceline.comparison.outcome import Comparison, Trial
 
 _NOT_OF_MANY = ("resume", "journal")
+_TUNE = "--tune"
+
+
+class TuningCommand(TyperCommand):
+    """Lets `--tune` take several words, as in `--tune lr=0.1,0.2 momentum=0,0.9 --seeds 5 train.py`.
+
+    An option of the parser takes a fixed number of words, and the first word that no option takes is the script: what
+    follows it is the script's own.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words, each tuned option with a `--tune` of its own."""
+        values = {flag for each in self.params if not getattr(each, "is_flag", True) for flag in each.opts}
+        flags = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)} - values
+        return super().parse_args(ctx, _each_tuned(args, values, flags))
+
+
+def _each_tuned(words: list[str], values: set[str], flags: set[str]) -> list[str]:
+    """Write `--tune` before each tuned option that follows another without it; leave the script and its words alone.
+
+    `values` are the options that take a word, `flags` those that take none.
+    """
+    from paceline.comparison import trials
+
+    done: list[str] = []
+    rest = list(words)
+    while rest:
+        flag, sign, _ = rest[0].partition("=")
+        if flag in values:
+            count = 1 if sign else 2
+        elif rest[0] in flags:
+            count = 1
+        elif _TUNE in done and trials.is_tuning(rest[0]) and not os.path.lexists(rest[0]):
+            done.append(_TUNE)
+            count = 1
+        else:  # the script, or what the parser refuses
+            break
+        done += [flag, rest[0][len(flag) + 1 :]] if sign and flag == _TUNE else rest[:count]
+        del rest[:count]
+    return [*done, *rest]
 
 
 def compare(
@@ -36,10 +77,7 @@ def compare(
     given = given_options(given)
     given["engine"] = given.get("engine") or engines.simulator()
     words = [each for each in (script, *(arguments or [])) if each is not None]
-    more = []
-    while words and tune and trials.is_tuning(words[0]) and not Path(words[0]).exists():
-        more.append(words.pop(0))  # `--tune lr=0.1,0.2 momentum=0,0.9 train.py`
-    tuned = trials.tuned_options([*(tune or []), *more])
+    tuned = trials.tuned_options(tune or [])
     asked = list(dict.fromkeys(strategy or []))
     if report is not None and report.suffix not in (".html", ".htm"):
         raise OptionError(f"--report: {shown(str(report))} must end in .html")
