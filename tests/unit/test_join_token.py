@@ -35,6 +35,10 @@ VECTORS = {
         b"bG!mch$/NHp[9}]0.6BL-H%$1!T+{f:#uSvq.}CS",
         b"ba76ed5f7d302cb9f2ff68956d02d7f18cb0103cda5509d27fe51dadbd8f9404",
     ),
+    "shard": (
+        b"q*Q&tv/bQy&j2]iFt?@CJ8UP-J-oVbz*w51QM<pe",
+        b"42839f33c3134fca50e961a3be5d495712b6d34b09d01e72e36c5d3f5b6bf65c",
+    ),
 }
 
 
@@ -57,8 +61,8 @@ def test_run_role_and_purpose_have_keys_of_their_own():
     other_secret = JoinToken(bytes(range(8)), bytes(32))
     found = [token.keys(role).public for token in (FIXED, other_run, other_secret) for role in ROLES]
     found += [token.password(role) for token in (FIXED, other_run, other_secret) for role in ROLES]
-    assert len(set(found)) == len(found) == 18
-    with pytest.raises(OptionError, match="role must be one of server, worker, node, not 'guest'"):
+    assert len(set(found)) == len(found) == 24
+    with pytest.raises(OptionError, match="role must be one of server, worker, node, shard, not 'guest'"):
         FIXED.keys("guest")
 
 

@@ -2,7 +2,8 @@
 
 All shards get the same commands in the same order, over private sockets, so that at any command all of them stand at
 one version. Tensors are never in a command: pushes and versions lie in workers' regions, and saved state goes through
-unnamed memory whose descriptor travels with the command.
+unnamed memory whose descriptor travels with the command. To a shard on another machine the memory's bytes do
+(`remote_links.py`).
 """
 
 from collections.abc import Mapping
@@ -29,10 +30,12 @@ class PushPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MakeStore(msgspec.Struct, frozen=True, tag=True):
-    """Train this model. Carries the descriptor of the memory with all parameters. Answer: `Made`."""
+    """Train this model. Answer: `Made`. Carries the descriptor of the memory with all parameters; of one that is not
+    `shared`, that of a copy of the shard's range."""
 
     spec: ModelSpec
     statistics: bool
+    shared: bool = True
 
 
 class MapRegion(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +121,14 @@ class Reach(msgspec.Struct, frozen=True, tag=True):
     """Answer `Done`: every command before this one is carried out."""
 
 
+class ReadParameters(msgspec.Struct, frozen=True, tag=True):
+    """Send the shard's range of the parameters, which the coordinator does not map. Answer: `StateRead`."""
+
+
+class WriteParameters(msgspec.Struct, frozen=True, tag=True):
+    """Replace the shard's range of the parameters. Carries it. Answer: `CommandDone`."""
+
+
 class ScaleRate(msgspec.Struct, frozen=True, tag=True):
     """Multiply every learning rate that pushes bring."""
 
@@ -135,7 +146,8 @@ class LoadState(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveState(msgspec.Struct, frozen=True, tag=True):
-    """Write the optimizer's state, and the last gradient if it is kept, to a file. Answer: `Saved`."""
+    """Write the optimizer's state, and the last gradient if it is kept, to a file; without a path, send its bytes.
+    Answer: `Saved`."""
 
     path: str
 
@@ -215,13 +227,14 @@ class ReadTables(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveTables(msgspec.Struct, frozen=True, tag=True):
-    """Write the tables, with their rules' state, to a file. Answer: `Saved`."""
+    """Write the tables, with their rules' state, to a file; without a path, send its bytes. Answer: `Saved`."""
 
     path: str
 
 
 class SaveTicks(msgspec.Struct, frozen=True, tag=True):
-    """Write clocks that the shard holds to a file, each under this name. Answer: `Saved`."""
+    """Write clocks that the shard holds, each under this name, to a file; without a path, send its bytes. Answer:
+    `Saved`."""
 
     path: str
     ticks: list[tuple[str, str, int]]  # name, owner, number
@@ -230,7 +243,7 @@ class SaveTicks(msgspec.Struct, frozen=True, tag=True):
 TableCommand = MakeTable | FillTable | HoldTick | ApplyTick | DropTicks | ReadTables | SaveTables | SaveTicks
 Command = (
     MakeStore | MapRegion | ExpectWorker | MirrorRegion | ForgetWorker | DropRegion | Merge | Extend | CopyOut
-    | DropCopy | Publish | SendVersion | Reach | ScaleRate | ReadState
+    | DropCopy | Publish | SendVersion | Reach | ReadParameters | WriteParameters | ScaleRate | ReadState
     | LoadState | SaveState | Restore | CountEffort | LinkWorker | DrainWorker | SendRows | TableCommand
 )  # fmt: skip
 
@@ -284,13 +297,13 @@ class CommandDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateRead(msgspec.Struct, frozen=True, tag=True):
-    """The optimizer's state, by the keys of the whole model, or tables. Carries the tensors."""
+    """The optimizer's state, by the keys of the whole model, or tables, or parameters. Carries the tensors."""
 
     numbers: dict[str, Any]
 
 
 class Saved(msgspec.Struct, frozen=True, tag=True):
-    """The file is written; `data` belongs into the head of the checkpoint."""
+    """The file is written, or its bytes are carried; `data` belongs into the head of the checkpoint."""
 
     nbytes: int
     crc32: int

@@ -1,9 +1,9 @@
 """What a worker and a shard send each other: parts of clocks and of a table's rows; where they share no memory, also
-parts of pushes and of versions."""
+parts of pushes and of versions. And what coordinator and shard send each other where they share none."""
 
 from paceline.model.store import Gradient, Parameters
 from paceline.tables.messages import TableLog
-from paceline.transport.messages import Array, ToServer, ToWorker, registered
+from paceline.transport.messages import STATE_BYTES, Array, RawBytes, ToServer, ToWorker, registered
 
 BETWEEN = "\0"  # addresses of a server and of its shards; the name of a socket's file may hold any other character
 
@@ -23,6 +23,22 @@ class TickPart(ToServer, frozen=True):
 
     number: int
     logs: list[TableLog]
+
+
+@registered(59, longest=STATE_BYTES)
+class ShardAnswer(ToServer, frozen=True):
+    """An answer of a shard to its coordinator (`commands.py`), and the bytes of the memory that goes with it."""
+
+    data: bytes
+    files: list[RawBytes]
+
+
+@registered(122, longest=STATE_BYTES)
+class ShardCommand(ToWorker, frozen=True):
+    """A command of the coordinator to a shard, likewise."""
+
+    data: bytes
+    files: list[RawBytes]
 
 
 @registered(120)

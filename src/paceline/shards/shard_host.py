@@ -1,9 +1,9 @@
 """One shard: a store over its range of the weights, or its rows of tables, which follows the coordinator's stream of
 commands.
 
-The parameters lie in memory that the coordinator maps, too: it reads them there after the shard has answered, and
-writes to them only while no command is under way. Workers' regions are mapped by every shard; of each it touches its
-own range alone. Module buffers are the coordinator's.
+Near the coordinator, the parameters lie in memory that it maps, too: it reads them there after the shard has answered,
+and writes to them only while no command is under way. On another machine they are sent when it asks. Workers' regions
+are mapped by every shard; of each it touches its own range alone. Module buffers are the coordinator's.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import os
 import selectors
 import time
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from paceline.model.store import Gradient, Store, StoreSnapshot, add_in_place
 from paceline.records import private_files
 from paceline.shards import commands as c
 from paceline.shards.messages import RowsPart, TickPart
+from paceline.shards.remote_links import LOOK_S, CommandLink
 from paceline.shards.table_stripes import TableStripes
 from paceline.shards.worker_ends import WorkerEnds
 from paceline.transport.base import Lost
@@ -59,7 +61,7 @@ class ShardRegion:
 class ShardHost:
     """Carries out commands, one after the other."""
 
-    def __init__(self, link: Channel, shard: int, shards: int, hub: ZeromqHub | None = None) -> None:
+    def __init__(self, link: CommandLink, shard: int, shards: int, hub: ZeromqHub | None = None) -> None:
         """`hub`: for workers that share no memory, where there are such."""
         self._link = link
         self._workers = WorkerEnds(hub, self._hold)
@@ -67,6 +69,7 @@ class ShardHost:
         self._shard, self._shards = shard, shards
         self._split: ModelSplit | None = None
         self._store: Store | None = None
+        self._home: list[torch.Tensor] = []  # the memory of its parameters
         self._regions: dict[int, ShardRegion] = {}
         self._copies: dict[int, list[torch.Tensor]] = {}  # of pushes whose slots were needed
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # of each slot, by region and slot
@@ -74,18 +77,19 @@ class ShardHost:
         self._since = time.process_time()
         self._apply_s = self._copy_s = 0.0
 
-    def serve(self, control: Channel | None = None) -> None:
-        """Carry out commands until the coordinator closes its link. Raises `Lost` if the end of `control` is gone."""
+    def serve(self, control: Channel | None = None) -> Frame | None:
+        """Carry out commands until the coordinator closes its link, or a message comes over `control`, which is
+        returned. Raises `Lost` if the end of `control` is gone."""
         with contextlib.ExitStack() as last, selectors.DefaultSelector() as selector:
             last.callback(self._workers.close)
             for each in (self._link, self._workers, *(() if control is None else (control,))):
                 selector.register(each, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select(WRITE_S if self._writes_wait() else None)}
-                if control is not None and control in ready:
-                    control.collect()
-                if self._link in ready and not self._follow():
-                    return
+                ready = {key.fileobj for key, _ in selector.select(WRITE_S if self._writes_wait() else LOOK_S)}
+                if control is not None and control in ready and (frame := control.collect()) is not None:
+                    return frame
+                if (self._link in ready or not ready) and not self._follow():
+                    return None
                 if self._workers in ready:
                     self._pump()
 
@@ -180,6 +184,13 @@ class ShardHost:
                 self.store.optimizer.scale_rate(command.factor)
             case c.Reach():
                 return c.CommandDone(), ()
+            case c.ReadParameters():
+                named = {str(place): flat for place, flat in enumerate(self._home)}
+                return c.StateRead({}), (c.in_memory(named),)
+            case c.WriteParameters():
+                given_flat = _in_order(c.from_memory(given[0]))
+                self.store.overwrite(self.store.layout.views(given_flat), [])
+                return c.CommandDone(), ()
             case c.CountEffort():
                 return self._effort(begin=command.begin), ()
             case c.ReadState() | c.LoadState() | c.SaveState() | c.Restore():
@@ -208,13 +219,20 @@ class ShardHost:
 
     def _make_store(self, command: c.MakeStore, descriptor: int) -> c.Made:
         split = self._split = ModelSplit(command.spec, self._shard, self._shards)
-        memory = MasterMemory(command.spec)
-        with open(descriptor, "rb+") as file:
-            home = split.narrow(memory.tensors(mmap.mmap(file.fileno(), memory.nbytes)))
+        if command.shared:
+            memory = MasterMemory(command.spec)
+            with open(descriptor, "rb+") as file:
+                home = split.narrow(memory.tensors(mmap.mmap(file.fileno(), memory.nbytes)))
+        else:
+            memory = MasterMemory(split.spec)
+            home = memory.tensors(mmap.mmap(-1, memory.nbytes))  # as aligned as shared memory is
+            for mine, given in zip(home, _in_order(c.from_memory(descriptor)), strict=True):
+                mine.copy_(given)
         pairs = zip(split.spec.layout.views(home), split.spec.parameters, strict=True)
         values = [view.to(dtype_of(dtype)) for view, (_, _, dtype) in pairs]
         self._store = Store(split.spec, values, [], command.statistics)
         self._store.move_to(home)
+        self._home = home
         self._views.clear()
         return c.Made(self._store.notice)
 
@@ -275,7 +293,7 @@ class ShardHost:
             tensors, numbers = store.optimizer.state()
             return c.StateRead(split.numbered_values(numbers)), (c.in_memory(split.named(tensors)),)
         if isinstance(command, c.SaveState):
-            return self._save(Path(command.path)), ()
+            return self._save(command.path)
         tensors = c.from_memory(given[0])
         if isinstance(command, c.LoadState):
             store.optimizer.load(tensors, command.numbers)
@@ -286,7 +304,7 @@ class ShardHost:
         store.restore(StoreSnapshot(command.version, parameters, {}, own, command.data, previous))
         return c.CommandDone(), ()
 
-    def _save(self, path: Path) -> c.Saved:
+    def _save(self, path: str) -> tuple[c.Saved, tuple[int, ...]]:
         taken = self.store.snapshot()
         tensors = self.split.named(taken.optimizer_tensors)
         tensors |= self.split.named_gradient(list(taken.previous.values())) if taken.previous else {}
@@ -306,18 +324,31 @@ class ShardHost:
         if isinstance(command, c.ReadTables):
             return c.StateRead({}), (c.in_memory(tensors),)
         if isinstance(command, c.SaveTables | c.SaveTicks):
-            return _written(Path(command.path), tensors, {}), ()
+            return _written(command.path, tensors, {})
         return c.CommandDone(), ()
 
 
-def _written(path: Path, tensors: Mapping[str, torch.Tensor], data: dict[str, Any]) -> c.Saved:
-    """Write a shard's file of a checkpoint."""
+def _written(
+    path: str, tensors: Mapping[str, torch.Tensor], data: dict[str, Any]
+) -> tuple[c.Saved, tuple[int, ...]]:  # fmt: skip
+    """Write a shard's file of a checkpoint; without a path, return memory with its bytes."""
+    if not path:
+        descriptor = c.in_memory(tensors)
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            content = file.read()
+        return c.Saved(len(content), zlib.crc32(content), data), (descriptor,)
     try:
-        with private_files.open_file(path, "wb") as file:
+        with private_files.open_file(Path(path), "wb") as file:
             checksum = tensor_files.write(file, tensors)
-            return c.Saved(file.tell(), checksum, data)
+            return c.Saved(file.tell(), checksum, data), ()
     except OSError as error:
-        return c.Saved(0, 0, {}, error.strerror or str(error))
+        return c.Saved(0, 0, {}, error.strerror or str(error)), ()
+
+
+def _in_order(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat buffers that were sent under their numbers."""
+    return [tensors[str(place)] for place in range(len(tensors))]
 
 
 def _as_fault(error: Exception) -> c.Fault:

@@ -3,7 +3,8 @@
 It behaves as `Store` does, and keeps what needs no arithmetic on parameters: which pushes are held and where they lie,
 module buffers, the version's number. Every change of parameters is a command to all shards. The parameters lie in
 memory that coordinator and shards map; whoever reads or writes them here first waits until the shards have done all
-that they were told.
+that they were told. A shard on another machine maps nothing: its range is fetched before it is read here, and sent
+after it was written.
 
 Norms that shards measure are added as squares, and inner products as they are. The last bits may differ from those of
 one store, which sums over the whole buffer in single precision; only strategies that ask for `Applied` see them.
@@ -14,6 +15,7 @@ import math
 import mmap
 import os
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -36,14 +38,17 @@ from paceline.model.sharding import (
 )
 from paceline.model.spec import ModelSpec
 from paceline.model.store import MODEL, SERVER, Gradient, Lending, Parameters, Store, StoreSnapshot, extend, sorted_out
+from paceline.records import private_files
 from paceline.shards import commands as c
+from paceline.shards.remote_links import CommandLink, RemoteLink, ShardPort
 from paceline.tables.messages import Tick, TickParts
 from paceline.transport.base import Lost
-from paceline.transport.shm import Channel, Frame, anonymous_file
+from paceline.transport.shm import Frame, anonymous_file
 from paceline.transport.zeromq import ZeromqServerEnd
 
 A = TypeVar("A")
 FileSums = dict[str, tuple[int, int]]  # the length and checksum of each file
+Ranges = Sequence[Sequence[torch.Tensor]]  # each shard's part of the flat buffers
 MOST_HELD = 64  # pushes of one worker that some shards hold and the coordinator has not seen; an honest one has two
 MOST_TICKS = 512  # likewise, clocks, of which an honest one has half as many (`MOST_AHEAD` of the worker's side)
 
@@ -107,8 +112,9 @@ class ShardLinks:
     `on_lost` is called when a shard is gone, and does not return: its range of the weights is lost.
     """
 
-    def __init__(self, links: Sequence[Channel], on_lost: Callable[[int], NoReturn]) -> None:
+    def __init__(self, links: Sequence[CommandLink], on_lost: Callable[[int], NoReturn]) -> None:
         self._links = list(links)
+        self.far = [isinstance(link, RemoteLink) for link in links]  # which of them share no memory with this process
         self._on_lost = on_lost
         self._regions: dict[int, int] = {}  # numbers, by the identity of a region's lists of tensors
         self._last = 0
@@ -127,15 +133,19 @@ class ShardLinks:
 
     def send(self, command: c.Command, descriptors: Sequence[int] = ()) -> None:
         """Send a command to all shards."""
+        self._drop()
+        self.behind = True
+        data = c.encode(command)
+        for shard in range(len(self._links)):
+            self._post(shard, data, descriptors)
+
+    def _drop(self) -> None:
+        """Let shards forget what nothing here refers to any more."""
         while self._dropped:
             self.send(c.DropRegion(self._dropped.pop()))
         if self.ticks.dropped:
             count = len(self.ticks.dropped)  # each command may let go of more
             self.send(c.DropTicks([self.ticks.dropped.pop() for _ in range(count)]))
-        self.behind = True
-        data = c.encode(command)
-        for shard in range(len(self._links)):
-            self._post(shard, data, descriptors)
 
     def ask(self, command: c.Command, kind: type[A], descriptors: Sequence[int] = ()) -> list[A]:
         """Send a command to all shards and return their answers."""
@@ -147,11 +157,10 @@ class ShardLinks:
     ) -> list[A]:
         """Send each shard its own command, with its tensors if there are any, and return their answers."""
         for shard, command in enumerate(commands):
-            with ExitStack() as last:
-                descriptors = (c.in_memory(tensors[shard]),) if tensors else ()
-                for descriptor in descriptors:
-                    last.callback(os.close, descriptor)
-                self._post(shard, c.encode(command), descriptors)
+            if tensors:
+                self._post_tensors(shard, command, tensors[shard])
+            else:
+                self._post(shard, c.encode(command), ())
         return self.collect(kind)
 
     def send_some(self, commands: Sequence[c.Command | None]) -> None:
@@ -162,27 +171,79 @@ class ShardLinks:
                 self._post(shard, c.encode(command), ())
 
     def save(self, folder: Path, name: str, command: Callable[[str], c.Command]) -> tuple[FileSums, list[c.Saved]]:
-        """Let each shard write its file into a checkpoint; `name` has a place for its number. Return lengths and
-        checksums, and the answers."""
+        """Let each shard write its file into a checkpoint, and write those of shards on other machines, which may have
+        no such folder; `name` has a place for its number. Return lengths and checksums, and the answers."""
         names = [name.format(shard) for shard in range(len(self._links))]
-        found = self.ask_each([command(os.fspath(folder / each)) for each in names], c.Saved)
-        for each, saved in zip(names, found, strict=True):
-            if saved.error:
-                raise OSError(errno.EIO, f"{each}: {saved.error}")
-        return {each: (saved.nbytes, saved.crc32) for each, saved in zip(names, found, strict=True)}, found
+        for shard, each in enumerate(names):
+            self._post(shard, c.encode(command("" if self.far[shard] else os.fspath(folder / each))), ())
+        found = self._answers(c.Saved)
+        with ExitStack() as last:
+            for descriptor in (one for _, descriptors in found for one in descriptors):
+                last.callback(os.close, descriptor)
+            for each, (saved, descriptors) in zip(names, found, strict=True):
+                if saved.error:
+                    raise OSError(errno.EIO, f"{each}: {saved.error}")
+                for descriptor in descriptors:
+                    _copy_to(folder / each, descriptor, saved.crc32)
+        sums = {each: (saved.nbytes, saved.crc32) for each, (saved, _) in zip(names, found, strict=True)}
+        return sums, [saved for saved, _ in found]
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    def make_store(self, spec: ModelSpec, statistics: bool, memory: int, ranges: Ranges) -> list[c.Made]:
+        """Let the shards train a model whose parameters are in this memory; `ranges` are each shard's part of it."""
+        for shard, far in enumerate(self.far):
+            if far:
+                self._post_tensors(shard, c.MakeStore(spec, statistics, shared=False), _numbered(ranges[shard]))
+            else:
+                self._post(shard, c.encode(c.MakeStore(spec, statistics)), (memory,))
+        return self.collect(c.Made)
+
+    def fetch(self, ranges: Ranges) -> None:
+        """Wait until all shards have done what they were told, and bring here what those on other machines have."""
+        self._drop()
+        for shard, far in enumerate(self.far):
+            self._post(shard, c.encode(c.ReadParameters() if far else c.Reach()), ())
+        kinds: Any = c.StateRead | c.CommandDone
+        for mine, (_, descriptors) in zip(ranges, self._answers(kinds), strict=True):
+            for descriptor in descriptors:
+                given = c.from_memory(descriptor)
+                for place, flat in enumerate(mine):
+                    flat.copy_(given[str(place)])
+
+    def spread(self, ranges: Ranges) -> None:
+        """Send shards on other machines their part of what was written here."""
+        for shard, far in enumerate(self.far):
+            if far:
+                self._post_tensors(shard, c.WriteParameters(), _numbered(ranges[shard]))
+            else:
+                self._post(shard, c.encode(c.Reach()), ())
+        self.collect(c.CommandDone)
 
     def read_states(self, command: c.ReadState | c.ReadTables) -> Iterator[tuple[c.StateRead, dict[str, torch.Tensor]]]:
         """Yield the state of each shard's optimizer, or its tables."""
         self.send(command)
-        for shard in range(len(self._links)):
-            answer, descriptors = self._answer(shard, c.StateRead)
+        for answer, descriptors in self._answers(c.StateRead):
             yield answer, c.from_memory(descriptors[0])
 
     def collect(self, kind: type[A]) -> list[A]:
         """Return the answer of each shard to the last command."""
-        answers = [self._answer(shard, kind)[0] for shard in range(len(self._links))]
+        return [answer for answer, _ in self._answers(kind)]
+
+    def _answers(self, kind: type[A]) -> list[tuple[A, list[int]]]:
+        """Return the answer of each shard to the last command, with its descriptors."""
+        answers = [self._answer(shard, kind) for shard in range(len(self._links))]
         self.behind = False
+        for shard in range(len(self._links)):
+            self._read_ahead(shard)
         return answers
+
+    def _post_tensors(self, shard: int, command: c.Command, tensors: Mapping[str, torch.Tensor]) -> None:
+        descriptor = c.in_memory(tensors)
+        try:
+            self._post(shard, c.encode(command), (descriptor,))
+        finally:
+            os.close(descriptor)
 
     def _post(self, shard: int, data: bytes, descriptors: Sequence[int]) -> None:
         try:
@@ -201,12 +262,11 @@ class ShardLinks:
                 break
         self._require_sound(shard, answer)
         if frame is None or not isinstance(answer, kind):
-            raise InternalError(f"shard {shard} answered {answer!r} where {kind.__name__} was due")
-        self._read_ahead(shard)
+            raise InternalError(f"shard {shard} answered {answer!r} where {kind} was due")
         return answer, frame.descriptors
 
     def _read_ahead(self, shard: int) -> None:
-        """Take in what was read together with an answer: no event loop would report it."""
+        """Take in what was read together with an answer, of this shard or another: no event loop would report it."""
         with suppress(Lost):  # the next command will show it
             while (frame := self._links[shard].buffered()) is not None:
                 self._require_note(shard, frame)
@@ -276,6 +336,8 @@ class ShardLinks:
 
     def share(self, region: Region, spec: ModelSpec, descriptor: int) -> None:
         """Let the shards map the region of a worker that shares its memory."""
+        if any(self.far):
+            raise InternalError("a worker shares its memory, and there are shards on other machines")
         number = self._number(region)
         self.send(c.MapRegion(number, spec), (descriptor,))
 
@@ -326,9 +388,10 @@ class ShardLinks:
         return found
 
     @property
-    def channels(self) -> list[Channel]:
-        """The links, for an event loop: call `listen` when one is readable."""
-        return self._links
+    def channels(self) -> list[CommandLink | ShardPort]:
+        """What an event loop has to watch: call `listen` when one is readable."""
+        ports = {id(link.port): link.port for link in self._links if isinstance(link, RemoteLink)}
+        return [*(link for link in self._links if not isinstance(link, RemoteLink)), *ports.values()]
 
     def flush(self) -> bool:
         """Send what full links have not taken yet; return whether there was something."""
@@ -342,8 +405,26 @@ class ShardLinks:
 
     def close(self) -> None:
         """Close all links; the shards then exit."""
+        watched = self.channels
         for link in self._links:
             link.close()
+        for port in watched:
+            if isinstance(port, ShardPort):
+                port.close()
+
+
+def _numbered(flat: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(place): part for place, part in enumerate(flat)}
+
+
+def _copy_to(path: Path, descriptor: int, crc32: int) -> None:
+    """Write a file of a checkpoint that a shard has sent."""
+    with open(descriptor, "rb", closefd=False) as sent, private_files.open_file(path, "wb") as file:
+        sent.seek(0)
+        content = sent.read()
+        if zlib.crc32(content) != crc32:
+            raise OSError(errno.EIO, f"{path.name} has arrived with another checksum than it was sent with")
+        file.write(content)
 
 
 class CopiedGradient(Gradient):
@@ -423,32 +504,36 @@ class ShardedStore(Store):
             self._parameters = self.layout.views(self._flat)
             for mine, value in zip(self._parameters, values, strict=True):
                 mine.copy_(value)
-            made = links.ask(c.MakeStore(spec, statistics), c.Made, (descriptor,))
+            optimizer = ShardedOptimizer(links, spec)
+            self._ranges = [split.narrow(self._flat) for split in optimizer.splits]
+            made = links.make_store(spec, statistics, descriptor, self._ranges)
         self.notice = next((answer.notice for answer in made if answer.notice is not None), None)
-        self.optimizer = ShardedOptimizer(links, spec)  # type: ignore[assignment]
+        self.optimizer = optimizer  # type: ignore[assignment]
 
     @property
     def lendable(self) -> bool:
         """Shards write to the parameters while others read theirs, so workers get copies."""
         return False
 
-    def _reach(self) -> None:
-        """Wait until the parameters are those of the current version."""
-        self._links.ask(c.Reach(), c.CommandDone)
+    def _fetch(self) -> None:
+        """Wait until the parameters here are those of the current version."""
+        self._links.fetch(self._ranges)
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
     def read(self) -> Parameters:
-        self._reach()
+        if self._read is None:
+            self._fetch()
         return super().read()
 
     def state(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        self._reach()
+        self._fetch()
         return super().state()
 
     def overwrite(self, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        self._reach()
+        self._links.ask(c.Reach(), c.CommandDone)
         super().overwrite(values, buffers)
+        self._links.spread(self._ranges)
 
     def write_to(self, flat: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> int:
         """Let the shards copy the current version into a region; return its number."""
@@ -481,7 +566,7 @@ class ShardedStore(Store):
         copies = self._copies
         slot = super().free_slot(region, last)
         if self._links.behind and (self._sent_to is not region.flat or copies != self._copies):
-            self._reach()
+            self._links.ask(c.Reach(), c.CommandDone)
         return slot
 
     def _extended(self, held: Gradient, samples: int, piece: Gradient, piece_samples: int) -> Gradient:
@@ -528,7 +613,7 @@ class ShardedStore(Store):
 
     def contents(self) -> Contents:
         """Return the model, and how shards write the rest: each its own file."""
-        self._reach()
+        self._fetch()
         names = [name for name, _, _ in self.spec.parameters]
         parameters = dict(zip(names, self._parameters, strict=True))
         buffers = {name: b for (name, _, _), b in zip(self.spec.buffers, self._buffers, strict=True)}
@@ -544,11 +629,12 @@ class ShardedStore(Store):
 
     def restore(self, snapshot: StoreSnapshot) -> None:
         """Continue from a snapshot, whatever number of shards it was saved by."""
-        self._reach()
+        self._links.ask(c.Reach(), c.CommandDone)
         for (name, _, _), mine in zip(self.spec.parameters, self._parameters, strict=True):
             mine.copy_(snapshot.parameters[name])
         for (name, _, _), mine in zip(self.spec.buffers, self._buffers, strict=True):
             mine.copy_(snapshot.buffers[name])
+        self._links.spread(self._ranges)
         self.optimizer.restore(snapshot)  # type: ignore[call-arg, arg-type]
         self.version = snapshot.version
         self._read = None

@@ -27,7 +27,8 @@ _BODY = (RUN_BYTES + SECRET_BYTES + CHECKSUM_BYTES) * 4 // 3
 _ALPHABET = frozenset(string.ascii_letters + string.digits + "-_")
 _WHERE = "copy the whole line that `paceline serve` has shown or written"
 
-Role = Literal["server", "worker", "node"]  # node: a worker's mailbox, and whoever writes to it
+# node: a worker's mailbox, and whoever writes to it; shard: one of several servers, towards their coordinator
+Role = Literal["server", "worker", "node", "shard"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

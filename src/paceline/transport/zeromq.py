@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from socket import AF_INET, AF_INET6, getaddrinfo
@@ -45,6 +45,7 @@ from paceline.transport.base import Closed, Lost, ServerEnd
 from paceline.transport.bell import Bell
 from paceline.transport.codec import Codec, bytes_of
 from paceline.transport.gatekeeper import Backlog, Gatekeeper, hang_up
+from paceline.transport.join_token import Role
 from paceline.transport.limits import Limits
 from paceline.transport.messages import Bye, Hello, ToServer, ToWorker
 from paceline.transport.refusals import RefusalLog
@@ -366,9 +367,10 @@ class ZeromqEndpoint:
 
     def __init__(
         self, address: str, token: str, relink: Callable[[], tuple[str, str]] | None = None,
-        security: Security | None = None, knocking_s: float = KNOCKING_S,
+        security: Security | None = None, knocking_s: float = KNOCKING_S, role: Role = "worker",
     ) -> None:  # fmt: skip
         self._relink = relink
+        self._role = role
         self._knocking_s = knocking_s
         self._security = security
         self._codec = Codec()
@@ -390,7 +392,7 @@ class ZeromqEndpoint:
         self._unanswered = 0  # parts that were sent since the server sent something
         self._socket = _make(self._context, zmq.DEALER)
         if self._security is not None:
-            self._security.connect_as(self._socket, "worker", to="server")
+            self._security.connect_as(self._socket, self._role, to="server")
             bound_link(self._socket)
         self._socket.setsockopt(zmq.ROUTING_ID, token.encode())
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -407,14 +409,30 @@ class ZeromqEndpoint:
     def send(self, message: ToServer) -> None:
         if self._closed:
             raise Closed
-        while not self._let_in:
-            if not self._advance(None):
-                return  # lost: the next `receive` raises
+        if not self.enter():
+            return  # lost: the next `receive` raises
         if isinstance(message, Hello) and self._codec.region is not None:
             self._codec.region.take_in(message.values, message.buffers)
         post(
             self._socket if self._security is None else _CountedSocket(self._socket, self._count), self._codec, message
         )
+
+    def enter(self) -> bool:
+        """Wait for the server's answer to the handshake; return False if none will come. After it the socket stays."""
+        while not self._let_in:
+            if not self._advance(None):
+                return False
+        return True
+
+    @property
+    def descriptor(self) -> int:
+        """Signals once, to whoever has read all there was, that the socket has something to read (see `Bell`)."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something has arrived that was not received."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _count(self, _nbytes: int) -> None:
         self._unanswered += 1
@@ -708,9 +726,12 @@ class ZeromqServerEnd:
 
 
 class ZeromqHub:
-    """The server's socket and the workers it expects. With `security`, only members of the run can connect."""
+    """The server's socket and the workers it expects. With `security`, only members of the run can connect.
 
-    def __init__(self, bind: str, security: Security | None = None) -> None:
+    What workers send is bounded by their model; shards send what the coordinator asks for.
+    """
+
+    def __init__(self, bind: str, security: Security | None = None, admits: Sequence[Role] = ("worker",)) -> None:
         if security is not None:
             require_network(bind)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -718,10 +739,11 @@ class ZeromqHub:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a worker that is gone raises
         self._gatekeeper: Gatekeeper | None = None
         if security is not None:
-            self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits=["worker"])
+            self._gatekeeper = security.listen_as(self._context, self._socket, "server", admits)
             bound_link(self._socket)
             self._socket.setsockopt(zmq.RCVHWM, UNREAD_FRAMES)
             self._gatekeeper.bound_unread()
+        self._limited = security is not None and "worker" in admits
         self._log = RefusalLog() if self._gatekeeper is None else self._gatekeeper.log
         self.address = bind_privately(self._socket, bind)
         if self._gatekeeper is not None:
@@ -739,7 +761,7 @@ class ZeromqHub:
     def expect(self, token: str) -> ZeromqServerEnd:
         """Return the link of the worker with this token."""
         address = token.encode()
-        end = self._ends[address] = ZeromqServerEnd(self, address, Limits() if self._gatekeeper is not None else None)
+        end = self._ends[address] = ZeromqServerEnd(self, address, Limits() if self._limited else None)
         waiting = self._strangers.pop(address, None)
         if waiting is not None:
             end.begin(waiting[1])
