@@ -162,6 +162,7 @@ def launch(
     threads: int | None = unset.threads,
     transport: Transport = unset.transport,
     servers: int = unset.servers,
+    remote_shards: int | None = unset.remote_shards,
     start: Start = unset.start,
     respawn: bool = unset.respawn,
     worker_timeout: Patience | str | float | None = unset.worker_timeout,
@@ -289,7 +290,10 @@ def _plan(config: RunConfig, cluster: Scenario | None, workers: int, restore: Pa
     if journal is not None:
         require_usable(journal)
     header = _header(config, cluster, workers)
-    return Plan(config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore)
+    return Plan(
+        config=config, scenario=cluster, header=header, folder=folder, journal=journal, restore=restore,
+        remote_shards=config.remote_shards or 0,
+    )  # fmt: skip
 
 
 def _say_how_to_repeat(plan: Plan, train: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import leaks
 import pytest
 import warm_python
-from hosts import Site, wait_until
+from hosts import Site, processes_of, wait_until
 
 import netlab
 from attacks import foreign_checker
@@ -94,6 +94,30 @@ def test_three_hosts_train_to_the_bits_of_one_and_every_gradient_crosses_a_cable
         assert command.end() == 0, command.said
         ours, theirs = one.model, site.model
     assert ours.keys() == theirs.keys()
+    assert all(theirs[name].equal(ours[name]) for name in ours)
+
+
+def test_tensors_go_between_the_hosts_of_workers_and_shards_and_a_killed_shard_is_back(lab: Lab, folder: Path) -> None:
+    """The serving host sees commands, and the model when it begins, at a checkpoint and at the end."""
+    with Site(folder, SCRIPT, epochs=2, pause=0, lab=lab) as site:
+        serve = site.serve("--workers", "1", "--servers", "2", "--remote-shards", "2", "--checkpoint-every", "60v")
+        shards = [site.hold(host=lab.hosts[2]) for _ in range(2)]
+        worker = site.join(host=lab.hosts[1])
+        wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 0)
+        for pid in processes_of(shards[1], "shard"):
+            os.kill(pid, signal.SIGKILL)
+        assert [serve.end(), worker.end(), *(each.end() for each in shards)] == [0, 0, 0, 0], serve.said
+        assert "of the server was killed by SIGKILL: going on from" in serve.said
+        sent = GRADIENT_BYTES * 2 * SAMPLES / BATCH
+        for host in lab.hosts[1:]:
+            assert min(host.bytes_sent(), host.bytes_received()) > sent
+        assert max(lab.hosts[0].bytes_sent(), lab.hosts[0].bytes_received()) < sent / 2
+        here = folder / "local"
+        here.mkdir()
+    with Site(here, SCRIPT, epochs=2, pause=0) as one:
+        command = one.run_here("--workers", "1")
+        assert command.end() == 0, command.said
+        ours, theirs = one.model, site.model
     assert all(theirs[name].equal(ours[name]) for name in ours)
 
 

@@ -1,6 +1,7 @@
 """Workers that join a run from outside, by real commands on this host: near ones share memory, far ones use TCP."""
 
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -143,12 +144,81 @@ def test_shards_serve_near_and_far_workers_and_go_back_together(site, folder):
     assert all(theirs[name].equal(ours[name]) for name in ours)
 
 
-def test_tables_in_shards_have_the_bits_of_one_server_near_and_far(site, folder):
+def test_shards_of_other_machines_go_back_together_whichever_dies(site, folder):
+    """To the bits of one server that nothing happens to; an evaluator, near and far workers, one shard here."""
+    serve = site.serve(
+        "--workers", "2", "--servers", "3", "--remote-shards", "2", "--checkpoint-every", "5v", "--evaluate-every", "9v"
+    )
+    joined = [site.join(far=True), site.join()]
+    serve.wait_for("waiting for 2 more shards to join")
+    shards = [site.hold(far=True), site.hold()]
+    wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+    for pid in processes_of(shards[0], "shard"):
+        os.kill(pid, signal.SIGKILL)
+    serve.wait_for("of the server was killed by SIGKILL: going on from")
+    assert [serve.end(), *(each.end() for each in [*joined, *shards])] == [0] * 5, serve.said
+    assert "shares memory with the server" not in serve.said
+    here = folder / "local"
+    command = site.run_here("--workers", "2", "--runs-dir", here / "runs")
+    assert command.end() == 0, command.said
+    ours, theirs = model_of(here), site.model
+    assert all(theirs[name].equal(ours[name]) for name in ours)
+
+
+def test_a_lost_machine_of_a_shard_is_waited_for_and_workers_keep_their_processes(long_site, folder):
+    serve = long_site.serve(
+        "--workers", "1", "--servers", "2", "--remote-shards", "1", "--checkpoint-every", "5v", "--max-versions", "60"
+    )
+    lost, worker = long_site.hold(far=True), long_site.join(far=True)
+    wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+    lost.signal(signal.SIGKILL)
+    serve.wait_for("waiting for 1 more shard to join", 2)
+    leaver, spare = long_site.hold(far=True), long_site.hold(far=True)
+    serve.wait_for("stands by")
+    serve.wait_for("phase 0", 2)
+    leaver.signal(signal.SIGINT)
+    spare.signal(signal.SIGINT)  # of these two one holds the shard
+    serve.wait_for("leaves with shard 1, as its user asks")
+    assert [leaver.end(), spare.end()] == [130, 130]
+    serve.wait_for("waiting for 1 more shard to join", 3)
+    last = long_site.hold(far=True)
+    long_site.hurry()
+    assert [serve.end(), worker.end(), last.end()] == [0, 0, 0], serve.said
+    assert worker.said.count("running worker") == 1
+    assert long_site.report["versions"] == 60
+
+
+def test_a_run_that_waits_for_a_shard_can_be_interrupted(site):
+    serve = site.serve("--workers", "1", "--servers", "2", "--remote-shards", "2")
+    serve.wait_for("waiting for 2 more shards to join")
+    shard, worker = site.hold(far=True), site.join(far=True)
+    serve.wait_for("waiting for 1 more shard to join")
+    worker.wait_for("joined")
+    serve.signal(signal.SIGINT)
+    assert serve.end() == 130, serve.said
+    assert shard.end() == 0
+    assert "1 shard was missing while the run was being interrupted" in json.dumps(site.report)
+    assert worker.end() == 0, worker.said
+
+
+def test_a_shard_of_a_run_that_has_them_all_is_refused(site):
+    serve = site.serve("--workers", "1", "--servers", "2")
+    refused = site.hold(far=True)
+    assert refused.end() == 2
+    assert "all shards of this run are on its own machine: see --remote-shards" in refused.said
+    serve.signal(signal.SIGINT)
+    assert serve.end() == 130
+
+
+@pytest.mark.parametrize("remote", [0, 1])
+def test_tables_in_shards_have_the_bits_of_one_server_near_and_far(site, folder, remote):
     task = ("--task", "lasso")
-    serve = site.serve("--workers", "2", "--servers", "2", *task, "--epochs", "1", what=())
+    given = ("--workers", "2", "--servers", "2", "--remote-shards", remote, *task, "--epochs", "1")
+    serve = site.serve(*given, what=())
     joined = [site.join(*task, far=far, what=()) for far in (True, False)]
-    assert [serve.end(), *(each.end() for each in joined)] == [0, 0, 0], serve.said
-    assert serve.said.count("shares memory with the server") == 1
+    joined += [site.hold(far=True) for _ in range(remote)]
+    assert [serve.end(), *(each.end() for each in joined)] == [0] * (3 + remote), serve.said
+    assert serve.said.count("shares memory with the server") == (0 if remote else 1)
     here = folder / "local"
     given = ("--threads", "1", "--evaluate-every", "off", "--workers", "2", "--runs-dir", here / "runs")
     command = site.command("local", "run", *given, *task, "--epochs", "1")

@@ -148,6 +148,10 @@ class Site:
         name = f"join{len(self.commands)}"
         return self.command(name, "join", "--token-file", self.token, *options, self.address, *what, far=far, **how)
 
+    def hold(self, *options, **how):
+        """Hold a shard from this host, or from one of a lab."""
+        return self.join("--shard", *options, what=(), **how)
+
     def run_here(self, *options):
         """The same script on processes of this machine alone."""
         given = ("--threads", "1", "--evaluate-every", "off")

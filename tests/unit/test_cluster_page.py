@@ -58,12 +58,13 @@ def taken(folder, monkeypatch):
     for name, value in {**LAB, "PACELINE_TOKEN": new_token().reveal()}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(agent, "join", lambda _train, _task, _token, settings: found.append(settings) or 0)
+    monkeypatch.setattr(agent, "hold", lambda _token, settings: found.append(settings) or 0)
     monkeypatch.setattr(run_command, "_trained_and_reported", lambda _train, settings, **_: found.append(settings) or 0)
     return found
 
 
 def test_the_page_has_the_commands_that_are_looked_at():
-    assert sorted(words[0] for words in COMMANDS) == ["join"] * 5 + ["run"] + ["serve"] * 5 + ["token"]
+    assert sorted(words[0] for words in COMMANDS) == ["join"] * 7 + ["run"] + ["serve"] * 6 + ["token"]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -29,6 +29,8 @@ from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.output import MOST_WARNINGS, WARNING_LETTERS, Console
 from paceline.engines.local.server_links import Member, ServerLinks
+from paceline.engines.local.workload import Workload
+from paceline.shards.messages import BETWEEN
 from paceline.transport import zeromq
 from paceline.transport.gatekeeper import LOOK_S
 from paceline.transport.join_token import new_token, read_token
@@ -41,6 +43,61 @@ ASKED = m.JoinAsked(
     format=m.FORMAT, wire=2, workload="train.py (12)", host="lab1", kernel="", versions={"torch": "2.13.0"}
 )
 REQUIRED = Requirements(2, "train.py (12)", {"torch": "2.13.0"})
+
+
+def test_a_shard_needs_no_script_and_a_run_that_has_shards_elsewhere():
+    shard = msgspec.structs.replace(ASKED, workload="", shard=True)
+    assert "see --remote-shards" in REQUIRED.refusal(shard)
+    wanted = msgspec.structs.replace(REQUIRED, shards=True)
+    assert wanted.refusal(shard) is None
+    assert "same version of paceline" in wanted.refusal(msgspec.structs.replace(shard, wire=1))
+    assert "it would run" in wanted.refusal(msgspec.structs.replace(shard, shard=False))
+
+
+def test_a_machine_knows_the_server_by_another_address_and_shards_elsewhere_by_their_own():
+    with contextlib.closing(joining_machine(address="lab0:7000")) as machine:
+        given = ["tcp://0.0.0.0:7001", "tcp://0.0.0.0:7002", "tcp://10.0.0.5:40123"]
+        expected = ["tcp://lab0:7001", "tcp://lab0:7002", "tcp://10.0.0.5:40123"]
+        assert machine._as_seen_here(BETWEEN.join(given)) == BETWEEN.join(expected)
+
+
+def test_a_shard_gets_what_is_its_machines_there():
+    role = control.ShardRole(1, 2, 1, "/theirs", listens=True, server="tcp://0.0.0.0:7003", token="t")
+    with contextlib.closing(joining_machine(address="127.0.0.1:7000", threads=3, shard=True)) as machine:
+        found = control.for_child(machine._made_local(control.encode(role)))
+    assert (found.server, found.token, found.threads) == ("tcp://127.0.0.1:7003", "t", 3)
+    assert found.listen == "tcp://127.0.0.1:*"  # the interface towards the server
+    assert found.folder == ""
+    assert found.secret.value
+    with contextlib.closing(joining_machine(address="127.0.0.1:7000", listen="10.0.0.5:7", shard=True)) as machine:
+        assert control.for_child(machine._made_local(control.encode(role))).listen == "tcp://10.0.0.5:7"
+
+
+def joining_machine(**settings):
+    return agent.Agent(Workload(), "", new_token(), agent.JoinSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--shard", "lab1:7000", "train.py"], "leave out SCRIPT"),
+        (["--shard", "--task", "digits", "lab1:7000"], "leave out --task"),
+        (["--shard-at", "lab2:7", "lab1:7000", "train.py"], "or give --shard"),
+        (["--shard", "--shard-at", "lab2", "lab1:7000"], "--shard-at: must be HOST:PORT"),
+    ],
+)
+def test_what_a_shard_and_a_worker_are_not_given(given, said, monkeypatch, capsys):
+    monkeypatch.setenv("PACELINE_TOKEN", new_token().reveal())
+    assert main(["join", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_shards_on_other_machines_are_at_most_all(monkeypatch):
+    listening = {"engine": "hosts", "listen": "lab1:7000"}
+    require_possible(RunConfig(**listening, servers=2, remote_shards=2), capabilities("hosts"))
+    for servers, fix in ((1, "--servers 3 or more"), (2, "which has 2; lower it, or give --servers 3")):
+        with pytest.raises(OptionError, match=fix):
+            require_possible(RunConfig(**listening, servers=servers, remote_shards=3), capabilities("hosts"))
 
 
 # -- what users give ---------------------------------------------------------------------------------------------------
@@ -553,6 +610,15 @@ def test_a_proof_that_is_no_ascii_text_proves_nothing(noted, security, monkeypat
     assert noted.hosts[0].channel is None
 
 
+class Running:
+    """The process of a worker on a machine that shares no memory."""
+
+    shares_memory = False
+
+    def __init__(self, number):
+        self.number = number
+
+
 class Recorder(HostLauncher):
     """A launcher without processes: only whom it gives which place."""
 
@@ -561,13 +627,16 @@ class Recorder(HostLauncher):
         self._began = self._finished = None
         self._relinked_at = 0.0
         self._joins = RefusalLog()
-        self._plan = SimpleNamespace(workers=2, config=SimpleNamespace(evaluate_every=None))
+        self._pending, self._plan = (
+            None,
+            SimpleNamespace(workers=2, remote_shards=0, config=SimpleNamespace(evaluate_every=None)),
+        )
         self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
         self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
 
     def take(self, host, worker):
-        host.process = SimpleNamespace(worker=worker)
-        return host.identity
+        host.process = Running(worker)
+        return host.process
 
     def free(self):
         return next((host for host in self._listener.hosts.values() if host.process is None), None)
@@ -578,7 +647,7 @@ class Recorder(HostLauncher):
 
 def machines(count):
     return {
-        str(n): SimpleNamespace(identity=str(n), hostname="x", rank=None, channel=None, process=None)
+        str(n): SimpleNamespace(identity=str(n), hostname="x", rank=None, channel=None, process=None, shard=False)
         for n in range(count)
     }
 
@@ -607,7 +676,7 @@ def test_machines_that_wait_for_a_number_are_announced_to_a_restarted_server():
     hosts = machines(3)
     launcher = Recorder(hosts)
     launcher._start_children()
-    assert [host.process.worker for host in hosts.values() if host.process] == [0, 1]
+    assert [host.process.number for host in hosts.values() if host.process] == [0, 1]
     launcher.on_host(hosts["2"])
     launcher._on_relinked()
     assert launcher.sent == [control.Newcomer(), control.Newcomer()]
@@ -625,7 +694,7 @@ def test_a_machine_that_asks_twice_gets_one_place():
     launcher._start(ProcessPlace(2, 0))
     launcher._start(ProcessPlace(3, 0))
     assert before.process is None
-    assert again.process.worker == 2
+    assert again.process.number == 2
     assert launcher.sent == [control.Newcomer(), control.Newcomer(), control.NeverStarted(3, 0)]
 
 

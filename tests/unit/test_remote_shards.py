@@ -235,10 +235,7 @@ def test_a_shard_that_dies_while_it_is_asked_is_lost():
     thread = threading.Thread(target=die)
     thread.start()
 
-    def died(shard):
-        raise ShardDied(f"shard {shard}")
-
-    links = ShardLinks([port.expect(token)], died)
+    links = ShardLinks([port.expect(token)], shards_died)
     with pytest.raises(ShardDied, match="shard 0"):
         ShardedStore(spec, values, [], False, links)
     thread.join()
@@ -255,6 +252,45 @@ def test_nobody_but_a_shard_is_let_in(role):
     assert end.refused
     end.close()
     port.close()
+
+
+def test_what_one_shard_sends_while_another_is_received_from_is_not_left(monkeypatch):
+    """Nobody would report it: the socket that all of them share has been read."""
+    port = ShardPort("tcp://127.0.0.1:*", None)
+    ready, last = threading.Barrier(3), threading.Event()
+
+    def send(token):
+        end = RemoteShardEnd(port.address, token)
+        end.send(c.encode(c.Listens("")))
+        ready.wait()
+        end.send(c.encode(c.Broken(token, "")))
+        ready.wait()
+        last.wait()
+        end.close()
+
+    threads = [threading.Thread(target=send, args=(token,)) for token in "ab"]
+    for thread in threads:
+        thread.start()
+    links = ShardLinks([port.expect(token) for token in "ab"], shards_died)
+    ready.wait()
+    ready.wait()
+    receive, looks = port.pump, iter([lambda: None])
+
+    def receive_both():
+        while not all(link._end._intake.whole for link in links._links):
+            receive()
+
+    monkeypatch.setattr(port, "pump", lambda: next(looks, receive_both)())
+    links.listen()
+    assert sorted(each.token for each in links.broken) == ["a", "b"]
+    last.set()
+    for thread in threads:
+        thread.join()
+    links.close()
+
+
+def shards_died(shard):
+    raise ShardDied(f"shard {shard}")
 
 
 def test_what_no_shard_sends_ends_the_link():

@@ -1,4 +1,4 @@
-"""`paceline join`: run a worker of another machine's run here."""
+"""`paceline join`: run a worker of another machine's run here, or hold a shard of its weights."""
 
 import os
 from collections.abc import Mapping
@@ -27,6 +27,17 @@ def join(
         list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Its own, if they are not those of the run.")
     ] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="A built-in task instead.")] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Hold a part of the weights (see --remote-shards); needs no script.")
+    ] = False,
+    shard_at: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-at",
+            metavar="HOST:PORT",
+            help="Where workers reach the shard. Default: any port of the address towards the server.",
+        ),
+    ] = None,
     token_file: Annotated[
         str | None,
         typer.Option("--token-file", metavar="FILE", help=f"Has the join token; else {TOKEN}, else a prompt."),
@@ -51,7 +62,7 @@ def join(
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
 ) -> int:
-    """Run a worker of another machine's run on this one.
+    """Run a worker of another machine's run on this one, or with --shard hold a part of its weights.
 
     HOST:PORT may be `env`, for MASTER_ADDR:MASTER_PORT, or `env:PORT`, for MASTER_ADDR:PORT.
     """
@@ -68,18 +79,38 @@ def join(
         checked_threads = None if threads is None else int(read(threads, Count, "--threads:"))
         seconds = float(read(wait, Positive, "--wait:"))
         how: Literal["nursery", "fresh"] = read(start, Start, "--start:")
-        train = workload(script, arguments or [], task)
+        _require_one_role(shard, shard_at, {"SCRIPT": script, "--task": task, "--data-dir": data_dir})
         data = None if data_dir is None else Path(data_dir)
         if data is not None and not data.is_dir():
             raise DataError(f"--data-dir: {data} is not a folder; give the one that holds the data set")
-        from paceline.engines.hosts.agent import JoinSettings
+        from paceline.engines.hosts.agent import JoinSettings, hold
         from paceline.engines.hosts.agent import join as take_part
 
         settings = JoinSettings(
             address=place, data_dir=data, threads=checked_threads, wait_s=seconds, start=how, rank=rank,
-            trusted_network=trusted_network,
+            trusted_network=trusted_network, listen="" if shard_at is None else _place_of_shard(shard_at),
         )  # fmt: skip
+        if shard:
+            return hold(held, settings)
+        train = workload(script, arguments or [], task)
         return take_part(train, (task or DEFAULT_TASK) if script is None else None, held, settings)
+
+
+def _require_one_role(shard: bool, shard_at: str | None, of_workers: Mapping[str, str | None]) -> None:
+    """Refuse what only a worker, or only a shard, has a use for."""
+    given = [name for name, value in of_workers.items() if value is not None]
+    if shard and given:
+        raise OptionError(f"--shard holds a part of the weights and runs no script: leave out {', '.join(given)}")
+    if shard_at is not None and not shard:
+        raise OptionError("--shard-at is where workers reach a shard: leave it out, or give --shard")
+
+
+def _place_of_shard(text: str) -> str:
+    """Check where a shard is to listen."""
+    try:
+        return host_and_port(text)
+    except OptionError as error:
+        raise OptionError(f"--shard-at: {error}") from None
 
 
 def token(

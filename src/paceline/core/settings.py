@@ -149,6 +149,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     servers: Annotated[Annotated[int, Meta(ge=1, le=64)], About(
         "How many processes hold the weights or tables, each a part.", "N",
         why="one is enough until its core or its link is the limit", of_processes=True, not_in_scenario=MACHINE)] = 1
+    remote_shards: Annotated[Annotated[int, Meta(ge=0, le=64)] | None, About(
+        "How many of --servers are on other machines, which `paceline join --shard` brings.", "M",
+        default="none", of_hosts=True, not_in_scenario=MACHINE)] = None
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
@@ -370,6 +373,12 @@ def require_possible(config: RunConfig, engine: Capabilities) -> None:
         raise OptionError(
             f"--most-workers {config.most_workers} is less than the {config.workers or 1} that the run begins with; "
             "raise it, or begin with fewer"
+        )
+    if config.remote_shards and config.remote_shards > (config.servers if config.servers > 1 else 0):
+        raise OptionError(
+            f"--remote-shards {config.remote_shards} is more than the shards of --servers {config.servers}, which has "
+            f"{config.servers if config.servers > 1 else 'none'}; lower it, or give --servers "
+            f"{max(2, config.remote_shards)} or more"
         )
     last = LAST_PORT + 1 - (config.servers if config.servers > 1 else 0)
     if config.listen is not None and int(config.listen.rpartition(":")[2]) >= last:

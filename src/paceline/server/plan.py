@@ -24,6 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None  # the run's own
     journal: Path | None
     restore: Path | None = None  # the checkpoint to continue from
+    remote_shards: int = 0  # of the servers, those on other machines: the last ones
     optimizers: bytes = b""  # classes that launch() was given, for a server in a process of its own
 
     @property

@@ -20,7 +20,7 @@ from paceline.transport.base import Closed, Lost
 from paceline.transport.bell import Bell
 from paceline.transport.security import Security
 from paceline.transport.shm import Frame, anonymous_file
-from paceline.transport.zeromq import ZeromqEndpoint, ZeromqHub, ZeromqServerEnd
+from paceline.transport.zeromq import KNOCKING_S, ZeromqEndpoint, ZeromqHub, ZeromqServerEnd
 
 LOOK_S = 1.0  # between two looks whether the other end is still there, while it is waited for
 
@@ -102,7 +102,7 @@ class RemoteLink:
         """Wait for the next answer; None if none came within `seconds`."""
         until = None if seconds is None else time.monotonic() + seconds
         while (frame := self.collect()) is None:
-            if self._end.linked and not self._end.reachable:
+            if self.lost:
                 self.port.pump()  # what it sent before it went
                 frame = self.buffered()
                 if frame is None:
@@ -113,6 +113,11 @@ class RemoteLink:
                 return None
             self.port.wait(left)
         return frame
+
+    @property
+    def lost(self) -> bool:
+        """Whether the shard was there and is gone."""
+        return self._end.linked and not self._end.reachable
 
     def collect(self) -> Frame | None:
         """Return the next answer, None if none has arrived."""
@@ -144,8 +149,10 @@ class RemoteShardEnd:
 
     wants_write = False  # ZeroMQ's thread sends
 
-    def __init__(self, address: str, token: str, security: Security | None = None) -> None:
-        self._endpoint = ZeromqEndpoint(address, token, security=security, role="shard")
+    def __init__(
+        self, address: str, token: str, security: Security | None = None, knocking_s: float = KNOCKING_S
+    ) -> None:
+        self._endpoint = ZeromqEndpoint(address, token, None, security, knocking_s, role="shard")
         if not self._endpoint.enter():
             self._endpoint.close()
             raise Lost

@@ -289,12 +289,24 @@ class ShardLinks:
     # -- what shards send unasked ------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Take in what shards have sent unasked."""
+        """Take in what shards have sent unasked. All is received before any is handled: receiving from one shard of
+        another machine brings what others have sent, which no event loop would report again."""
         for shard, link in enumerate(self._links):
             try:
-                while (frame := link.collect()) is not None:
+                link.listen()
+            except Lost:
+                self._on_lost(shard)
+        for shard in range(len(self._links)):
+            try:
+                while (frame := self._links[shard].buffered()) is not None:
                     self._require_note(shard, frame)
             except Lost:
+                self._on_lost(shard)
+
+    def look(self) -> None:
+        """Notice a shard on another machine whose link has ended while it had nothing to answer."""
+        for shard, link in enumerate(self._links):
+            if isinstance(link, RemoteLink) and link.lost:
                 self._on_lost(shard)
 
     def _noted(self, answer: c.Answer | None) -> bool:

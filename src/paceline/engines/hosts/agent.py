@@ -1,9 +1,9 @@
-"""`paceline join`: run a worker of somebody else's run on this machine.
+"""`paceline join`: run a worker, or a shard, of somebody else's run on this machine.
 
-The agent asks the launcher of the run for a place, starts the worker's process, and passes on what launcher and process
-say to each other. It gives the process what is of this machine: the script's path, the data, the threads, and the
-address under which this machine reaches the server. Nothing that comes over the network is unpickled: the process runs
-what was given here.
+The agent asks the launcher of the run for a place, starts the process, and passes on what launcher and process say to
+each other. It gives the process what is of this machine: the script's path, the data, the threads, the address under
+which this machine reaches the server and, of a shard, where workers reach this machine. Nothing that comes over the
+network is unpickled: a worker runs what was given here, and a shard runs nothing but this package.
 
 If the launcher is silent for too long the agent ends its process and asks to join again.
 """
@@ -65,12 +65,21 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     trusted_network: bool = False
     rank: int | None = None
     strategy: Path | None = None  # looked for here first, then at the run's path and beside the script
+    shard: bool = False  # hold a part of the weights instead of running a worker
+    listen: str = ""  # HOST:PORT where workers reach the shard; empty: any port of the address towards the server
 
 
 def join(train: Callable[[], None], task: str | None, token: JoinToken, settings: JoinSettings) -> int:
     """Run one worker until the run is over; return the exit code."""
     workload = packed(train)
     agent = Agent(workload, name_of(workload, task), token, settings)
+    with interrupts() as descriptor, contextlib.closing(agent):
+        return agent.run(descriptor)
+
+
+def hold(token: JoinToken, settings: JoinSettings) -> int:
+    """Run one shard until the run is over; return the exit code."""
+    agent = Agent(Workload(), "", token, msgspec.structs.replace(settings, shard=True))
     with interrupts() as descriptor, contextlib.closing(agent):
         return agent.run(descriptor)
 
@@ -134,6 +143,7 @@ class Agent:
                 kernel=kernel_and_namespace(),
                 versions=versions_here(),
                 rank=self._settings.rank,
+                shard=self._settings.shard,
                 strategy=strategy,
             )
         )
@@ -284,7 +294,7 @@ class Agent:
     def _start(self, message: m.StartChild) -> None:
         self._end_process()
         self._await_nursery()
-        name = f"worker {message.worker}"
+        name = f"{control.SHARD if self._settings.shard else 'worker '}{message.number}"
         process = Process(name, self._console, Transcript(None, name), self._nursery, self._folder)
         self._process, self._child = process, message.child
         child = message.child
@@ -317,6 +327,8 @@ class Agent:
         message = control.for_child(data)
         if isinstance(message, control.Relinked) and message.address:
             return control.encode(control.Relinked(self._as_seen_here(message.address)))
+        if isinstance(message, control.ShardRole):
+            return control.encode(self._shard_role(message))
         if not isinstance(message, control.Role):
             return data
         own, settings = self._workload, self._settings
@@ -343,11 +355,29 @@ class Agent:
             )
         )
 
+    def _shard_role(self, role: control.ShardRole) -> control.ShardRole:
+        settings = self._settings
+        return msgspec.structs.replace(
+            role,
+            threads=settings.threads or role.threads,
+            folder="" if self._folder is None else os.fspath(self._folder),
+            listen=f"tcp://{settings.listen or f'{_address_towards(settings.address)}:*'}",
+            server=self._as_seen_here(role.server),
+            secret=self._secret,
+            knocking_s=settings.wait_s,
+        )
+
     def _as_seen_here(self, address: str) -> str:
-        """Return the server's address, and those of its shards, with the host under which this machine knows it."""
+        """Return the server's address, and those of its shards, with the host under which this machine knows it.
+
+        Shards on machines of their own listen at another host than the server, and that one is left alone.
+        """
         host = self._settings.address.rpartition(":")[0]
+        servers = address.partition(BETWEEN)[0].rpartition(":")[0]
         return BETWEEN.join(
-            f"tcp://{host}:{each.rpartition(':')[2]}" if each.startswith("tcp://") else each
+            f"tcp://{host}:{each.rpartition(':')[2]}"
+            if each.startswith("tcp://") and each.rpartition(":")[0] == servers
+            else each
             for each in address.split(BETWEEN)
         )
 
@@ -357,7 +387,7 @@ class Agent:
         os.read(descriptor, 64)
         if self._leaving_until is not None or self._process is None:
             raise KeyboardInterrupt
-        notice("interrupted: leaving the run; once more ends the worker at once")
+        notice("interrupted: leaving the run; once more ends its process at once")
         self._leaving_until = time.monotonic() + LEAVE_S
         self._process.signal(signal.SIGCONT)
         self._send(m.LeaveAsked())

@@ -1,9 +1,9 @@
 """Where machines join: the launcher's listening socket, and the hosts that have come over it.
 
 A machine is one `JoinedHost` from its first message to its last. It is compared with what the run requires; then the
-launcher gives it a worker's place, and it has a `JoinedProcess`, which the launcher treats as its own children: it
-sends it control messages and signals, and is told of its exit. A host that is silent for `LOST_S`, or whose connection
-is closed, is lost, and so is its process.
+launcher gives it the place of a worker or a shard, and it has a `JoinedProcess`, which the launcher treats as its own
+children: it sends it control messages and signals, and is told of its exit. A host that is silent for `LOST_S`, or
+whose connection is closed, is lost, and so is its process.
 
 Host and launcher share memory if they run on the same kernel in the same network namespace, and a descriptor that
 the launcher passes over a socket of its private folder arrives. Then all links of the worker are those of one machine.
@@ -25,6 +25,7 @@ import zmq
 from paceline.core.errors import OptionError, PeerError
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.strategy_source import StrategySource
+from paceline.engines.local.control import SHARD
 from paceline.engines.local.output import Voice
 from paceline.transport.base import Lost
 from paceline.transport.bell import Bell
@@ -57,12 +58,15 @@ class Requirements(msgspec.Struct, frozen=True):
     workload: str
     versions: dict[str, str]
     strategy: StrategySource | None = None
+    shards: bool = False  # some are on other machines
 
     def refusal(self, asked: m.JoinAsked) -> str | None:
         """Return why a machine may not join; None if it may."""
         if (asked.format, asked.wire) != (m.FORMAT, self.wire):
             theirs, ours = f"{asked.format}.{asked.wire}", f"{m.FORMAT}.{self.wire}"
             return f"it speaks format {theirs}, this run {ours}: install the same version of paceline on both"
+        if asked.shard:
+            return None if self.shards else "all shards of this run are on its own machine: see --remote-shards"
         if asked.workload != self.workload:
             return f"it would run {asked.workload}, this run {self.workload}: give both the same script"
         if self.strategy is not None and asked.strategy is not None:
@@ -86,26 +90,27 @@ class JoinedHost:
         self.identity = identity
         self.hostname = asked.host
         self.rank = asked.rank
+        self.shard = asked.shard  # it holds a part of the weights, and runs no worker
         self.heard = now
         self.key = secrets.token_hex(16)
         self.proof = secrets.token_hex(16)
         self.channel: Channel | None = None  # a socket of this host, which carries descriptors
         self.ready = False  # it is known whether memory is shared
         self.process: JoinedProcess | None = None
-        self.last_worker: int | None = None
+        self.last: int | None = None  # the worker or shard that it ran
         self.children = 0
 
 
 class JoinedProcess:
-    """A worker's process on a machine that has joined."""
+    """The process of a worker or a shard on a machine that has joined."""
 
     pid = 0
     voices: Sequence[Voice] = ()
 
-    def __init__(self, listener: "JoinListener", host: JoinedHost, worker: int) -> None:
-        self.name = f"worker {worker}"
+    def __init__(self, listener: "JoinListener", host: JoinedHost, number: int) -> None:
+        self.name = f"{SHARD if host.shard else 'worker '}{number}"
         self.host = host
-        self.worker = worker
+        self.number = number
         self.shares_memory = host.channel is not None
         self.code: int | None = None
         self.killed_at: float | None = None
@@ -145,13 +150,13 @@ class JoinEvents(Protocol):
     """What the listener tells the launcher."""
 
     def on_host(self, host: JoinedHost) -> None:
-        """A machine is ready to run a worker."""
+        """A machine is ready to run a worker or a shard."""
 
     def on_word(self, process: JoinedProcess, data: bytes) -> None:
-        """A worker's process has sent a control message."""
+        """A process has sent a control message."""
 
     def on_end(self, process: JoinedProcess) -> None:
-        """A worker's process has exited, or its machine is lost."""
+        """A process has exited, or its machine is lost."""
 
     def on_leaving(self, process: JoinedProcess) -> None:
         """The user of a machine wants it out of the run."""
@@ -207,16 +212,20 @@ class JoinListener:
 
     # -- hosts ------------------------------------------------------------------------------------------------------
 
-    def idle(self, worker: int | None = None) -> JoinedHost | None:
-        """Return a machine that could run a worker, preferably the one that ran this worker before."""
-        free = [host for host in self.hosts.values() if host.ready and host.process is None]
-        return next((host for host in free if host.last_worker == worker), free[0] if free else None)
+    def free(self, *, shard: bool = False) -> list[JoinedHost]:
+        """Return the machines that could run a worker, or a shard."""
+        return [host for host in self.hosts.values() if host.ready and host.process is None and host.shard == shard]
 
-    def start(self, host: JoinedHost, worker: int) -> JoinedProcess:
-        """Let a machine start a process for this worker."""
-        process = host.process = JoinedProcess(self, host, worker)
-        host.last_worker = worker
-        self.send(host, m.StartChild(process.child, worker))
+    def idle(self, number: int | None = None, *, shard: bool = False) -> JoinedHost | None:
+        """Return a machine that could run a worker, or shard, preferably the one that ran this one before."""
+        free = self.free(shard=shard)
+        return next((host for host in free if host.last == number), free[0] if free else None)
+
+    def start(self, host: JoinedHost, number: int) -> JoinedProcess:
+        """Let a machine start a process for this worker or shard."""
+        process = host.process = JoinedProcess(self, host, number)
+        host.last = number
+        self.send(host, m.StartChild(process.child, number))
         return process
 
     def dismiss(self, host: JoinedHost, reason: str, failed: bool = False) -> None:
@@ -307,7 +316,7 @@ class JoinListener:
             self.log.warn(f"{asked.host} may not join: {refusal}")
             self._post(identity, m.Refused(refusal))
             return
-        if self._required.strategy is not None and asked.strategy is None:
+        if self._required.strategy is not None and asked.strategy is None and not asked.shard:
             self._post(identity, m.StrategyAsked(self._required.strategy.place))
             return
         host = self.hosts[identity] = JoinedHost(identity, asked, time.monotonic())

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paceline.core.errors import PeerError
 
-FORMAT = 2  # of these messages; the number of the wire format is compared, too
+FORMAT = 3  # of these messages; the number of the wire format is compared, too
 BEAT_S = 1.0  # between two beats
 LOST_S = 30.0  # without a word; shorter cuts of the network pass unnoticed
 LONGEST = 1 << 20  # bytes of a message
@@ -39,6 +39,7 @@ class JoinAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kernel: Name  # which kernel and network namespace this is, for shared memory
     versions: Annotated[dict[Name, Name], Meta(max_length=16)]
     rank: int | None = None  # a worker's number that it would like to have
+    shard: bool = False  # it would hold a part of the weights, and runs no workload
     strategy: str | None = None  # the digest of the run's strategy here, once asked for it; empty: it is not here
 
 
@@ -93,10 +94,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartChild(msgspec.Struct, frozen=True, tag=True):
-    """Start a process for this worker; `child` numbers the processes of one agent."""
+    """Start a process for this worker, or shard; `child` numbers the processes of one agent."""
 
     child: int
-    worker: int
+    number: int
 
 
 class ToChild(msgspec.Struct, frozen=True, tag=True):

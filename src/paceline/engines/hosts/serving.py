@@ -2,6 +2,7 @@
 
 It is the launcher of one machine, and listens for others. The server still decides who is a worker; the launcher finds
 a machine for each: at first for as many as the run waits for, later for newcomers and workers that are to come back.
+If some of its shards are on other machines, a server is started when there is a machine for each of them.
 """
 
 import contextlib
@@ -9,8 +10,10 @@ import hashlib
 import logging
 import os
 import platform
+import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,12 @@ from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
+from paceline.engines.hosts.remote_shards import RemoteShards
 from paceline.engines.hosts.strategy_source import digest_of_file, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.launcher import Launcher, finished_run
-from paceline.engines.local.result_handover import Outcome
+from paceline.engines.local.result_handover import Outcome, interrupted_without_server
 from paceline.engines.local.workload import Workload, packed
 from paceline.model import descriptors
 from paceline.records.journal import Sink
@@ -44,7 +48,7 @@ RELINK_S = 10.0  # for a worker that has lost its link to the server: a restarte
 
 
 class HostLauncher(Launcher):
-    """One run's processes: server and evaluator here, workers elsewhere."""
+    """One run's processes: server and evaluator here, workers and perhaps shards elsewhere."""
 
     def __init__(
         self, plan: Plan, workload: Workload, name: str, token: JoinToken, log: Sink, sink: Sink | None = None,
@@ -53,9 +57,11 @@ class HostLauncher(Launcher):
         """`name` says what workers run, for machines that join to compare."""
         super().__init__(plan, workload, log, sink, progress)
         self._address = plan.config.listen or ""
-        required = Requirements(WIRE_FORMAT, name, versions_here(), strategy_source(plan.config.strategy))
+        required = Requirements(
+            WIRE_FORMAT, name, versions_here(), strategy_source(plan.config.strategy), plan.remote_shards > 0
+        )
         encrypts = not plan.config.trusted_network
-        self._secret = control.Secret(token.reveal(), encrypts)
+        self._secret = self._children.secret = control.Secret(token.reveal(), encrypts)
         descriptors.raise_limit()  # as the listener does: a nursery does not serve a process whose limits have changed
         self._take_nursery()  # it imports torch while machines join
         try:
@@ -63,6 +69,8 @@ class HostLauncher(Launcher):
         except BaseException:
             self._leave_nothing()
             raise
+        self._remote = RemoteShards(plan, self._listener)
+        self._pending: Callable[[], None] | None = None  # starts a server whose shards have no machines yet
         self._places: dict[JoinedProcess, ProcessPlace] = {}
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for
@@ -89,6 +97,60 @@ class HostLauncher(Launcher):
     def _waits_for_others(self) -> bool:
         """Whether somebody may join a run that has lost all workers."""
         return True
+
+    # -- shards of other machines ------------------------------------------------------------------------------------
+
+    def _goes_on(self) -> bool:
+        waits = self._pending is not None and self._finished is None and self._failure is None
+        return waits or super()._goes_on()
+
+    def _begin(self, restore: Path | None, *, append: bool, then: Callable[[], None]) -> None:
+        self._end_shards()  # of an earlier server: their machines are needed
+        self._pending = partial(super()._begin, restore, append=append, then=then)
+        self._begin_if_possible()
+
+    def _begin_if_possible(self) -> None:
+        """Start the server that is due, unless machines for its shards are missing; workers wait meanwhile."""
+        pending, missing = self._pending, self._remote.missing
+        if pending is None:
+            return
+        if missing:
+            self._spare_linkless()
+            self._joins.warn(f"waiting for {missing} more shard{'s' * (missing > 1)} to join")
+            return
+        self._pending = None
+        pending()
+
+    def _start_shards(self) -> None:
+        super()._start_shards()
+        for process in self._remote.start():
+            self._shards.append(process)
+            self._send_to_server(self._remote.announced(process))
+            self._joins.warn(f"{process.host.hostname} holds {process.name}")
+
+    def _address_for_shards(self) -> str:
+        """Return the port that the first shard of another machine would have here."""
+        remote = self._plan.remote_shards
+        return self._address_for_tensors(self._plan.config.servers - remote + 1) if remote else ""
+
+    def _on_shards_expected(self, address: str) -> None:
+        self._remote.send_roles(address)
+
+    def _on_shard_lost(self, shard: int) -> None:
+        """End a shard that only its link was lost of: its machine then reports its end."""
+        process = self._remote.process_of(shard)
+        if process is not None and process in self._shards:
+            process.signal(signal.SIGKILL)
+
+    def _interrupt_server(self) -> None:
+        if self._pending is None:
+            super()._interrupt_server()
+            return
+        self._pending, missing = None, self._remote.missing
+        how = f"{missing} shard{'s were' if missing > 1 else ' was'} missing"
+        self._finished = interrupted_without_server(self._plan, how)
+        self._children.unlink()
+        self._end_all()
 
     # -- places and machines -----------------------------------------------------------------------------------------
 
@@ -117,9 +179,10 @@ class HostLauncher(Launcher):
         host = self._next_announced() or self._listener.idle(place.worker)
         if host is not None:
             process = self._listener.start(host, place.worker)
+            process.shares_memory = process.shares_memory and not self._plan.remote_shards  # it could not with these
             self._places[process] = place
             self._children.occupy(place, process)
-            shared = "shares memory with the server" if host.channel is not None else "over the network"
+            shared = "shares memory with the server" if process.shares_memory else "over the network"
             self._joins.warn(f"{host.hostname} runs worker {place.worker} ({shared})")
         elif self._began is None:
             self._vacant.append(place)
@@ -137,6 +200,10 @@ class HostLauncher(Launcher):
     def on_host(self, host: JoinedHost) -> None:
         if self._finished is not None:
             self._listener.dismiss(host, "the run is over")
+        elif host.shard:
+            if self._pending is None:
+                self._joins.warn(f"{host.hostname} stands by, in case that a shard's machine is lost")
+            self._begin_if_possible()
         elif self._vacant:
             by_rank = [place for place in self._vacant if place.worker == host.rank]
             place = by_rank[0] if by_rank else min(self._vacant, key=lambda each: each.worker)
@@ -166,6 +233,9 @@ class HostLauncher(Launcher):
             self._on_child_word(place, data)
 
     def on_end(self, process: JoinedProcess) -> None:
+        if process in self._shards:
+            self._on_shard_exit(process)
+            return
         place = self._places.pop(process, None)
         if place is None or self._children.alive.get(place) is not process:
             return
@@ -190,6 +260,10 @@ class HostLauncher(Launcher):
         place = self._places.get(process)
         if place is not None:
             self._send_to_server(control.Leaves(place.worker, place.incarnation))
+        elif process in self._shards:
+            self._joins.warn(f"{process.host.hostname} leaves with {process.name}, as its user asks")
+            self._listener.dismiss(process.host, "as its user asks")
+            self._on_shard_exit(process)
 
     def _on_link_lost(self, place: ProcessPlace) -> None:
         """End a joined process that has lost its link, unless a restarted server has given it another, or soon will.
@@ -197,13 +271,18 @@ class HostLauncher(Launcher):
         The evaluator is a process of this machine: only the server's death cuts its link, as for all of one machine.
         """
         process, now = self._children.alive.get(place), time.monotonic()
-        if process is not None and not place.evaluator and now - self._relinked_at > RELINK_S:
+        recent = now - self._relinked_at <= RELINK_S or self._pending is not None
+        if process is not None and not place.evaluator and not recent:
             self._kill_at[process] = now + RELINK_S
 
     def _on_relinked(self) -> None:
         self._relinked_at = time.monotonic()
         for _ in self._announced:  # the server that was asked is gone
             self._send_to_server(control.Newcomer())
+        self._spare_linkless()
+
+    def _spare_linkless(self) -> None:
+        """Let processes live that were to be ended for having lost their link."""
         for process in self._children.alive.values():
             if process.pid == 0:
                 self._kill_at.pop(process, None)
@@ -266,5 +345,9 @@ def say_how_to_join(plan: Plan, name: str) -> None:
         listen = f"{os.uname().nodename}:{port}"
     if plan.config.trusted_network:
         logger.warning("--trusted-network: nothing is encrypted, whoever can read the network can change the model")
-    notice(f"to join, on any machine: {command_to_join(listen, name, trusted=plan.config.trusted_network)}")
+    trusted, shards = plan.config.trusted_network, plan.remote_shards
+    notice(f"to join, on any machine: {command_to_join(listen, name, trusted=trusted)}")
+    if shards:
+        options = ["--trusted-network"] * trusted + ["--shard", listen]
+        notice(f"to hold a shard, on {shards} of them: paceline join {' '.join(options)}")
     notice(f"waiting for {plan.workers} worker{'s' * (plan.workers > 1)}")

@@ -24,6 +24,11 @@ def loopback() -> Iterator[None]:
         over_tcp = before
 
 
+def connectable(address: str) -> str:
+    """Return where processes of this machine connect to, instead of the wildcards that sockets are bound to."""
+    return address.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+
+
 def of_socket(folder: Path, name: str, *, over_tcp: bool) -> str:
     """Return the address for a ZeroMQ socket of a process whose private folder this is."""
     return LOOPBACK if over_tcp else f"ipc://{folder / name}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.engines.local import addresses
-from paceline.engines.local.control import Exited, Linked, Relinked, Role, Unlinked, encode
+from paceline.engines.local.control import Exited, Linked, Relinked, Role, Secret, Unlinked, encode
 from paceline.engines.local.debugging import terminal_of_this_process
 from paceline.engines.local.nursery import Nursery, import_path
 from paceline.engines.local.output import Console, Transcript
@@ -24,6 +24,7 @@ from paceline.engines.local.workload import Workload
 from paceline.server.plan import Plan
 from paceline.strategies import is_peer
 
+KNOCKING_S = 60.0  # for a process of this machine to reach a server that strangers flood
 Send = Callable[[Linked | Exited, tuple[int, ...]], None]  # a message for the server, with descriptors
 
 
@@ -51,6 +52,7 @@ class Children:
         self._send_to_server = send_to_server
         self.nursery = nursery  # None: every process is a fresh interpreter
         self.folder: Path | None = None  # the run's temporary folder
+        self.secret = Secret()  # the join token, for processes of this machine that do not share the server's memory
         self._address: str | None = None  # of the server (zeromq), once it listens
         self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
         self._tokens: dict[ProcessPlace, str] = {}
@@ -80,7 +82,7 @@ class Children:
     def make(self, name: str) -> Process:
         """Start a process of the run, with a transcript of its own."""
         made = Process(name, self._stage, Transcript(self._plan.folder, name), self.nursery, self.folder)
-        made.shares_memory = self._plan.config.transport == "shm"
+        made.shares_memory = self._plan.config.transport == "shm" and not self._plan.remote_shards
         return made
 
     def listening(self, address: str) -> None:
@@ -88,7 +90,8 @@ class Children:
         self._address = address
         for place, process in self.alive.items():
             if not process.shares_memory:
-                process.send(encode(self._role(place) if place in self._roleless else Relinked(address)))
+                known = addresses.connectable(address) if process.pid else address
+                process.send(encode(self._role(place) if place in self._roleless else Relinked(known)))
         self._roleless.clear()
 
     def relink(self) -> None:
@@ -156,6 +159,7 @@ class Children:
 
     def _role(self, place: ProcessPlace) -> Role:
         config, workload = self._plan.config, self._workload
+        here = self.alive[place].pid != 0  # another machine knows its own address of the server, and the token
         return Role(
             worker=place.worker,
             incarnation=place.incarnation,
@@ -172,7 +176,9 @@ class Children:
             function=workload.function,
             sys_path=import_path(),
             transport="shm" if self.alive[place].shares_memory else "zeromq",
-            address=self._address or "",
+            address=addresses.connectable(self._address or "") if here else self._address or "",
+            secret=self.secret if here else Secret(),
+            knocking_s=KNOCKING_S,
             folder=None if self.folder is None else os.fspath(self.folder),
             over_tcp=addresses.over_tcp,
             token=self._tokens[place],

@@ -57,6 +57,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     over_tcp: bool = False  # workers connect to a port of the loopback (zeromq)
     listen: str = ""  # where workers of other machines connect to; empty: none do
     secret: Secret = Secret()  # the join token of such a run
+    shards_listen: str = ""  # where shards of other machines connect to; empty: there are none
 
 
 class Linked(msgspec.Struct, frozen=True, tag=True):
@@ -71,9 +72,11 @@ class Linked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShardLinked(msgspec.Struct, frozen=True, tag=True):
-    """A shard of the weights has started: all of them are announced right after the setup. Carries its descriptor."""
+    """A shard of the weights has started: all of them are announced right after the setup. Carries its descriptor; one
+    of another machine connects, and proves itself by this token."""
 
     shard: int
+    token: str = ""
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
@@ -132,6 +135,18 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 class Serving(msgspec.Struct, frozen=True, tag=True):
     """The server has taken up its checkpoint, if it was given one, and attends to workers."""
+
+
+class ShardsExpected(msgspec.Struct, frozen=True, tag=True):
+    """The address at which shards of other machines find the server."""
+
+    address: str
+
+
+class ShardLost(msgspec.Struct, frozen=True, tag=True):
+    """The link to this shard has ended; the server waits for its own end."""
+
+    shard: int
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -224,8 +239,8 @@ class LinkLost(msgspec.Struct, frozen=True, tag=True):
 
 
 ToLauncher = (
-    Listening | Serving | Began | StartWorker | NoPlace | Came | Signal | Progressed | JournalLines | Failure | Finished
-    | Noticed | Warned | Debugging | LinkLost
+    Listening | Serving | ShardsExpected | ShardLost | Began | StartWorker | NoPlace | Came | Signal | Progressed
+    | JournalLines | Failure | Finished | Noticed | Warned | Debugging | LinkLost
 )  # fmt: skip
 
 
@@ -264,7 +279,7 @@ class Role(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class ShardRole(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a shard. Carries the descriptor of its link to the server."""
+    """The first message to a shard. Carries the descriptor of its link to the server, if both are on one machine."""
 
     shard: int
     shards: int
@@ -274,6 +289,9 @@ class ShardRole(msgspec.Struct, frozen=True, tag=True):
     over_tcp: bool = False  # they connect to a port of the loopback
     listen: str = ""  # where workers of other machines connect to; empty: none do
     secret: Secret = Secret()
+    server: str = ""  # the address of a server on another machine,
+    token: str = ""  # what the shard shows there,
+    knocking_s: float = 0.0  # and how long it tries
 
 
 class Relinked(msgspec.Struct, frozen=True, tag=True):

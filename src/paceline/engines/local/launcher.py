@@ -85,7 +85,7 @@ class Launcher:
         self._stage = Console()
         self._children = Children(plan, workload, self._stage, self._send_to_server)
         self._server: Process | None = None
-        self._shards: list[Process] = []  # of the server
+        self._shards: list[RunProcess] = []  # of the server
         self._lost_shard: str | None = None  # how one of them ended, which ends the server, too
         self._finished: control.Finished | None = None
         self._failure: control.Failure | None = None  # one that the server did not report
@@ -104,11 +104,10 @@ class Launcher:
                 self._loop.watch_descriptor(descriptor, lambda: self._on_interrupt(descriptor))
                 self._take_nursery()
                 self._await_nursery(descriptor)
-                self._start_server(self._plan.restore, append=False)
-                self._start_children()
+                self._begin(self._plan.restore, append=False, then=self._start_children)
                 if self._interruption.count:  # it came before there was a server
-                    self._send_to_server(control.Interrupt())
-                while self._processes():
+                    self._interrupt_server()
+                while self._goes_on():
                     self._loop.turn(self._seconds_left())
                     self._kill_the_late()
                     own = [process for process in self._processes() if process.pid]
@@ -120,6 +119,10 @@ class Launcher:
     def _interrupts(self) -> contextlib.AbstractContextManager[int]:
         """Return where interrupts come from: a descriptor with one byte for each."""
         return interrupts()
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to wait for."""
+        return bool(self._processes())
 
     # -- births ------------------------------------------------------------------------------------------------------
 
@@ -150,6 +153,11 @@ class Launcher:
                 if nursery.starting and self._interruption.over and scratch.state_of(nursery.pid) == "T":
                     raise KeyboardInterrupt
 
+    def _begin(self, restore: Path | None, *, append: bool, then: Callable[[], None]) -> None:
+        """Start a server with its shards, and `then` the others, or introduce them to it."""
+        self._start_server(restore, append=append)
+        then()
+
     def _start_server(self, restore: Path | None, *, append: bool) -> None:
         plan = self._plan
         server = self._server = self._children.make("server")
@@ -165,16 +173,17 @@ class Launcher:
             append=append,
             folder=os.fspath(self._children.folder),
             over_tcp=addresses.over_tcp,
+            shards_listen=self._address_for_shards(),
             **self._listening(),
         )
         self._send_to_server(setup)
         self._start_shards()
 
     def _start_shards(self) -> None:
-        """Start the processes that hold ranges of the weights, each with a link to the server."""
+        """Start the processes of this machine that hold ranges of the weights, each with a link to the server."""
         self._end_shards()
         count = self._plan.config.servers
-        for number in range(count if count > 1 else 0):
+        for number in range(count - self._plan.remote_shards if count > 1 else 0):
             shard = self._children.make(f"{control.SHARD}{number}")
             self._shards.append(shard)
             self._loop.watch(shard, lambda _: None, lambda shard=shard: self._on_shard_exit(shard))  # type: ignore[misc]
@@ -193,13 +202,14 @@ class Launcher:
     def _end_shards(self) -> None:
         """End the shards of a server that is gone: what they hold is of no use to its successor."""
         for shard in self._shards:
-            self._loop.forget(shard)
+            if isinstance(shard, Process):
+                self._loop.forget(shard)
             self._kill_at.pop(shard, None)
             shard.reap()
         self._shards.clear()
         self._lost_shard = None
 
-    def _on_shard_exit(self, shard: Process) -> None:
+    def _on_shard_exit(self, shard: RunProcess) -> None:
         """End the server of a shard that died: its range of the weights is lost, so all go back to a checkpoint."""
         code = shard.reap()
         self._shards.remove(shard)
@@ -214,6 +224,16 @@ class Launcher:
         """Return where the server, or one of its shards, counted from 1, listens for workers of other machines."""
         del shard
         return {}
+
+    def _address_for_shards(self) -> str:
+        """Return where the server listens for shards of other machines; empty: there are none."""
+        return ""
+
+    def _on_shards_expected(self, address: str) -> None:
+        raise InternalError(f"the server waits for shards at {address}, and all of them are on this machine")
+
+    def _on_shard_lost(self, shard: int) -> None:
+        """Do nothing: only its end cuts the link of a shard of this machine, and that is noticed."""
 
     def _start_children(self) -> None:
         for worker in range(self._plan.workers):
@@ -250,6 +270,10 @@ class Launcher:
                 self._signal(message.worker, message.number)
             case control.Listening():
                 self._children.listening(message.address)
+            case control.ShardsExpected():
+                self._on_shards_expected(message.address)
+            case control.ShardLost():
+                self._on_shard_lost(message.shard)
             case control.Serving():
                 self._restarts.serves = True
             case control.Began():
@@ -310,7 +334,10 @@ class Launcher:
         else:
             how = "ending the run" if self._plan.folder is None else "ending the run, with a checkpoint if it trains"
             notice(f"interrupted: {how}; once more ends it at once")
-            self._send_to_server(control.Interrupt())
+            self._interrupt_server()
+
+    def _interrupt_server(self) -> None:
+        self._send_to_server(control.Interrupt())
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -367,11 +394,13 @@ class Launcher:
             return True
         else:
             logger.warning("%s: going on from %s (restart %d)", how, newest, self._restarts.in_a_row)
-            self._start_server(newest, append=True)
-            self._children.relink()
-            self._on_relinked()
+            self._begin(newest, append=True, then=self._relink)
             return True
         return False
+
+    def _relink(self) -> None:
+        self._children.relink()
+        self._on_relinked()
 
     def _on_relinked(self) -> None:
         """Do nothing: no process is about to be ended for having lost its link."""
@@ -399,8 +428,7 @@ class Launcher:
             self._kill_at.pop(process, None)
         self._children.end_all()
         self._began = None
-        self._start_server(self._plan.restore, append=False)
-        self._start_children()
+        self._begin(self._plan.restore, append=False, then=self._start_children)
 
     def _on_exit(self, place: ProcessPlace) -> None:
         process = self._children.alive[place]

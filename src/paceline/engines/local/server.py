@@ -9,6 +9,7 @@ import heapq
 import itertools
 import logging
 import os
+import select
 import signal
 import socket
 import time
@@ -19,14 +20,16 @@ from typing import Any, NoReturn
 import msgspec
 import safetensors.torch
 import torch
+import zmq
 from torch import Tensor
 
 from paceline import engines
-from paceline.core.errors import InternalError, PacelineError
+from paceline.core.errors import InternalError, OptionError, PacelineError
 from paceline.core.updates import Merged, PushRef
 from paceline.engines.local import control as m
 from paceline.engines.local import scratch
 from paceline.engines.local.kept_result import keep
+from paceline.engines.local.processes import end_own_group
 from paceline.engines.local.result_handover import as_failure, as_overdue, behind_descriptor, trained_state
 from paceline.engines.local.server_links import Member, ServerLinks
 from paceline.engines.local.shared_weights import SharedWeights
@@ -49,6 +52,7 @@ from paceline.server.run import ServerRun
 from paceline.server.waits import Waits
 from paceline.shards.commands import CountEffort, ShardEffort
 from paceline.shards.messages import BETWEEN
+from paceline.shards.remote_links import CommandLink, ShardPort
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
 from paceline.shards.sharded_tables import ShardedTableExchange
 from paceline.strategies import build_central, is_peer
@@ -62,6 +66,7 @@ logger = logging.getLogger("paceline")
 PARCEL = 256  # lines; a few milliseconds of decisions at the server's top speed
 LATE_S = 0.2  # the longest that a line waits for others, while lines keep coming
 
+HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 LONG_BYTES = 1 << 20  # of a model; below, a system call per step costs too much
 LAST_WORDS_S = 5.0  # for a busy launcher to read the last message, and for those of a worker of another machine
 LEAVING_S = 0.01  # between looks for the latter
@@ -237,11 +242,13 @@ class LocalEngine:
         self._alarms = Alarms()
         self._effort = Effort()
         exact = setup.plan.scenario is not None
+        self._orphaned: Callable[[], NoReturn] = end_own_group  # ends all processes, when the launcher is gone
         self.shards = self._link_shards(setup.plan.config.servers)
         self._links = ServerLinks(
             channel, self._clock.now, folder, self._on_control, self._check_memory, exact=exact,
             shards=self.shards,
         )  # fmt: skip
+        self._orphaned = self._links.orphaned
         self._leaving: list[tuple[m.Exited, float]] = []  # exits whose last messages may come until then
         self._members: dict[int, Member] = {}  # the latest process of each worker, and the evaluator's
         self._weights = SharedWeights(self._remark)
@@ -249,23 +256,46 @@ class LocalEngine:
 
     def _link_shards(self, count: int) -> ShardLinks | None:
         """Return the links to the shards, which the launcher announces first of all; None if there are none."""
-        links: list[Channel] = []
+        links: list[CommandLink] = []
+        port = self._shard_port() if count > 1 and self._setup.shards_listen else None
         while count > 1 and len(links) < count:
             frame = self._channel.receive()
             message = m.for_server(frame.data) if frame is not None else None
             if frame is None or not isinstance(message, m.ShardLinked):
                 raise InternalError(f"the launcher sent {message!r} before all {count} shards")
-            links.append(Channel(socket.socket(fileno=frame.descriptors[0])))
+            if port is not None and message.token:
+                links.append(port.expect(message.token))
+            else:
+                links.append(Channel(socket.socket(fileno=frame.descriptors[0])))
         return ShardLinks(links, self._on_lost_shard) if links else None
 
+    def _shard_port(self) -> ShardPort:
+        """Return where shards of other machines connect to, once the launcher knows it."""
+        place = self._setup.shards_listen
+        try:
+            port = ShardPort(place, self._setup.secret.security, self._require_launcher)
+        except zmq.ZMQError as error:
+            raise OptionError(f"--listen: cannot listen at {place}, for shards: {error.strerror}") from error
+        self._channel.send(m.encode(m.ShardsExpected(port.address)))
+        return port
+
+    def _require_launcher(self) -> None:
+        """Raise `Lost` if the launcher is gone: while a shard is waited for, nobody reads what it sends."""
+        poller = select.poll()
+        poller.register(self._channel, HUNG_UP)
+        if poller.poll(0):
+            raise Lost
+
     def _on_lost_shard(self, shard: int) -> NoReturn:
-        """Wait for the end: the launcher knows how the shard died, and starts a successor from a checkpoint."""
+        """Wait for the end: the launcher knows how the shard died, or has it ended if only its link did, and starts a
+        successor from a checkpoint."""
         logger.debug("shard %d is gone", shard)
         try:
+            self._channel.send(m.encode(m.ShardLost(shard)))
             while True:
                 self._channel.receive()
         except Lost:
-            self._links.orphaned()
+            self._orphaned()
 
     def carry(self, run: ServerRun) -> None:
         """Set the run that messages go to."""
@@ -318,6 +348,8 @@ class LocalEngine:
         self._alarms.ring(self.now())
         if not something:
             self._on_idle()
+            if self.shards is not None:
+                self.shards.look()
             if not self._alarms.moving:
                 run.on_quiet(self.now())
 
@@ -345,7 +377,7 @@ class LocalEngine:
             while (frame := self._channel.collect()) is not None:
                 self._on_launcher_message(m.for_server(frame.data), frame.descriptors)
         except Lost:
-            self._links.orphaned()
+            self._orphaned()
 
     def _on_launcher_message(self, message: m.ToServer, descriptors: list[int]) -> None:
         match message:
@@ -395,7 +427,7 @@ class LocalEngine:
         try:
             self._channel.send(m.encode(message), descriptors)
         except Lost:
-            self._links.orphaned()
+            self._orphaned()
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
