@@ -37,13 +37,13 @@ NUMBERS = {
     24: "Averaging", 25: "Exchanged", 26: "Leaving", 27: "Snapshot", 28: "OptimizerAsked",
     29: "OptimizerLoaded", 30: "ModelLoaded", 31: "EpochAsked", 32: "Fewer", 40: "CollectiveCall", 41: "CollectiveKept",
     42: "SchedulerStepped", 43: "EvaluationsAsked", 44: "NotFinite", 45: "Here", 50: "ClockStanding", 57: "PushPart",
-    58: "TickPart",
+    58: "TickPart", 59: "ShardAnswer",
     65: "Welcome", 66: "Work", 67: "Extra", 68: "Over", 69: "Cancelled", 70: "Evaluate", 71: "Bye", 72: "Opened",
     73: "ClockRoster",
     74: "Entered", 75: "Rows", 76: "Clocked", 77: "Included", 78: "Passed", 79: "EvaluateTables", 80: "Save",
     81: "Peering", 82: "Pulled", 83: "Group", 84: "Collect", 85: "OptimizerHeld", 86: "EpochHeld",
     95: "EvaluationsHeld", 104: "CollectiveAnswer", 105: "AreYouThere", 110: "Stored", 120: "VersionPart",
-    121: "RowsPart",
+    121: "RowsPart", 122: "ShardCommand",
 }  # fmt: skip
 SIZES = [0, 1, 3, 5000]  # the last is carried beside its message
 SIMPLE = {
@@ -137,7 +137,7 @@ def test_numbers_stay_what_they_are_and_every_message_has_one():
         tables.TableToServer, tables.TableToWorker, peers.NodeToServer, peers.NodeToWorker,
     ]  # fmt: skip
     declared = {kind for union in travel for kind in union.__args__} | {
-        shards.PushPart, shards.TickPart, shards.VersionPart, shards.RowsPart,
+        shards.PushPart, shards.TickPart, shards.VersionPart, shards.RowsPart, shards.ShardAnswer, shards.ShardCommand,
     }  # fmt: skip
     declared |= {
         kind for kind in vars(messages).values()
