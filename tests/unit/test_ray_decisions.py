@@ -202,19 +202,25 @@ class Asked:
         return over
 
 
+class Started:
+    """A process of a machine that has joined."""
+
+    shares_memory = False
+
+
 class Deciding(RayLauncher):
     """A launcher that has no processes: only whom it asks for."""
 
     def __init__(self, *, workers=2, most=None, respawn=False, began=1.0):
         config = SimpleNamespace(most_workers=most, workers=workers, respawn=respawn)
-        self._plan = SimpleNamespace(workers=workers, config=config)
+        self._plan = SimpleNamespace(workers=workers, config=config, remote_shards=0)
         self._actors, self._joined, self._vain, self._wanted, self._look_at = Asked(), set(), 0, most or workers, 0.0
         self._began, self._finished, self._failure, self._script_failure = began, None, None, None
         self._missed, self._repeats, self._most = set(), 0, most or workers
         alive = {}
         self._vacant, self._announced, self._places, self._kill_at = [], [], {}, {}
         self._children = SimpleNamespace(alive=alive, occupy=alive.__setitem__)
-        self._listener = SimpleNamespace(idle=lambda _: None, hosts={}, start=lambda host, worker: worker)
+        self._listener = SimpleNamespace(idle=lambda _: None, hosts={}, start=lambda host, worker: Started())
         self._joins = SimpleNamespace(warn=lambda text: None)
         self.look()
         self._joined.update(range(workers))
@@ -278,7 +284,9 @@ def test_no_actor_is_asked_for_before_the_one_has_ended_whose_room_it_needs():
 
 def joined(launcher, number):
     """A machine that has joined and waits for a worker's number."""
-    host = SimpleNamespace(process=None, identity=number, rank=number, hostname="lab1", channel=None, pid=0)
+    host = SimpleNamespace(
+        process=None, identity=number, rank=number, hostname="lab1", channel=None, pid=0, shard=False
+    )
     launcher._listener.hosts[number] = host
     launcher.on_host(host)
 
