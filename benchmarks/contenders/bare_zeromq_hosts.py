@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from contenders.questions import Exchanged, HostExchange
-from netlab import Host, Lab
+from netlab import Host, Lab, split_cpus
 
 CHUNK = 1 << 20
 
@@ -29,7 +29,7 @@ def host_exchange(task: HostExchange) -> Exchanged:
     keys: list[str] = []
     if task.curve:
         keys = [key.decode() for _ in range(2) for key in zmq.curve_keypair()]
-    with Lab(hosts=2, rate=task.rate) as lab:
+    with Lab(hosts=2, rate=task.rate, cpus=split_cpus(2) if task.apart else None) as lab:
         part = {"task": dataclasses.asdict(task), "keys": keys, "address": f"tcp://{lab.hosts[0].address}"}
         server = _start(lab.hosts[0], {**part, "role": "server"})
         part["address"] = _say(server)["address"]

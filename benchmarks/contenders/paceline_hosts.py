@@ -24,7 +24,7 @@ import torch
 import paceline
 from contenders import vectors
 from contenders.questions import Exchanged, HostExchange
-from netlab import Host, Lab
+from netlab import Host, Lab, split_cpus
 from paceline.engines.hosts import tokens
 from paceline.records import journal
 
@@ -37,7 +37,9 @@ END_S = 60.0  # for the others to end after the first has
 
 def host_exchange(task: HostExchange) -> Exchanged:
     """Exchange on a lab of two hosts: the server is on the first, the worker on the second."""
-    with tempfile.TemporaryDirectory() as name, Lab(hosts=3 if task.idle else 2, rate=task.rate) as lab:
+    hosts = 3 if task.idle else 2
+    cpus = split_cpus(hosts) if task.apart else None
+    with tempfile.TemporaryDirectory() as name, Lab(hosts=hosts, rate=task.rate, cpus=cpus) as lab:
         folder = Path(name)
         (folder / "task.json").write_text(json.dumps(dataclasses.asdict(task)))
         lines = folder / "journal.jsonl"

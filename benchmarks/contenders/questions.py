@@ -54,6 +54,7 @@ class HostExchange:
     rounds: int
     rate: str | None  # of both cables, such as `1gbit`; None: as fast as the machine copies
     curve: bool  # encrypt by ZeroMQ's CURVE
+    apart: bool = False  # each host has processors of its own, as on two machines; else both share all
     servers: int = 1  # processes that hold the weights; paceline's alone
     idle: int = 0  # members on a third host that are connected and send nothing; paceline's alone, with CURVE
     warmup: int = 1

@@ -316,7 +316,7 @@ PAGES: dict[str, Page] = {
         plot_title="One round (`curve`: whether it is encrypted)",
         unit="milliseconds; less is better",
         caveats=[
-            "Network namespaces of one machine share its processor: encryption is paid by both sides on the same cores.",
+            "Network namespaces of one machine: each host has half of its processors, or shares them with the other, as rows say.",
             ONE_MACHINE,
         ],
     ),

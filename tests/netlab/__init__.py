@@ -8,6 +8,6 @@
 Tests call `require()` first, which skips them where no lab can be built.
 """
 
-from netlab.lab import Host, Lab, LabError, Queue, bits_of, require, why_not
+from netlab.lab import Host, Lab, LabError, Queue, bits_of, require, split_cpus, why_not
 
-__all__ = ["Host", "Lab", "LabError", "Queue", "bits_of", "require", "why_not"]
+__all__ = ["Host", "Lab", "LabError", "Queue", "bits_of", "require", "split_cpus", "why_not"]

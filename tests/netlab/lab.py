@@ -353,6 +353,14 @@ class Lab:
         raise LabError(f"the switch has no {port}")
 
 
+def split_cpus(hosts: int) -> list[list[int]]:
+    """Share this process's processors out to so many hosts, as evenly as it goes."""
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) < hosts:
+        raise LabError(f"{hosts} hosts with processors of their own need as many, and there are {len(mine)}")
+    return [mine[place::hosts] for place in range(hosts)]
+
+
 def bits_of(rate: str) -> float:
     """Bits per second of a rate such as `100mbit`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)

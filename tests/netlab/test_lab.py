@@ -289,6 +289,13 @@ def test_a_host_uses_its_own_processors() -> None:
     assert shown == [f"[{mine[-1]}]\n", f"{mine}\n"]
 
 
+def test_processors_are_shared_out_to_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3, 4})
+    assert lab.split_cpus(2) == [[1, 4], [3]]
+    with pytest.raises(LabError, match="4 hosts with processors of their own need as many, and there are 3"):
+        lab.split_cpus(4)
+
+
 def test_a_power_cut_ends_one_host() -> None:
     netlab.require(cores=True)  # what has left its host's network is found by its group alone
     with Lab(2) as built:

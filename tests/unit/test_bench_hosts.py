@@ -27,14 +27,14 @@ def forks(monkeypatch, warm, nothing_left):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
-def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0), side="bare"):
+def rows(shaped=(1600.0, 1640.0), unshaped=(200.0, 500.0), cpu=(100.0, 250.0), side="bare", shared=None):
     size = bench.FULL
     return [
         {
             "repeat": 0, "turn": 0, "side": side, "network": network, "curve": curve, "round_ms": ms,
             "worker_cpu_ms": used, "server_cpu_ms": used,
         }
-        for network, found in ((size.rate, shaped), (bench.UNSHAPED, unshaped))
+        for network, found in ((size.rate, shaped), (bench.UNSHAPED, unshaped), (bench.SHARED, shared or unshaped))
         for curve, ms, used in zip(("no", "yes"), found, cpu, strict=True)
     ]  # fmt: skip
 
@@ -54,7 +54,9 @@ def test_each_bar_is_of_its_own_rows():
     fine = rows() + rows((9e9, 1.25 * 1640.0), (1.25 * 200.0, 9e9), side="paceline") + beside(1.0, 9e9, 1.9)
     assert missed(fine) == set()
     slow = rows() + rows((1.0, 1.35 * 1640.0), (1.35 * 200.0, 1.0), side="paceline") + beside(1.0, 1.0, 2.1)
-    assert missed(slow) == {"shaped_with_curve", "unshaped_without", "idle_members"}
+    assert missed(slow) == {"shaped_with_curve", "unshaped_without", "unshaped_shared", "idle_members"}
+    shared = rows() + rows(side="paceline", shared=(1.35 * 200.0, 1.0)) + beside(1.0, 1.0, 1.0)
+    assert missed(shared) == {"unshaped_shared"}
 
 
 def test_what_encryption_adds_is_told_for_each_network():
@@ -70,7 +72,7 @@ def test_what_encryption_adds_is_told_for_each_network():
     )
     assert "1gbit a bare round with CURVE takes 1.025 times" in bench.notes(bench.FULL, told)
     assert "single ratios lie between 1.50 and 1.50" in bench.notes(bench.FULL, told)
-    assert "took 200 ms a round and\n1.0 processor seconds per second" in bench.notes(bench.FULL, told)
+    assert "took 200 ms a round and 1.0 processor seconds per second" in bench.notes(bench.FULL, told)
 
 
 def test_the_ratios_of_all_turns_count():
@@ -88,7 +90,9 @@ def test_the_ratios_of_all_turns_count():
 @pytest.mark.parametrize("side", bench.CONTENDERS)
 def test_the_bytes_of_an_exchange_cross_the_network(side, curve, forks):
     netlab.require()
-    question = HostExchange(parameters=700_000, rounds=2, rate="500mbit", curve=curve)  # several chunks
+    question = HostExchange(
+        parameters=700_000, rounds=2, rate="500mbit", curve=curve, apart=not curve
+    )  # several chunks
     answer = paceline_hosts.host_exchange(question) if side == "paceline" else ask(bench.CONTENDERS[side], question)
     assert len(answer.round_s) == 2
     assert answer.worst_error == 0.0
@@ -118,5 +122,5 @@ def test_a_small_run_goes_through(capsys):
     bench.main(["--quick", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {"curve_over_plain_shaped", "curve_over_plain_unshaped", "shaped_over_its_rate"} <= found.keys()
-    assert len(found["rows"]) == 2 * 4 + len(bench.QUICK.idle)
+    assert len(found["rows"]) == 2 * (3 + 2 * bench.QUICK.turns) + len(bench.QUICK.idle)
     assert all(found[name]["verdict"] in ("met", "missed") for name in ("shaped_with_curve", "unshaped_without"))
