@@ -8,13 +8,11 @@
 The cases of bench_lab_runs.py, on a lab (tests/netlab) with a real Ray cluster across it: `paceline run --engine ray`
 on the head, whose one processor is the server's, and three workers on each of the two others. The weights are in two
 shards, except where there is no server. Ray's token authentication is on. `local`
-is one machine with as many shards and with all times of the scenario divided by 4, with eight seeds: with three, a run
-that differs in nothing is further away than their range too often (`by_chance`).
+is one machine with as many shards and with all times of the scenario divided by 4.
 """
 
 import importlib.util
 import os
-import random
 import sys
 import tempfile
 import time
@@ -30,15 +28,13 @@ from ray_clusters import RayCluster
 
 import bench_lab_runs as lab_runs
 import sources
-from bench_lab_runs import WORKERS, Case, Found, Runs, Size
+from bench_lab_runs import SEEDS, WORKERS, Case, Found, Runs, Size
 from contenders import bars
 from netlab import Lab
 from paceline.strategies import is_peer
 
 RATE = "1gbit"
 SERVERS = 2
-SEEDS = tuple(range(8))
-DRAWS = 20_000
 HELPERS = ("tests/netlab", "tests/support/hosts.py", "tests/support/ray_clusters.py")
 
 
@@ -68,23 +64,15 @@ class RayRuns(Runs):
             return self._found(site.run), crossed, time.monotonic() - began
 
 
-def by_chance(seeds: int) -> float:
-    """How often a run is further from the first of so many runs than their range, all drawn from one bell curve."""
-    draw = random.Random(0)
-    runs = ([draw.gauss(0, 1) for _ in range(seeds + 1)] for _ in range(DRAWS))
-    return sum(abs(one - local[0]) > max(local) - min(local) for one, *local in runs) / DRAWS
-
-
 def measure(size: Size, runs: RayRuns, show: bool) -> list[dict[str, Any]]:
     """All cases: one machine first, then the cluster."""
     rows: list[dict[str, Any]] = []
-    seeds = SEEDS[:2] if size is lab_runs.QUICK else SEEDS
-    local = {case: [runs.here(case, seed) for seed in seeds] for case in size.cases}
+    local = {case: [runs.here(case, seed) for seed in size.seeds] for case in size.cases}
     with Lab(hosts=3, rate=RATE) as lab, RayCluster(cpus=1, lab=lab) as cluster:
         for _ in lab.hosts[1:]:
             cluster.add(cpus=WORKERS // 2).wait()
         for case in size.cases:
-            real, crossed, seconds = runs.on_ray(case, lab, cluster, SEEDS[0])
+            real, crossed, seconds = runs.on_ray(case, lab, cluster, size.seeds[0])
             rows.append({
                 **lab_runs.beside_local(case, real, local[case]), "servers": runs.servers_of(case),
                 "s_per_version": real.s_per_version, "MB of gradients": real.bytes_up / 1e6,
@@ -130,10 +118,8 @@ def notes(load: list[float]) -> str:
 {WORKERS} workers on two machines of a Ray cluster and the servers on its head, each a host of a lab with a cable of
 {RATE}, by `paceline run --engine ray`, encrypted, with Ray's token authentication. Tasks, scenario and what is compared
 are those of [lab_runs](lab_runs.md): `local` is seed 0 on one machine with as many servers, `local range` is over seeds
-{SEEDS[0]} to {SEEDS[-1]}; the cluster has seed 0. Asynchronous strategies do not repeat a run, whatever its seed. A run
-that differs in nothing would be further from the first of {len(SEEDS)} than their range in
-{by_chance(len(SEEDS)):.0%} of all cases, and from the first of three in {by_chance(3):.0%} (all drawn from one bell
-curve). The machine's load was {load[0]:.1f} before and {load[1]:.1f} after.
+{SEEDS[0]} to {SEEDS[-1]}; the cluster has seed 0. {lab_runs.of_chance()} The machine's load was {load[0]:.1f} before
+and {load[1]:.1f} after.
 """
 
 
