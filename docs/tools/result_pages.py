@@ -159,6 +159,7 @@ PAGES: dict[str, Page] = {
         caveats=[
             "The hosts are network namespaces of one machine with processor quotas: cables and shares are real, the machines are not.",
             "A rival that fails or is not measured is said so in the result, and is not counted as slow.",
+            "hivemind raced hours after the others, on the same commit, while the machine was faster: the last two `speeds` in the rows are of that time. That is in its favour.",
             "DDP with batches split by hand is the strongest rival where speeds are known and stay the same.",
             ONE_MACHINE,
         ],
