@@ -8,7 +8,8 @@ a valid token (hostile_clients.py). Most of these get a worker's place and then 
 damaged (hostile_inputs.py), as that worker; the others send damaged messages of every kind to the launcher. The rest
 comes from clients with wrong keys and from strangers who send bytes: cut, oversized, replayed, of other versions.
 A damaged message that is still one by which a member may steer the run (STEERING) is damaged again: a member may end a
-run, and that is not what is asked here. Bars: the honest workers go on all along, the run exits with 0 and with the
+run, and that is not what is asked here. Then the same, with fewer inputs, is tried on a run with two shards, which
+listen, too. Bars: the honest workers go on all along, the run exits with 0 and with the
 bits of an undisturbed run, launcher and server have at most 50 MB more memory than after the first hundred inputs, and
 the log has at most 100 KB. `--planted` gives the victim a fault that must be found.
 """
@@ -43,10 +44,13 @@ from paceline.transport.limits import Limits
 from results import Verdict
 
 INPUTS = 10_000
+SHARDS = 2
+AT_SHARDS = 3_000  # inputs for the run with shards
 MEMBERS_SHARE = 0.62
 AT_ONCE = 20  # inputs of one turn
 WARM = 100  # inputs before the memory counts: the first load code and fill caches
 STEPS = 10_000  # of the honest workers: more than they make during the attack
+STEPS_OF_SHARDS = 4_000
 PAUSE_S = 0.05
 MOST_BYTES = 50_000_000
 MOST_LOG = 100_000
@@ -117,7 +121,7 @@ class Attack:
             machine.ask()
         sent = []
         for machine in self._machines:
-            if machine.enter():
+            if machine.enter(self._chance.randrange(self._run.ports - 1)):
                 kind = TO_SERVER[self.members % len(TO_SERVER)]
                 machine.send(self._damaged(kind))
                 self.members += 1
@@ -155,8 +159,8 @@ class Attack:
             machine.reset()
 
     def as_strangers(self) -> None:
-        """Try to get in without a key, at both ports."""
-        port = self._run.port + self._chance.randrange(2)
+        """Try to get in without a key, at all ports."""
+        port = self._run.port + self._chance.randrange(self._run.ports)
         if self._chance.random() < 0.3:
             self._wrong.attack(port, AT_ONCE)
         else:
@@ -179,16 +183,19 @@ def steers(frames: Frames) -> bool:
     return False
 
 
-def attack(inputs: int = INPUTS, seed: int = 1, planted: str | None = None, steps: int = STEPS) -> Outcome:
+def attack(
+    inputs: int = INPUTS, seed: int = 1, planted: str | None = None, steps: int = STEPS, servers: int = 1
+) -> Outcome:
     """Attack a run with so many inputs, and return what came of it."""
     began, chance = time.monotonic(), random.Random(seed)
-    digest = hostile_serve.undisturbed_digest(steps)
+    digest = hostile_serve.undisturbed_digest(steps, servers=servers)
     with tempfile.TemporaryDirectory() as name:
         environment = {}
         if planted is not None:
             (Path(name) / "sitecustomize.py").write_text(PLANTED[planted])
             environment["PYTHONPATH"] = name
-        with Serve("--start", "fresh", steps=steps, pause_s=PAUSE_S, environment=environment) as run:
+        how = {"pause_s": PAUSE_S, "environment": environment, "servers": servers}
+        with Serve("--start", "fresh", steps=steps, **how) as run:
             run.await_steps(5)
             return _attacked(run, Attack(run, chance), inputs, digest, began)
 
@@ -244,6 +251,13 @@ def verdicts_of(outcome: Outcome) -> list[Verdict]:
     ]  # fmt: skip
 
 
+def verdicts_on_shards(outcome: Outcome) -> list[Verdict]:
+    """What must hold of the run with shards."""
+    bars = ("honest workers", "exit codes", "bits", "most memory beyond that after 100 inputs", "log")
+    same = [verdict for verdict in verdicts_of(outcome) if verdict.name in bars]
+    return [msgspec.structs.replace(each, name=f"{SHARDS} shards: {each.name}") for each in same]
+
+
 def reached(outcome: Outcome, kind: str) -> int:
     """How many inputs of this kind the server has judged."""
     return outcome.answered.get(kind, 0) + outcome.hung_up.get(kind, 0)
@@ -253,15 +267,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Hostile inputs against a whole serve.")
     parser.add_argument("--inputs", type=int, default=INPUTS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--servers", type=int, default=1, help="of the victim, with --json or --planted")
     parser.add_argument("--planted", choices=list(PLANTED))
     parser.add_argument("--json", action="store_true", help="print one JSON object and write nothing")
     sources.add_options(parser)
     given = parser.parse_args()
     of = None if given.json or given.planted else sources.checked(given)
-    outcome = attack(given.inputs, given.seed, given.planted)
+    steps = STEPS if given.servers == 1 else STEPS_OF_SHARDS
+    outcome = attack(given.inputs, given.seed, given.planted, steps, given.servers)
     if of is None:
         print(json.dumps({**msgspec.to_builtins(outcome), "complaints": outcome.complaints()}))
         sys.exit(bool(outcome.complaints()))
+    on_shards = attack(AT_SHARDS, given.seed + 1, steps=STEPS_OF_SHARDS, servers=SHARDS)
     rows: list[dict[str, Any]] = [
         {"kind": kind.__name__, "the server listened on": outcome.answered.get(kind.__name__, 0),
          "it hung up": outcome.hung_up.get(kind.__name__, 0)}
@@ -270,12 +287,15 @@ def main() -> None:
     notes = (
         "A whole run with encryption: launcher, server and two honest workers over TCP. Damaged frames that are still "
         "messages are handled; who sends others, or one that does not fit the run, is taken out of it and hung up. "
-        f"{outcome.silent} inputs were followed by neither an answer nor a hang-up. It took {outcome.seconds:.0f} s."
+        f"{outcome.silent} inputs were followed by neither an answer nor a hang-up. It took {outcome.seconds:.0f} s. "
+        f"With {SHARDS} shards: {on_shards.members + on_shards.strangers} inputs, {on_shards.members} of them with a "
+        "valid key, each at the coordinator or at a shard. The rows are of the first run."
     )
-    details = {"outcome": msgspec.to_builtins(outcome)}
+    details = {"outcome": msgspec.to_builtins(outcome), "on_shards": msgspec.to_builtins(on_shards)}
     command = " ".join(["python", *sys.argv])
-    print(results.write("hostile", command, verdicts_of(outcome), rows, notes, of, details=details))
-    sys.exit(bool(outcome.complaints()))
+    print(results.write("hostile", command, [*verdicts_of(outcome), *verdicts_on_shards(on_shards)], rows, notes, of,
+                        details=details))  # fmt: skip
+    sys.exit(bool(outcome.complaints() or on_shards.complaints()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from hostile_inputs import Frames
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.serving import digest_of_file, versions_here
 from paceline.engines.local import control
+from paceline.shards.messages import BETWEEN
 from paceline.transport.codec import FORMAT as WIRE_FORMAT
 from paceline.transport.join_token import JoinToken, new_token
 from paceline.transport.security import Security
@@ -40,8 +41,9 @@ class Machine:
             self._launcher = self._connected(self._port)
         self._launcher.send(m.encode(self._asked))
 
-    def enter(self) -> bool:
-        """Wait for a place, and connect to the server as its worker; return whether that was possible."""
+    def enter(self, socket: int = 0) -> bool:
+        """Wait for a place, and connect as its worker to the server, or to the shard of this number (from 1); return
+        whether that was possible."""
         until = time.monotonic() + PATIENCE_S
         assert self._launcher is not None
         while self._launcher.poll(max(0, int(1000 * (until - time.monotonic())))):
@@ -50,7 +52,7 @@ class Machine:
                 role = control.for_child(message.data)
                 if isinstance(role, control.Role):
                     self._child = message.child
-                    self._worker = self._connected(int(role.address.rpartition(":")[2]), role.token.encode())
+                    self._worker = self._connected(port_of(role.address, socket), role.token.encode())
                     self._watch = self._worker.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                     self._worker.send(HANDSHAKE)
                     return self._hear() == "answered"
@@ -123,6 +125,11 @@ class Machine:
         self._security.connect_as(client, "worker", to="server")
         client.connect(f"tcp://127.0.0.1:{port}")
         return client
+
+
+def port_of(addresses: str, socket: int) -> int:
+    """The port of the server, or of a shard, among the addresses that a worker is told."""
+    return int(addresses.split(BETWEEN)[socket].rpartition(":")[2])
 
 
 def name_of_script(path: str) -> str:

@@ -21,6 +21,7 @@ from paceline.model.regions import private_region
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient
 from paceline.peers import messages as _node_messages  # noqa: F401 - registers what a worker may send
+from paceline.shards import messages as _shard_messages  # noqa: F401 - likewise
 from paceline.tables import messages as _table_messages  # noqa: F401 - likewise
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.codec import Codec

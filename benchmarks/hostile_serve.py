@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -62,7 +63,7 @@ class Serve:
 
     def __init__(
         self, *options: str, steps: int | None, pause_s: float = 0.02, width: int = 32, workers: int = 2,
-        descriptors: int | None = None, environment: dict[str, str] | None = None,
+        descriptors: int | None = None, environment: dict[str, str] | None = None, servers: int = 1,
     ) -> None:  # fmt: skip
         """`steps` of each worker; None: until `relent`. `descriptors`: the limit that serve starts with."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hostile-")
@@ -75,12 +76,13 @@ class Serve:
         self.token_file = self.folder / "token"
         tokens.write_new(self.token_file)
         self.token: JoinToken = read_token(self.token_file.read_text())
-        self.port = free_ports()
+        self.ports = 2 + (servers if servers > 1 else 0)  # it listens at this many, one after the other
+        self.port = free_ports(self.ports)
         self._workers, self._processes = workers, {}
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         given = (
             "--listen", f"127.0.0.1:{self.port}", "--workers", f"{workers}..", "--threads", "1", "--evaluate-every",
-            "off", "--strategy", "bsp", "--token-file", self.token_file,
+            "off", "--strategy", "bsp", "--token-file", self.token_file, "--servers", str(servers),
         )  # fmt: skip
         start = ["-m", "paceline", "serve"]
         limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}:{descriptors}"]
@@ -118,17 +120,18 @@ class Serve:
         return self._processes["serve"].poll() is None
 
     def pids(self) -> dict[str, int]:
-        """The launcher, and the server, by the title that it shows."""
+        """The launcher, and the server and its shards, by the titles that they show."""
         launcher = self._processes["serve"].pid
         found = {"launcher": launcher}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if b"paceline: server" in (folder / "cmdline").read_bytes() and _descends(int(folder.name), launcher):
-                    found["server"] = int(folder.name)
+                title = re.match(rb"paceline: (server|shard \d+)", (folder / "cmdline").read_bytes())
+                if title and _descends(int(folder.name), launcher):
+                    found[title[1].decode()] = int(folder.name)
         return found
 
     def memory(self) -> dict[str, tuple[int, int]]:
-        """Bytes in memory of launcher and server, and the most that there have been."""
+        """Bytes in memory of launcher, server and shards, and the most that there have been."""
         return {name: memory_of(pid) for name, pid in self.pids().items()}
 
     def relent(self) -> None:
@@ -199,13 +202,13 @@ def memory_of(pid: int) -> tuple[int, int]:
     return int(found.get("VmRSS", 0)) * 1024, int(found.get("VmHWM", 0)) * 1024
 
 
-def free_ports() -> int:
-    """A port of the loopback that is free, and so is the next."""
+def free_ports(count: int) -> int:
+    """A port of the loopback that is free, and so are the next ones."""
     while True:
         port = random.randrange(20_000, 30_000)  # below those that the system gives to connections
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
+        with contextlib.ExitStack() as until, contextlib.suppress(OSError):
+            for each in range(port, port + count):
+                until.enter_context(socket.socket()).bind(("127.0.0.1", each))
             return port
 
 

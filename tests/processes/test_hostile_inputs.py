@@ -11,19 +11,20 @@ from bench_strangers import Beside
 INPUTS = 120
 
 
-def test_a_whole_serve_bears_hostile_inputs():
-    outcome = bench_hostile.attack(INPUTS, 7, steps=600)
+@pytest.mark.parametrize(("servers", "inputs"), [(1, INPUTS), (2, INPUTS // 2)])
+def test_a_whole_serve_bears_hostile_inputs(servers, inputs):
+    outcome = bench_hostile.attack(inputs, 7, steps=600, servers=servers)
     assert outcome.complaints() == []
-    assert outcome.members + outcome.strangers >= INPUTS
-    assert outcome.members >= 0.6 * INPUTS
-    assert sum(outcome.hung_up.values()) > 20
+    assert outcome.members + outcome.strangers >= inputs
+    assert outcome.members >= 0.6 * inputs
+    assert sum(outcome.hung_up.values()) > inputs // 6
 
 
 def test_a_fault_in_what_contains_errors_is_found(monkeypatch):
     """A server that does not go on without a worker whose message does not fit the run: planted, and found."""
     monkeypatch.setattr(bench_hostile, "PATIENCE_S", 4.0)
     monkeypatch.setattr(bench_hostile.hostile_clients, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(bench_hostile.hostile_serve, "undisturbed_digest", lambda steps: "not asked for")
+    monkeypatch.setattr(bench_hostile.hostile_serve, "undisturbed_digest", lambda steps, servers: "not asked for")
     outcome = bench_hostile.attack(INPUTS, 7, "crash", steps=600)
     assert any("exit codes" in each for each in outcome.complaints())
 
