@@ -16,7 +16,7 @@ from paceline.core.events import Left
 from paceline.records import Lines, Writer, fold_metrics, page
 from paceline.records.diagnosis import diagnose
 from paceline.records.figures import figures
-from paceline.records.history import KINDS, MOST_POINTS, MOST_SPANS, Curve, fold
+from paceline.records.history import KINDS, MOST_MARKS, MOST_POINTS, MOST_SPANS, Curve, fold
 from paceline.records.journal import Restored
 from paceline.records.wait_attribution import fold as attribute
 
@@ -127,6 +127,50 @@ def test_many_workers_share_lanes():
     assert history.lanes == 64
     assert history.seconds_of("compute") == pytest.approx(1_000.0)
     assert {history.lane(worker) for worker in range(1_000)} == set(range(64))
+
+
+def test_of_many_workers_some_are_drawn():
+    lines = [header(workers=1_000), *(joined(0.0, worker) for worker in range(1_000))]
+    for number in range(8):
+        lines += [
+            decision(
+                pushed(1.0 + number, worker, 1_000 * number + worker + 1, compute_s=1.0),
+                Mark(worker, "slow" if number % 2 else "fast", "why"),
+            )
+            for worker in range(1_000)
+        ]
+    _, history = both(lines)
+    shown = {span.worker for span in history.spans}
+    assert len(shown) == 64
+    assert min(shown) == 0
+    assert max(shown) > 980
+    assert set(history.states) == shown
+    assert history.seconds_of("compute") == pytest.approx(8_000.0)
+    drawn = {each["id"]: each for each in figures(history, [])}
+    assert "Shown: 64 of 1,000 workers" in drawn["lanes"]["note"]
+    assert drawn["lanes"]["layout"]["height"] < 2_000
+    assert drawn["states"]["note"] == "Shown: 64 of 1,000 workers."
+
+
+def test_marks_are_bounded():
+    lines = [header(workers=1), joined(0.0, 0)]
+    for at in range(1, MOST_MARKS + 9):
+        lines.append(decision(pushed(float(at), 0, at, compute_s=1.0), Mark(0, f"s{at % 2}", "why")))
+    _, history = both(lines)
+    (states,) = (each for each in figures(history, []) if each["id"] == "states")
+    assert sum(len(bars["x"]) for bars in states["data"]) == MOST_MARKS
+    assert states["note"] == f"Shown: the first {MOST_MARKS + 1:.3g} s."
+
+
+def test_staleness_of_many_values_is_binned():
+    _, history = both([header(workers=1), joined(0.0, 0)])
+    history.staleness = dict.fromkeys(range(10, 5010), 2)
+    (found,) = (each for each in figures(history, []) if each["id"] == "staleness")
+    (bar,) = found["data"]
+    assert sum(bar["y"]) == 10_000
+    assert len(bar["x"]) == 200
+    assert bar["customdata"][0] == "10 to 34"
+    assert found["note"] == "Each bar is of 25 numbers of updates."
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
