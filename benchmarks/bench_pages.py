@@ -28,7 +28,7 @@ from paceline.records.journal import Writer
 from paceline.strategies import build
 from results import Verdict
 
-STRATEGIES = ("bsp", "asp", "dasp", "ssp")  # one Apply for all, one for each, states and tracks of each worker, waits
+STRATEGIES = ("bsp", "asp", "dasp")  # one Apply for all, one for each, states and tracks of each worker
 WORKERS, EVENTS = 1_000, 1_000_000
 QUICK = (60, 5_000)
 WORK = 16  # samples of a push

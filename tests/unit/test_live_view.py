@@ -55,6 +55,25 @@ def test_the_screen_has_a_line_for_each_worker_with_its_last_reason():
     assert rows[3] == ["2", "away", "0", "-", "-", "0", "8", "-", "left:", "crash"]
 
 
+def test_a_reason_does_not_repeat_the_rows_number_and_state():
+    for reason in ("w0: full work", "SYNC: full work", "full work"):
+        lines = [header(workers=1), joined(0.0, 0),
+                 decision(pushed(1.0, 0, 1, compute_s=1.0), Mark(0, "SYNC", ""), Grant(0, 8, 2, reason))]  # fmt: skip
+        assert screen(view_of(lines)).splitlines()[4].split("SYNC")[1].split() == ["full", "work"]
+
+
+def test_a_push_in_pieces_counts_each_sample_once_for_the_speed():
+    def piece(at, samples, granted):
+        return decision(pushed(at, 0, 7, samples=samples, compute_s=1.0), Grant(0, granted, 2, "more", extends=7))
+
+    first = decision(pushed(1.0, 0, 6, samples=8, compute_s=1.0), Grant(0, 8, 2, ""))
+    lines = [header(workers=1), joined(0.0, 0), first]
+    lines += [piece(2.0, 8, 4), piece(2.5, 12, 4)]
+    assert view_of(lines).workers[0].speed == pytest.approx(0.8 * 8 + 0.2 * 4)
+    missed = [*lines, piece(9.0, 200, 4)]  # pieces before it were not told
+    assert view_of(missed).workers[0].speed == view_of(lines).workers[0].speed
+
+
 @pytest.mark.parametrize("width", [20, 50, 80, 100])
 def test_the_screen_is_never_wider_than_the_terminal(width):
     lines = screen(view_of(THREE, metrics={"accuracy of a very long name " * 3: 0.5}), width).splitlines()

@@ -116,7 +116,7 @@ def test_a_long_run_makes_no_long_page():
     assert history.seconds_of("compute") == pytest.approx(11_999)
     drawn = figures(history, [])
     assert len(json.dumps(drawn)) < 1_500_000
-    assert "the first 9e+03 s" in drawn[0]["note"]
+    assert "the first 6e+03 s" in drawn[0]["note"]
     assert report.pushes == 11_999
 
 

@@ -21,10 +21,10 @@ from paceline.records.journal import Decision, Header, Line, Observation
 Kind = Literal["compute", "transfer", "wait", "lost"]
 KINDS: tuple[Kind, ...] = ("compute", "transfer", "wait", "lost")
 MOST_POINTS = 800  # of a curve
-MOST_SPANS = 9_000
+MOST_SPANS = 6_000
 PARTS = 240  # of the run's time
 MOST_LANES = 64  # beyond this, workers share a lane, and one of each lane is drawn
-MOST_MARKS = 3_000
+MOST_MARKS = 2_000
 ROUNDING = 1e-9  # seconds: of times that an engine adds up
 
 
