@@ -449,7 +449,7 @@ PAGES: dict[str, Page] = {
         unit="seconds; less is better",
         caveats=[
             "A terminal that takes everything at once: what a terminal program spends on drawing is its own.",
-            "Runs of half a minute; what the view costs at the start, such as loading it, is spread over more in longer ones.",
+            "Short runs: what the view costs at the start, such as loading it, weighs less in longer ones.",
             ONE_MACHINE,
         ],
     ),
