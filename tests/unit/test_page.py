@@ -189,6 +189,24 @@ def test_the_verdict_names_who_was_waited_for():
     assert "`balanced`" in found.advice
 
 
+def test_a_strategy_is_not_advised_to_who_has_it():
+    for name in ("balanced", "dasp:alpha=0.5"):
+        lines = trained("bsp")
+        lines[0] = header(strategy=name, workers=8)
+        assert f"`{name.partition(':')[0]}`" not in diagnosis_of(lines).advice
+        assert diagnosis_of(lines).advice.count("`") >= 4
+
+
+def test_a_lone_cause_and_a_lone_curve_are_named():
+    _, history = both(two_workers())
+    history.loss.add(1.0, 8, 1, 0.5)
+    (course,) = (each for each in figures(history, []) if each["id"] == "course")
+    assert course["layout"]["showlegend"]
+    assert course["data"][0]["name"] == "loss of pushes"
+    (staleness,) = (each for each in figures(history, []) if each["id"] == "staleness")
+    assert staleness["layout"]["xaxis"]["dtick"] == 1
+
+
 def test_verdicts_of_other_runs():
     assert "were discarded" in diagnosis_of(trained("fastest_k:k=5")).what
     busy = [header(workers=1), joined(0.0, 0), decision(pushed(1.0, 0, 1, compute_s=1.0), Apply((1,), (1.0,), ""))]

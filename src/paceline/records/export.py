@@ -28,6 +28,8 @@ PART = 100_000  # rows of a Parquet file that are written at once
 
 def export(journal: Path, form: Format, place: Path) -> None:
     """Write the journal in another format."""
+    if not any(isinstance(line, Header) for line in read(journal)):  # its first line, so no more is read
+        raise OptionError(f"{journal} holds no run yet: it has no header")
     {"perfetto": _perfetto, "csv": _csv, "parquet": _parquet, "tensorboard": _tensorboard}[form](journal, place)
 
 

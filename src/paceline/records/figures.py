@@ -124,7 +124,7 @@ def waits(waited: Sequence[Waited]) -> Figure | None:
         "note": f"Seconds of all waiting workers together; they add up to {whole:.4g} s, all the waiting of the run.",
         "layout": {
             "barmode": "stack", "height": max(220, 90 + 26 * len(names)), "xaxis": axis("seconds waited"),
-            "yaxis": axis("", autorange="reversed"),
+            "yaxis": axis("", autorange="reversed"), "showlegend": True,
         },
     }  # fmt: skip
 
@@ -149,7 +149,7 @@ def course(history: History) -> Figure | None:
         for name, column in AXES
     ]  # fmt: skip
     layout: dict[str, Any] = {
-        "height": 380, "xaxis": axis("seconds"), "yaxis": axis("metric"),
+        "height": 380, "xaxis": axis("seconds"), "yaxis": axis("metric"), "showlegend": True,
         "updatemenus": [{"type": "buttons", "direction": "right", "x": 0, "y": 1.18, "xanchor": "left",
                          "buttons": buttons, "showactive": True}],
     }  # fmt: skip
@@ -178,7 +178,8 @@ def staleness(history: History) -> Figure | None:
             "width": width, "customdata": [f"{begin} to {begin + width - 1}" for begin in begins],
             "hovertemplate": "%{customdata} missed: %{y} pushes<extra></extra>",
         }  # fmt: skip
-    layout = {"height": 260, "xaxis": axis("updates missed"), "yaxis": axis("pushes"), "showlegend": False}
+    ticks = {"dtick": 1} if most - least < 20 else {"tickformat": "d"}  # there is no half of an update
+    layout = {"height": 260, "xaxis": axis("updates missed", **ticks), "yaxis": axis("pushes"), "showlegend": False}
     note = f"Each bar is of {width} numbers of updates." if width > 1 else ""
     return {"id": "staleness", "title": "Staleness", "data": [bar], "layout": layout, "note": note}
 

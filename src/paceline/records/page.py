@@ -50,6 +50,8 @@ function themed(layout, light) {
   const found = structuredClone(layout);
   for (const name of Object.keys(found).filter(name => /^[xy]axis/.test(name)))
     Object.assign(found[name], {gridcolor: line, zerolinecolor: line, linecolor: line});
+  // Plotly draws the chosen button nearly white in any case, so all of them are bright, with dark words.
+  for (const menu of found.updatemenus ?? []) Object.assign(menu, {bgcolor: "#d5d9e0", font: {color: "#1a1a1a"}});
   return Object.assign(found, {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink},
     margin: {l: 50, r: 20, t: layout.updatemenus ? 60 : 40, b: 40},
     legend: layout.updatemenus ? {orientation: "h", y: -0.25} : {orientation: "h", y: 1.02, yanchor: "bottom"},
