@@ -17,6 +17,7 @@ from paceline.core.values import visible
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision
 
 HEADINGS = ("worker", "now", "clock", "samples/s", "waits", "stale", "work", "state")
+OPTIONAL = ("stale", "state")
 LEFT_ALIGNED = ("now", "state", "last reason")
 ROOM_FOR_REASONS = 16  # columns that are left
 FEWEST_ROWS = 3
@@ -87,7 +88,7 @@ class WorkerRow(msgspec.Struct):
     def told(self, number: int, most: int) -> str:
         """Return the last reason without what the row says anyway: its number and its state."""
         text = self.reason[:most]
-        for known in (f"w{number}: ", f"w{number} ", f"{self.state}: "):
+        for known in (f"w{number}: ", f"w{number} ", f"n{number} ", f"{self.state}: "):
             text = text.removeprefix(known)
         return visible(text)
 
@@ -213,10 +214,14 @@ class LiveView:
             return []
         shown = sorted(self.workers.items())[:most]
         rows = [(row.cells(number, stale=not self._peers), row) for number, row in shown]
-        widths = [max(len(heading), *(len(cells[at]) for cells, _ in rows)) for at, heading in enumerate(HEADINGS)]
+        # A column that says nothing of anybody leaves its room to the reasons.
+        kept = [at for at, name in enumerate(HEADINGS) if name not in OPTIONAL or any(c[at] != "-" for c, _ in rows)]
+        named = [HEADINGS[at] for at in kept]
+        rows = [([cells[at] for at in kept], row) for cells, row in rows]
+        widths = [max(len(heading), *(len(cells[at]) for cells, _ in rows)) for at, heading in enumerate(named)]
         room = width - sum(widths) - len(widths)
         reasons = room >= ROOM_FOR_REASONS
-        headings = [*HEADINGS, *(["last reason"] if reasons else [])]
+        headings = [*named, *(["last reason"] if reasons else [])]
         lines = [Text(_aligned(headings, [*widths, room], headings), style="bold")]
         for cells, row in rows:
             told = [*cells, row.told(int(cells[0]), 2 * width)] if reasons else cells
