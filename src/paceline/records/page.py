@@ -3,6 +3,7 @@
 Plotly's script is in the file. The page follows the reader's light or dark setting, and prints light.
 """
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from html import escape
@@ -145,6 +146,12 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{safe(cell)}</th>' for cell in rows[0])
     cells = ["".join(f"<td>{safe(cell)}</td>" for cell in row) for row in rows[1:]]
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
+
+
+def require_script() -> None:
+    """Raise if the script that draws a page is not installed."""
+    if importlib.util.find_spec("plotly") is None:
+        raise OptionError(f"the page needs plotly's script: {INSTALL}")
 
 
 def _plotly() -> str:
