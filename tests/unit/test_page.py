@@ -5,6 +5,7 @@ import re
 import stat
 from itertools import pairwise
 
+import msgspec
 import pytest
 from journals import decision, header, joined, observed, pushed, two_workers
 
@@ -15,9 +16,10 @@ from paceline.core.actions import Apply, Cancel, Grant, Mark, Track
 from paceline.core.events import Left
 from paceline.records import Lines, Writer, fold_metrics, page
 from paceline.records.diagnosis import diagnose
+from paceline.records.export import export
 from paceline.records.figures import figures
 from paceline.records.history import KINDS, MOST_MARKS, MOST_POINTS, MOST_SPANS, Curve, fold
-from paceline.records.journal import Restored
+from paceline.records.journal import Restored, spelled_out
 from paceline.records.wait_attribution import fold as attribute
 
 
@@ -150,6 +152,23 @@ def test_of_many_workers_some_are_drawn():
     assert "Shown: 64 of 1,000 workers" in drawn["lanes"]["note"]
     assert drawn["lanes"]["layout"]["height"] < 2_000
     assert drawn["states"]["note"] == "Shown: 64 of 1,000 workers."
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"at": float("inf")}, {"at": float("nan")}, {"at": -5.0}, {"at": 1e308}, {"at": 1e-320},
+     {"compute_s": float("inf")}, {"compute_s": 1e308, "wait_s": float("nan")}, {"worker": 10**9}],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_no_run_has_make_no_traceback(tmp_path, wrong):
+    event = {"at": 1.0, "worker": 0, "push": 2, "compute_s": 0.5} | wrong
+    odd = decision(pushed(event.pop("at"), event.pop("worker"), event.pop("push"), **event))
+    lines = [header(workers=1), joined(0.0, 0), decision(pushed(1.0, 0, 1, compute_s=1.0)), odd]
+    told = [json.dumps(spelled_out(msgspec.to_builtins(line))) for line in lines]
+    (tmp_path / "journal.jsonl").write_text("".join(f"{text}\n" for text in told))
+    assert page.written(tmp_path / "journal.jsonl", tmp_path / "page.html")
+    export(tmp_path / "journal.jsonl", "perfetto", tmp_path / "trace.json")
+    json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_marks_are_bounded():

@@ -261,7 +261,7 @@ class History:
         return worker == 0 or self.lane(worker) != self.lane(worker - 1)
 
     def _span(self, worker: int, begin: float, seconds: float, kind: Kind, busy: _Busy, samples: int = 0) -> None:
-        if seconds <= 0:
+        if not (seconds > 0 and math.isfinite(begin) and math.isfinite(seconds)):  # a journal may come from anybody
             return
         if not self.is_drawn(worker):
             pass
@@ -273,9 +273,8 @@ class History:
             self._add(self.sums[kind][self.lane(worker)], max(0.0, begin), seconds)
 
     def _add(self, parts: list[float], begin: float, seconds: float) -> None:
-        width = self.seconds / PARTS
-        first, end = min(PARTS - 1, int(begin / width)), begin + seconds
-        last = min(PARTS - 1, int(end / width))
+        width, end = self.seconds / PARTS, begin + seconds
+        first, last = (int(min(PARTS - 1, at / self.seconds * PARTS)) for at in (begin, end))
         if first == last:
             parts[first] += seconds
             return
