@@ -430,6 +430,30 @@ PAGES: dict[str, Page] = {
             ONE_MACHINE,
         ],
     ),
+    "pages": Page(
+        title="The page of a long run",
+        question="Does `paceline report` make a page of a million events soon, and does a browser open it at once?",
+        plot=medians("strategy", value="report_s", told="{:.1f} s"),
+        plot_title="Seconds of `paceline report` by strategy",
+        unit="seconds; less is better",
+        caveats=[
+            "Journals of the simulator, whose models are numbers: evaluations and losses, of which curves are thinned, are missing.",
+            "Of a thousand workers 64 have lanes, and their first spans are drawn; sums are of all.",
+            ONE_MACHINE,
+        ],
+    ),
+    "live_view": Page(
+        title="Cost of the live view",
+        question="How much processor time does the live view take of a run's?",
+        plot=medians("case", "view", value="draws_s", told="{:.2f} s"),
+        plot_title="Processor seconds of the launcher (case, with the view or without)",
+        unit="seconds; less is better",
+        caveats=[
+            "A terminal that takes everything at once: what a terminal program spends on drawing is its own.",
+            "Short runs: what the view costs at the start, such as loading it, weighs less in longer ones.",
+            ONE_MACHINE,
+        ],
+    ),
     "walkthrough": Page(
         title="The first tutorial, followed",
         question="How long does it take from a fresh clone with empty caches to a comparison on one's own scenario?",

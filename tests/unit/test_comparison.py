@@ -251,6 +251,27 @@ def digest(folder, script, *options, strategy="bsp", seed=0):
     return made._digest(Trial(strategy=strategy, options={}, seed=seed))
 
 
+@pytest.mark.parametrize("hindrance", ["file", "link"])
+def test_a_place_for_runs_that_cannot_be_a_folder_is_refused(tmp_path, hindrance):
+    (tmp_path / "compare").mkdir() if hindrance == "link" else (tmp_path / "compare").write_text("")
+    made = run_commands.Commands([], ["train.py"], tmp_path, 1)
+    trial = Trial(strategy="bsp", options={}, seed=0)
+    if hindrance == "link":
+        (tmp_path / "compare" / made._digest(trial)).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OptionError, match="--runs-dir: cannot make the folder"):
+        made.run(trial)
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_any_run(tmp_path, capsys, monkeypatch):
+    (tmp_path / "train.py").write_text("raise SystemExit('it runs')")
+    words = ["compare", "--strategy", "bsp", "--strategy", "asp", "--report"]
+    assert main([*words, str(tmp_path / "none" / "page.html"), str(tmp_path / "train.py")]) == 2
+    assert "cannot write into the folder" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main([*words, str(tmp_path / "page.html"), str(tmp_path / "train.py")]) == 2
+    assert "pip install 'paceline[report]'" in capsys.readouterr().err
+
+
 def test_a_run_is_made_again_when_something_has_changed(tmp_path, monkeypatch):
     script, beside, own = (tmp_path / name for name in ("train.py", "data.py", "mine.py"))
     for file in (script, beside, own):

@@ -103,3 +103,12 @@ def test_unknown_formats_and_places_are_refused(journal, capsys, tmp_path, monke
         monkeypatch.setitem(__import__("sys").modules, name, None)
         assert main(["export", str(path), "--format", form]) == 2
         assert "pip install 'paceline[export]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["perfetto", "csv", "parquet", "tensorboard"])
+@pytest.mark.parametrize("text", ["", '{"type":"hea'], ids=["empty", "cut in its first line"])
+def test_a_journal_without_a_run_is_refused_and_nothing_is_written(form, text, tmp_path, capsys):
+    (tmp_path / "journal.jsonl").write_text(text)
+    assert main(["export", str(tmp_path / "journal.jsonl"), "--format", form]) == 2
+    assert "holds no run yet: it has no header" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl"]

@@ -15,9 +15,9 @@ from hosts import free_ports
 
 from contracts.contract import SPEC, TABLE, values_of
 from paceline.core.errors import PacelineError, PeerError
+from paceline.core.machine_limits import available_bytes
 from paceline.engines.hosts.join_listener import JoinListener, Requirements
 from paceline.engines.local.addresses import LOOPBACK
-from paceline.model.memory_budget import available_bytes
 from paceline.model.regions import private_region
 from paceline.model.store import Gradient
 from paceline.tables.messages import OpenTable, TableInit

@@ -55,6 +55,37 @@ def test_the_screen_has_a_line_for_each_worker_with_its_last_reason():
     assert rows[3] == ["2", "away", "0", "-", "-", "0", "8", "-", "left:", "crash"]
 
 
+def test_a_reason_does_not_repeat_the_rows_number_and_state():
+    for reason in ("w0: full work", "SYNC: full work", "full work"):
+        lines = [header(workers=1), joined(0.0, 0),
+                 decision(pushed(1.0, 0, 1, compute_s=1.0), Mark(0, "SYNC", ""), Grant(0, 8, 2, reason))]  # fmt: skip
+        assert screen(view_of(lines)).splitlines()[4].split("SYNC")[1].split() == ["full", "work"]
+
+
+def test_a_column_that_says_nothing_leaves_its_room_to_the_reasons():
+    lines = [header(workers=1), joined(0.0, 0), decision(pushed(1.0, 0, 1, compute_s=1.0), Grant(0, 8, 2, "x" * 80))]
+    without = screen(view_of(lines), width=80).splitlines()
+    assert "state" not in without[3]
+    assert "stale" in without[3]
+    assert len(without[4]) == 80
+    lines.append(decision(pushed(2.0, 0, 2, compute_s=1.0), Mark(0, "fast", ""), Grant(0, 8, 3, "x" * 80)))
+    known = screen(view_of(lines), width=80).splitlines()
+    assert "state" in known[3]
+    assert without[4].count("x") == known[4].count("x") + len("state ")
+
+
+def test_a_push_in_pieces_counts_each_sample_once_for_the_speed():
+    def piece(at, samples, granted):
+        return decision(pushed(at, 0, 7, samples=samples, compute_s=1.0), Grant(0, granted, 2, "more", extends=7))
+
+    first = decision(pushed(1.0, 0, 6, samples=8, compute_s=1.0), Grant(0, 8, 2, ""))
+    lines = [header(workers=1), joined(0.0, 0), first]
+    lines += [piece(2.0, 8, 4), piece(2.5, 12, 4)]
+    assert view_of(lines).workers[0].speed == pytest.approx(0.8 * 8 + 0.2 * 4)
+    missed = [*lines, piece(9.0, 200, 4)]  # pieces before it were not told
+    assert view_of(missed).workers[0].speed == view_of(lines).workers[0].speed
+
+
 @pytest.mark.parametrize("width", [20, 50, 80, 100])
 def test_the_screen_is_never_wider_than_the_terminal(width):
     lines = screen(view_of(THREE, metrics={"accuracy of a very long name " * 3: 0.5}), width).splitlines()
@@ -94,7 +125,7 @@ def step(node, number):
 
 def test_nodes_without_a_server_have_their_own_reasons_and_no_staleness():
     view = view_of([header(), joined(0.0, 0), step(0, 3)])
-    assert screen(view).splitlines()[4].split()[5:] == ["-", "8", "-", "n0", "sends", "at", "3"]
+    assert screen(view).splitlines()[4].split()[5:] == ["8", "sends", "at", "3"]
 
 
 def test_control_characters_of_a_script_do_not_reach_the_terminal():

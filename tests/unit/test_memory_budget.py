@@ -3,9 +3,10 @@
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.core.machine_limits import available_bytes, granted_cores
 from paceline.model import memory_budget as available_memory
 from paceline.model.mass_optimizer import OptimizerSpec
-from paceline.model.memory_budget import available_bytes, region_shortage, require_region, require_server, server_bytes
+from paceline.model.memory_budget import region_shortage, require_region, require_server, server_bytes
 from paceline.model.regions import RegionLayout
 from paceline.model.spec import ModelSpec
 
@@ -115,3 +116,33 @@ def test_enough_is_no_error(monkeypatch, available):
     monkeypatch.setattr(available_memory, "available_bytes", lambda: available)
     require_region(spec())
     require_server(spec(), regions=4, mirrors=4)
+
+
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a\n",
+                "sys/fs/cgroup/a/cpu.max": "400000 100000",
+                "sys/fs/cgroup/cpu.max": "50000 100000",
+            },
+            0.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+    ],
+)
+def test_the_tightest_limit_of_processor_time_counts(tmp_path, files, granted):
+    assert granted_cores(system(tmp_path, files)) == granted

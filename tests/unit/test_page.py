@@ -5,6 +5,7 @@ import re
 import stat
 from itertools import pairwise
 
+import msgspec
 import pytest
 from journals import decision, header, joined, observed, pushed, two_workers
 
@@ -15,9 +16,10 @@ from paceline.core.actions import Apply, Cancel, Grant, Mark, Track
 from paceline.core.events import Left
 from paceline.records import Lines, Writer, fold_metrics, page
 from paceline.records.diagnosis import diagnose
+from paceline.records.export import export
 from paceline.records.figures import figures
-from paceline.records.history import KINDS, MOST_POINTS, MOST_SPANS, Curve, fold
-from paceline.records.journal import Restored
+from paceline.records.history import KINDS, MOST_MARKS, MOST_POINTS, MOST_SPANS, Curve, fold
+from paceline.records.journal import Restored, spelled_out
 from paceline.records.wait_attribution import fold as attribute
 
 
@@ -116,7 +118,7 @@ def test_a_long_run_makes_no_long_page():
     assert history.seconds_of("compute") == pytest.approx(11_999)
     drawn = figures(history, [])
     assert len(json.dumps(drawn)) < 1_500_000
-    assert "the first 9e+03 s" in drawn[0]["note"]
+    assert "the first 6e+03 s" in drawn[0]["note"]
     assert report.pushes == 11_999
 
 
@@ -127,6 +129,67 @@ def test_many_workers_share_lanes():
     assert history.lanes == 64
     assert history.seconds_of("compute") == pytest.approx(1_000.0)
     assert {history.lane(worker) for worker in range(1_000)} == set(range(64))
+
+
+def test_of_many_workers_some_are_drawn():
+    lines = [header(workers=1_000), *(joined(0.0, worker) for worker in range(1_000))]
+    for number in range(8):
+        lines += [
+            decision(
+                pushed(1.0 + number, worker, 1_000 * number + worker + 1, compute_s=1.0),
+                Mark(worker, "slow" if number % 2 else "fast", "why"),
+            )
+            for worker in range(1_000)
+        ]
+    _, history = both(lines)
+    shown = {span.worker for span in history.spans}
+    assert len(shown) == 64
+    assert min(shown) == 0
+    assert max(shown) > 980
+    assert set(history.states) == shown
+    assert history.seconds_of("compute") == pytest.approx(8_000.0)
+    drawn = {each["id"]: each for each in figures(history, [])}
+    assert "Shown: 64 of 1,000 workers" in drawn["lanes"]["note"]
+    assert drawn["lanes"]["layout"]["height"] < 2_000
+    assert drawn["states"]["note"] == "Shown: 64 of 1,000 workers."
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"at": float("inf")}, {"at": float("nan")}, {"at": -5.0}, {"at": 1e308}, {"at": 1e-320},
+     {"compute_s": float("inf")}, {"compute_s": 1e308, "wait_s": float("nan")}, {"worker": 10**9}],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_no_run_has_make_no_traceback(tmp_path, wrong):
+    event = {"at": 1.0, "worker": 0, "push": 2, "compute_s": 0.5} | wrong
+    odd = decision(pushed(event.pop("at"), event.pop("worker"), event.pop("push"), **event))
+    lines = [header(workers=1), joined(0.0, 0), decision(pushed(1.0, 0, 1, compute_s=1.0)), odd]
+    told = [json.dumps(spelled_out(msgspec.to_builtins(line))) for line in lines]
+    (tmp_path / "journal.jsonl").write_text("".join(f"{text}\n" for text in told))
+    assert page.written(tmp_path / "journal.jsonl", tmp_path / "page.html")
+    export(tmp_path / "journal.jsonl", "perfetto", tmp_path / "trace.json")
+    json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_marks_are_bounded():
+    lines = [header(workers=1), joined(0.0, 0)]
+    for at in range(1, MOST_MARKS + 9):
+        lines.append(decision(pushed(float(at), 0, at, compute_s=1.0), Mark(0, f"s{at % 2}", "why")))
+    _, history = both(lines)
+    (states,) = (each for each in figures(history, []) if each["id"] == "states")
+    assert sum(len(bars["x"]) for bars in states["data"]) == MOST_MARKS
+    assert states["note"] == f"Shown: the first {MOST_MARKS + 1:.3g} s."
+
+
+def test_staleness_of_many_values_is_binned():
+    _, history = both([header(workers=1), joined(0.0, 0)])
+    history.staleness = dict.fromkeys(range(10, 5010), 2)
+    (found,) = (each for each in figures(history, []) if each["id"] == "staleness")
+    (bar,) = found["data"]
+    assert sum(bar["y"]) == 10_000
+    assert len(bar["x"]) == 200
+    assert bar["customdata"][0] == "10 to 34"
+    assert found["note"] == "Each bar is of 25 numbers of updates."
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -143,6 +206,24 @@ def test_the_verdict_names_who_was_waited_for():
         r"for worker [67], at \d\d% of the fastest worker's speed: its computing takes longest\.", found.why
     )
     assert "`balanced`" in found.advice
+
+
+def test_a_strategy_is_not_advised_to_who_has_it():
+    for name in ("balanced", "dasp:alpha=0.5"):
+        lines = trained("bsp")
+        lines[0] = header(strategy=name, workers=8)
+        assert f"`{name.partition(':')[0]}`" not in diagnosis_of(lines).advice
+        assert diagnosis_of(lines).advice.count("`") >= 4
+
+
+def test_a_lone_cause_and_a_lone_curve_are_named():
+    _, history = both(two_workers())
+    history.loss.add(1.0, 8, 1, 0.5)
+    (course,) = (each for each in figures(history, []) if each["id"] == "course")
+    assert course["layout"]["showlegend"]
+    assert course["data"][0]["name"] == "loss of pushes"
+    (staleness,) = (each for each in figures(history, []) if each["id"] == "staleness")
+    assert staleness["layout"]["xaxis"]["dtick"] == 1
 
 
 def test_verdicts_of_other_runs():

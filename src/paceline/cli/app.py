@@ -14,6 +14,7 @@ import typer
 from paceline._version import __version__
 from paceline.cli.calibrate_command import calibrate
 from paceline.cli.compare_command import TuningCommand, compare
+from paceline.cli.doctor_command import doctor
 from paceline.cli.inspect_commands import check_strategy, replay, scenario, strategies, tasks
 from paceline.cli.join_command import join, token
 from paceline.cli.report_command import export, report, watch
@@ -48,6 +49,7 @@ app.command()(check_strategy)
 app.command()(scenario)
 app.command()(replay)
 app.command()(tasks)
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)

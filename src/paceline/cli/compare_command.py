@@ -79,8 +79,8 @@ def compare(
     words = [each for each in (script, *(arguments or [])) if each is not None]
     tuned = trials.tuned_options(tune or [])
     asked = list(dict.fromkeys(strategy or []))
-    if report is not None and report.suffix not in (".html", ".htm"):
-        raise OptionError(f"--report: {shown(str(report))} must end in .html")
+    if report is not None:
+        _require_page(report)
     if json and csv:
         raise OptionError("give --json or --csv, not both")
     if not asked or (len(asked) < 2 and len(trials.option_sets(tuned)) < 2):
@@ -113,6 +113,17 @@ def compare(
     for trial in failed:
         say(f"{trial.name}, seed {trial.seed} failed: {trial.failure}")
     return 1 if failed else 0
+
+
+def _require_page(place: Path) -> None:
+    """Refuse before any run is made what the page after all of them would fail at."""
+    from paceline.records import page
+
+    if place.suffix not in (".html", ".htm"):
+        raise OptionError(f"--report: {shown(str(place))} must end in .html")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise OptionError(f"--report: cannot write into the folder {place.parent}; choose another place")
+    page.require_script()
 
 
 def _how(trial: "Trial") -> str:

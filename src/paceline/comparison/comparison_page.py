@@ -51,7 +51,7 @@ def _times(comparison: Comparison) -> Figure | None:
          "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>"},
         {"type": "scatter", "mode": "markers", "name": "each seed", "y": [name for name, _, _ in points],
          "x": [seconds for _, seconds, _ in points], "customdata": [seed for _, _, seed in points],
-         "marker": {"symbol": "diamond-open", "size": 9, "color": "#D55E00"},
+         "marker": {"symbol": "diamond", "size": 10, "color": "#E69F00", "line": {"color": "#000000", "width": 1}},
          "hovertemplate": "%{y}, seed %{customdata}: %{x:.4g} s<extra></extra>"},
     ]  # fmt: skip
     goal = f"seconds until {comparison.target}" if comparison.target is not None else "seconds of the whole run"

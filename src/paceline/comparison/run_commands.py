@@ -22,6 +22,7 @@ import msgspec
 
 from paceline._version import __version__
 from paceline.comparison.outcome import Trial
+from paceline.core.errors import OptionError
 from paceline.core.settings import PREFIX
 from paceline.records import private_files
 from paceline.records.report import Report
@@ -86,9 +87,12 @@ class Commands:
         return ["run", "--json", *self._options, *own, *sets]
 
     def _made(self, trial: Trial, place: Path) -> KeptTrial:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(place)  # of a run that was ended early
-        private_files.make_folder(place)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(place)  # of a run that was ended early
+            private_files.make_folder(place)
+        except OSError as error:
+            raise OptionError(f"--runs-dir: cannot make the folder {place}: {error.strerror}") from error
         words = [*self._words(trial), "--runs-dir", os.fspath(place), *self._workload]
         with self._lock:
             if self._stopped:

@@ -41,6 +41,11 @@ def load(name: str) -> Any:
     return importlib.import_module(_ENGINES[name][1])
 
 
+def fitness() -> Any:
+    """Import what tries out whether this machine can carry the processes of a run; it loads no torch."""
+    return importlib.import_module("paceline.engines.local.fitness")
+
+
 @contextlib.contextmanager
 def prepared(config: RunConfig) -> Iterator[None]:
     """Start a nursery ahead of the launch, so that it imports torch while this process does the same."""

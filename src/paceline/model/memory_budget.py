@@ -1,14 +1,10 @@
-"""Check before a run that its model fits: available memory of machine and control groups, and what a run needs.
+"""Check before a run that its model fits into the memory that is left.
 
 The kernel grants more memory than it has and later kills a process that uses it, so a run checks before it allocates.
-A limit may be set at any level above a process, in either version of control groups; the tightest one counts. Cached
-files count as free: the kernel drops them first.
 """
 
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-
 from paceline.core.errors import UserError
+from paceline.core.machine_limits import available_bytes
 from paceline.model.flat import Layout
 from paceline.model.regions import RegionLayout
 from paceline.model.spec import ModelSpec, dtype_of
@@ -21,12 +17,6 @@ STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta"
 
 class ShortOfMemoryError(UserError):
     """A model that does not fit into memory."""
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory still available; None if unknown. `root` replaces the file system's root in tests."""
-    found = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
-    return min(found) if found else None
 
 
 def require_region(spec: ModelSpec) -> None:
@@ -89,49 +79,3 @@ def _states(spec: ModelSpec) -> int:
             states += sum(1 for option in ("momentum", "amsgrad", "centered") if group.get(option))
             most = max(most, states)
     return most
-
-
-def _of_machine(meminfo: Path) -> Iterator[int]:
-    for line in _lines(meminfo):
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            yield int(value.split()[0]) * 1024
-
-
-def _of_groups(root: Path) -> Iterator[int]:
-    for line in _lines(root / "proc/self/cgroup"):
-        number, controllers, path = line.strip().split(":", 2)
-        if number == "0" and not controllers:
-            for folder in _levels(root / "sys/fs/cgroup", path):
-                yield from _left(folder, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            for folder in _levels(root / "sys/fs/cgroup/memory", path):
-                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _levels(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the group's folder and all above it; some are not visible inside a container."""
-    relative = PurePosixPath(path.lstrip("/"))
-    for part in (relative, *relative.parents):
-        if ".." not in part.parts:
-            yield mount / part
-
-
-def _left(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
-    bounds = _lines(folder / limit)
-    used = _lines(folder / usage)
-    if not bounds or not used or not bounds[0].strip().isdigit():  # "max" means no limit
-        return
-    droppable = 0
-    for line in _lines(folder / "memory.stat"):
-        name, _, value = line.partition(" ")
-        if name == cached:
-            droppable = int(value)
-    yield max(0, int(bounds[0]) - int(used[0]) + droppable)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -11,6 +11,9 @@ LITTLE = 0.05  # of the workers' time: waiting that is not worth a change
 MUCH_LOST = 0.10  # of the computed samples
 STALE = 2.0  # updates missed, from which on a rate or momentum for fresh gradients is too large
 SENDING = 0.3  # of the workers' time in transfers
+KEEPING = ("balanced", "dasp")  # workers in step, by the work that each gets
+LEAVING = ("fastest_k", "k_async")
+GOING_ON = ("dasp", "adaptive_sync", "fastest_k")
 CAUSES = {
     "compute": "its computing takes longest",
     "transfer": "its transfers take longest",
@@ -39,7 +42,7 @@ def diagnose(report: Report, culprits: Sequence[Culprit]) -> Diagnosis:
         return Diagnosis(
             f"{lost:.0%} of the computed samples were discarded.",
             "Work was taken back or came too late: cancelled grants, crashes, or a restart of the server.",
-            "Let slow workers finish smaller pieces (`balanced`), or lengthen --worker-timeout.",
+            "Let slow workers finish smaller pieces (`balanced`), or lengthen `--worker-timeout`.",
         )
     if waits > LITTLE:
         return _of_waiting(report, culprits, waits)
@@ -49,13 +52,13 @@ def diagnose(report: Report, culprits: Sequence[Culprit]) -> Diagnosis:
         return Diagnosis(
             f"Workers spent {sending:.0%} of their busy time in transfers.",
             "Gradients and models take long to travel beside what a batch takes to compute.",
-            "Compute more between two transfers: a larger --batch-size, `local_sgd`, or `adaptive_gossip`.",
+            "Compute more between two transfers: a larger `--batch-size`, `local_sgd`, or `adaptive_gossip`.",
         )
     if (report.staleness.mean or 0.0) > STALE:
         return Diagnosis(
             f"Nobody waited, but a gradient missed {report.staleness.mean:.1f} updates on average.",
             "Stale gradients point where the model no longer is, so each sample teaches less.",
-            "A smaller learning rate and no momentum, or a strategy that keeps in step: `balanced`, `dasp`.",
+            f"A smaller learning rate and no momentum, or a strategy that keeps in step: {_others(report, KEEPING)}.",
         )
     return Diagnosis(
         f"Little: workers waited {waits:.0%} of their time.",
@@ -78,8 +81,15 @@ def _of_waiting(report: Report, culprits: Sequence[Culprit], waits: float) -> Di
     score = known[worst.worker].score if worst.worker in known else None
     slow = f", at {score:.0%} of the fastest worker's speed" if score is not None and score < 1 - LITTLE else ""
     why = f"{share:.0%} of that was for worker {worst.worker}{slow}: {CAUSES.get(cause, cause)}."
+    disturbed = f"Go on without whoever is disturbed: {_others(report, GOING_ON)}, or wait for fewer workers."
     advice = {
-        "compute": "Give each worker what it can do (`balanced`, `dasp`), or leave out the slowest (`fastest_k`).",
-        "transfer": "Send less or less often: a larger --batch-size, `adaptive_gossip`, `local_sgd`.",
-    }.get(cause, "Go on without whoever is disturbed: `dasp`, `adaptive_sync`, or `fastest_k` with one worker fewer.")
+        "compute": f"Give each worker what it can do ({_others(report, KEEPING)}), or leave out the slowest "
+                   f"({_others(report, LEAVING)}).",
+        "transfer": "Send less or less often: a larger `--batch-size`, `adaptive_gossip`, `local_sgd`.",
+    }.get(cause, disturbed)  # fmt: skip
     return Diagnosis(what, why, advice)
+
+
+def _others(report: Report, names: Sequence[str]) -> str:
+    """Return strategies to try, without the one that the run had."""
+    return ", ".join(f"`{name}`" for name in names if name != report.strategy.partition(":")[0])

@@ -6,6 +6,7 @@ with its versions; arrows lead from a push to the version that it became part of
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,6 +29,8 @@ PART = 100_000  # rows of a Parquet file that are written at once
 
 def export(journal: Path, form: Format, place: Path) -> None:
     """Write the journal in another format."""
+    if not any(isinstance(line, Header) for line in read(journal)):  # its first line, so no more is read
+        raise OptionError(f"{journal} holds no run yet: it has no header")
     {"perfetto": _perfetto, "csv": _csv, "parquet": _parquet, "tensorboard": _tensorboard}[form](journal, place)
 
 
@@ -80,7 +83,8 @@ def _perfetto(journal: Path, place: Path) -> None:
         file.write(json.dumps(_named("process_name", SERVER, 0, "server")))
 
         def write(event: dict[str, Any]) -> None:
-            file.write(",\n" + json.dumps(event, separators=(",", ":")))
+            if math.isfinite(event.get("ts", 0.0)) and math.isfinite(event.get("dur", 0.0)):  # JSON has no infinities
+                file.write(",\n" + json.dumps(event, separators=(",", ":")))
 
         write(_named("process_name", WORKERS, 0, "workers"))
         trace = Trace(write)

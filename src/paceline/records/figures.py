@@ -19,6 +19,7 @@ LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 SHAPES = ["", "/", ".", "x", "\\", "+", "-", "|"]
 MOST_LINES = 12  # in one plot
+MOST_BARS = 200  # of staleness
 AXES = (("seconds", 0), ("samples", 1), ("versions", 2))
 
 
@@ -71,8 +72,10 @@ def lanes(history: History) -> Figure | None:
     workers = sorted({span.worker for span in history.spans})
     end = max(span.begin + span.seconds for span in history.spans)
     note = "Drag to zoom, double-click to see all; click a bar to read the reason of its decision."
-    if history.left_out:
-        note += f" These are the first {end:.3g} s; all of the run is below, in sums."
+    some = f"{len(workers)} of {history.workers:,} workers" if history.workers > history.lanes else ""
+    first = f"the first {end:.3g} s" if history.left_out else ""
+    if some or first:
+        note += f" Shown: {' in '.join(filter(None, (first, some)))}; all of the run is below, in sums."
     return {
         "id": "lanes", "title": "What each worker did", "data": data, "note": note,
         "layout": {
@@ -121,7 +124,7 @@ def waits(waited: Sequence[Waited]) -> Figure | None:
         "note": f"Seconds of all waiting workers together; they add up to {whole:.4g} s, all the waiting of the run.",
         "layout": {
             "barmode": "stack", "height": max(220, 90 + 26 * len(names)), "xaxis": axis("seconds waited"),
-            "yaxis": axis("", autorange="reversed"),
+            "yaxis": axis("", autorange="reversed"), "showlegend": True,
         },
     }  # fmt: skip
 
@@ -146,7 +149,7 @@ def course(history: History) -> Figure | None:
         for name, column in AXES
     ]  # fmt: skip
     layout: dict[str, Any] = {
-        "height": 380, "xaxis": axis("seconds"), "yaxis": axis("metric"),
+        "height": 380, "xaxis": axis("seconds"), "yaxis": axis("metric"), "showlegend": True,
         "updatemenus": [{"type": "buttons", "direction": "right", "x": 0, "y": 1.18, "xanchor": "left",
                          "buttons": buttons, "showactive": True}],
     }  # fmt: skip
@@ -159,10 +162,26 @@ def staleness(history: History) -> Figure | None:
     """How many updates applied pushes had missed."""
     if not history.staleness:
         return None
-    ages = sorted(history.staleness)
-    bar = {"type": "bar", "x": ages, "y": [history.staleness[age] for age in ages], "marker": {"color": LINES[0]}}
-    layout = {"height": 260, "xaxis": axis("updates missed"), "yaxis": axis("pushes"), "showlegend": False}
-    return {"id": "staleness", "title": "Staleness", "data": [bar], "layout": layout, "note": ""}
+    least, most = min(history.staleness), max(history.staleness)
+    width = -(-(most - least + 1) // MOST_BARS)
+    counts: dict[int, int] = {}
+    for age, count in history.staleness.items():
+        begin = least + (age - least) // width * width
+        counts[begin] = counts.get(begin, 0) + count
+    begins = sorted(counts)
+    bar: dict[str, Any] = {
+        "type": "bar", "y": [counts[begin] for begin in begins], "marker": {"color": LINES[0]},
+        "x": [begin + (width - 1) / 2 for begin in begins] if width > 1 else begins,
+    }  # fmt: skip
+    if width > 1:
+        bar |= {
+            "width": width, "customdata": [f"{begin} to {begin + width - 1}" for begin in begins],
+            "hovertemplate": "%{customdata} missed: %{y} pushes<extra></extra>",
+        }  # fmt: skip
+    ticks = {"dtick": 1} if most - least < 20 else {"tickformat": "d"}  # there is no half of an update
+    layout = {"height": 260, "xaxis": axis("updates missed", **ticks), "yaxis": axis("pushes"), "showlegend": False}
+    note = f"Each bar is of {width} numbers of updates." if width > 1 else ""
+    return {"id": "staleness", "title": "Staleness", "data": [bar], "layout": layout, "note": note}
 
 
 def shares(history: History) -> Figure | None:
@@ -237,12 +256,13 @@ def states(history: History) -> Figure | None:
     if not history.states:
         return None
     names = sorted({state for marks in history.states.values() for _, state, _ in marks})
+    over = history.seconds if history.marks_end is None else history.marks_end
     data = []
     for number, state in enumerate(names):
         bars = [
             (worker, end - at, at, visible(reason))
-            for worker, marks in sorted(history.states.items())[:200]
-            for (at, found, reason), end in zip(marks, [*(at for at, _, _ in marks[1:]), history.seconds], strict=True)
+            for worker, marks in sorted(history.states.items())
+            for (at, found, reason), end in zip(marks, [*(at for at, _, _ in marks[1:]), over], strict=True)
             if found == state and end > at
         ]
         y, x, base, why = map(list, zip(*bars, strict=True)) if bars else ([], [], [], [])
@@ -252,10 +272,13 @@ def states(history: History) -> Figure | None:
             "marker": marker_style(number),
         })  # fmt: skip
     layout = {
-        "barmode": "overlay", "height": max(220, 60 + 22 * min(200, len(history.states))), "xaxis": axis("seconds"),
+        "barmode": "overlay", "height": max(220, 60 + 22 * len(history.states)), "xaxis": axis("seconds"),
         "yaxis": axis("worker", autorange="reversed"),
     }  # fmt: skip
-    return {"id": "states", "title": "States", "data": data, "layout": layout, "note": ""}
+    some = f"{len(history.states)} of {history.workers:,} workers" if history.workers > history.lanes else ""
+    first = f"the first {over:.3g} s" if history.marks_end is not None else ""
+    note = f"Shown: {' in '.join(filter(None, (first, some)))}." if some or first else ""
+    return {"id": "states", "title": "States", "data": data, "layout": layout, "note": note}
 
 
 def traffic(history: History) -> Figure | None:

@@ -2,7 +2,7 @@
 
 Everything kept is bounded, so that a journal of millions of lines makes a page that opens at once. Curves keep every
 second, fourth, eighth ... point. The first spans are kept one by one, and all of them as sums over equal parts of the
-run's time.
+run's time. Where workers are many, spans and states are those of some of them, evenly chosen.
 
 A worker's spans add up to the report's seconds: `wait` until a grant, `transfer` and `compute` of a push, `lost` where
 a grant was taken back. A push's transfer holds both directions; it is drawn half before and half after computing.
@@ -21,9 +21,10 @@ from paceline.records.journal import Decision, Header, Line, Observation
 Kind = Literal["compute", "transfer", "wait", "lost"]
 KINDS: tuple[Kind, ...] = ("compute", "transfer", "wait", "lost")
 MOST_POINTS = 800  # of a curve
-MOST_SPANS = 9_000
+MOST_SPANS = 6_000
 PARTS = 240  # of the run's time
-MOST_LANES = 64  # beyond this, workers share a lane
+MOST_LANES = 64  # beyond this, workers share a lane, and one of each lane is drawn
+MOST_MARKS = 2_000
 ROUNDING = 1e-9  # seconds: of times that an engine adds up
 
 
@@ -88,15 +89,17 @@ class History:
         self.loss = Curve()  # the same, of pushes
         self.tracks: dict[tuple[str, int | None], Curve] = {}  # at, value
         self.states: dict[int, list[tuple[float, str, str]]] = {}  # at, state, reason
+        self.marks_end: float | None = None  # since when states are not kept
         self.work: dict[int, Curve] = {}  # at, samples of a grant
         self.traffic = Curve()  # at, bytes up, bytes down, so far
         self.staleness: dict[int, int] = {}
         self.events: list[tuple[float, str]] = []  # of the scenario, and warnings
         self.spans: list[Span] = []
-        self.left_out = 0  # spans that are only in the sums
+        self.left_out = 0  # later spans of the same workers, which are only in the sums
         self.sums = {kind: [[0.0] * PARTS for _ in range(self.lanes)] for kind in KINDS}
         self._busy: dict[int, _Busy] = {}
         self._held: dict[int, Pushed] = {}
+        self._marks = 0
         self._samples = self._versions = 0
         self._bytes = [0, 0]
         self._at = 0.0
@@ -217,9 +220,13 @@ class History:
         busy.free_at = busy.granted_at = None
 
     def _mark(self, action: Mark) -> None:
-        known = self.states.setdefault(action.worker, [])
-        if len(known) < MOST_POINTS:
-            known.append((self._at, action.state, action.reason))
+        if not self.is_drawn(action.worker):
+            return
+        if self._marks < MOST_MARKS:
+            self._marks += 1
+            self.states.setdefault(action.worker, []).append((self._at, action.state, action.reason))
+        elif self.marks_end is None:
+            self.marks_end = self._at
 
     def _observe(self, line: Observation) -> None:
         data = line.data
@@ -249,10 +256,16 @@ class History:
         """Return the lane of a worker: its own, or one that neighbours share."""
         return min(self.lanes - 1, worker * self.lanes // max(1, self.workers)) if worker < self.workers else 0
 
+    def is_drawn(self, worker: int) -> bool:
+        """Whether a worker's own spans and states are kept: the first of each lane's."""
+        return worker == 0 or self.lane(worker) != self.lane(worker - 1)
+
     def _span(self, worker: int, begin: float, seconds: float, kind: Kind, busy: _Busy, samples: int = 0) -> None:
-        if seconds <= 0:
+        if not (seconds > 0 and math.isfinite(begin) and math.isfinite(seconds)):  # a journal may come from anybody
             return
-        if len(self.spans) < MOST_SPANS:
+        if not self.is_drawn(worker):
+            pass
+        elif len(self.spans) < MOST_SPANS:
             self.spans.append(Span(worker, begin, seconds, kind, busy.reason, busy.clock, samples))
         else:
             self.left_out += 1
@@ -260,9 +273,8 @@ class History:
             self._add(self.sums[kind][self.lane(worker)], max(0.0, begin), seconds)
 
     def _add(self, parts: list[float], begin: float, seconds: float) -> None:
-        width = self.seconds / PARTS
-        first, end = min(PARTS - 1, int(begin / width)), begin + seconds
-        last = min(PARTS - 1, int(end / width))
+        width, end = self.seconds / PARTS, begin + seconds
+        first, last = (int(min(PARTS - 1, at / self.seconds * PARTS)) for at in (begin, end))
         if first == last:
             parts[first] += seconds
             return

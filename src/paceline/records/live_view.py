@@ -17,6 +17,7 @@ from paceline.core.values import visible
 from paceline.records.journal import Decision, Header, Line, Observation, PeerDecision
 
 HEADINGS = ("worker", "now", "clock", "samples/s", "waits", "stale", "work", "state")
+OPTIONAL = ("stale", "state")
 LEFT_ALIGNED = ("now", "state", "last reason")
 ROOM_FOR_REASONS = 16  # columns that are left
 FEWEST_ROWS = 3
@@ -59,15 +60,20 @@ class WorkerRow(msgspec.Struct):
     busy_s: float = 0.0
     wait_s: float = 0.0
     reason: str = ""
+    push: int = -1  # the latest, and its samples so far
+    pushed_samples: int = 0
 
     def pushed(self, event: Pushed, version: int) -> None:
-        """Take in a push that came at this version."""
+        """Take in a push, or one more piece of it, that came at this version."""
         self.clock, self.now, self.stale = event.clock, "waits", max(0, version - event.read_version)
         seconds = event.compute_s + event.transfer_s
         self.busy_s += seconds
         self.wait_s += event.wait_s
-        if seconds > 0 and event.samples:
-            speed = event.samples / seconds
+        samples = event.samples - (self.pushed_samples if event.push == self.push else 0)  # of this piece, as its times
+        self.push, self.pushed_samples = event.push, event.samples
+        # More than was granted: pieces before it are not among the lines that the view gets, and its times are its own.
+        if seconds > 0 and 0 < samples <= (self.work or samples):
+            speed = samples / seconds
             self.speed = speed if not self.speed else (1 - AVERAGED) * self.speed + AVERAGED * speed
 
     def cells(self, number: int, *, stale: bool) -> list[str]:
@@ -78,6 +84,13 @@ class WorkerRow(msgspec.Struct):
             f"{self.wait_s / present:.0%}" if present else "-", str(self.stale) if stale else "-", str(self.work),
             visible(self.state) or "-",
         ]  # fmt: skip
+
+    def told(self, number: int, most: int) -> str:
+        """Return the last reason without what the row says anyway: its number and its state."""
+        text = self.reason[:most]
+        for known in (f"w{number}: ", f"w{number} ", f"n{number} ", f"{self.state}: "):
+            text = text.removeprefix(known)
+        return visible(text)
 
 
 class LiveView:
@@ -201,13 +214,17 @@ class LiveView:
             return []
         shown = sorted(self.workers.items())[:most]
         rows = [(row.cells(number, stale=not self._peers), row) for number, row in shown]
-        widths = [max(len(heading), *(len(cells[at]) for cells, _ in rows)) for at, heading in enumerate(HEADINGS)]
+        # A column that says nothing of anybody leaves its room to the reasons.
+        kept = [at for at, name in enumerate(HEADINGS) if name not in OPTIONAL or any(c[at] != "-" for c, _ in rows)]
+        named = [HEADINGS[at] for at in kept]
+        rows = [([cells[at] for at in kept], row) for cells, row in rows]
+        widths = [max(len(heading), *(len(cells[at]) for cells, _ in rows)) for at, heading in enumerate(named)]
         room = width - sum(widths) - len(widths)
         reasons = room >= ROOM_FOR_REASONS
-        headings = [*HEADINGS, *(["last reason"] if reasons else [])]
+        headings = [*named, *(["last reason"] if reasons else [])]
         lines = [Text(_aligned(headings, [*widths, room], headings), style="bold")]
         for cells, row in rows:
-            told = [*cells, visible(row.reason[: 2 * width]).removeprefix(f"w{cells[0]} ")] if reasons else cells
+            told = [*cells, row.told(int(cells[0]), 2 * width)] if reasons else cells
             lines.append(Text(_aligned(told, [*widths, room], headings), style=STYLES.get(row.now, "")))
         rest = [row for _, row in sorted(self.workers.items())[most:]]
         return [*lines, *([_summed_up(rest)] if rest else [])]

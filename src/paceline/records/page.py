@@ -3,6 +3,7 @@
 Plotly's script is in the file. The page follows the reader's light or dark setting, and prints light.
 """
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from html import escape
@@ -50,6 +51,8 @@ function themed(layout, light) {
   const found = structuredClone(layout);
   for (const name of Object.keys(found).filter(name => /^[xy]axis/.test(name)))
     Object.assign(found[name], {gridcolor: line, zerolinecolor: line, linecolor: line});
+  // Plotly draws the chosen button nearly white in any case, so all of them are bright, with dark words.
+  for (const menu of found.updatemenus ?? []) Object.assign(menu, {bgcolor: "#d5d9e0", font: {color: "#1a1a1a"}});
   return Object.assign(found, {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink},
     margin: {l: 50, r: 20, t: layout.updatemenus ? 60 : 40, b: 40},
     legend: layout.updatemenus ? {orientation: "h", y: -0.25} : {orientation: "h", y: 1.02, yanchor: "bottom"},
@@ -143,6 +146,12 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{safe(cell)}</th>' for cell in rows[0])
     cells = ["".join(f"<td>{safe(cell)}</td>" for cell in row) for row in rows[1:]]
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
+
+
+def require_script() -> None:
+    """Raise if the script that draws a page is not installed."""
+    if importlib.util.find_spec("plotly") is None:
+        raise OptionError(f"the page needs plotly's script: {INSTALL}")
 
 
 def _plotly() -> str:

@@ -6,7 +6,7 @@ The model or tables that the worker has announced raise the bounds, and those mu
 """
 
 from paceline.core.errors import PeerError
-from paceline.model.memory_budget import available_bytes
+from paceline.core.machine_limits import available_bytes
 from paceline.transport.messages import Kind
 
 MOST_TENSORS = 32_768  # of one message; each costs the server some 600 bytes however small it is

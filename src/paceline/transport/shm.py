@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from paceline.core.errors import InternalError, PeerError
-from paceline.model.memory_budget import available_bytes, region_shortage, require_region
+from paceline.core.machine_limits import available_bytes
+from paceline.model.memory_budget import region_shortage, require_region
 from paceline.model.regions import Region, RegionLayout, parameters_in
 from paceline.model.spec import ModelSpec
 from paceline.transport.base import Closed, Lost, ServerEnd

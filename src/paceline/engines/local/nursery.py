@@ -114,6 +114,7 @@ class Nursery:
         self._owner = os.getpid()
         self.starting = True  # neither ready nor known to be unusable
         self.usable = True
+        self.complaint: str | None = None  # why it is not usable
         self._home, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _BEGIN.format(path=import_path(), home=theirs.fileno(), launcher=os.getpid())
         try:
@@ -222,7 +223,7 @@ class Nursery:
 
     def _give_up(self, why: str) -> None:
         if self.usable:
-            self.usable = False
+            self.usable, self.complaint = False, why
             logger.warning("processes start as fresh interpreters, which takes longer: no nursery (%s)", why)
 
     def end(self) -> None:
