@@ -253,7 +253,7 @@ class HostLauncher(Launcher):
         if finished is not None and finished.cause == "interrupted":
             return "the run was interrupted", False
         if process.code == 0:
-            return "its script has ended", False
+            return "the run is over" if process.host.shard else "its script has ended", False
         return f"its process {how_it_ended(process.code or 0)}", True
 
     def on_leaving(self, process: JoinedProcess) -> None:
