@@ -105,11 +105,13 @@ class Case(msgspec.Struct, frozen=True):
     strategy: str
     servers: int = 1
     on_ray: bool = False
+    remote_shards: int = 0  # of the servers, those in actors of their own
 
     @property
     def name(self) -> str:
         """As in results."""
-        return self.strategy.partition(":")[0] + (f", {'ray' if self.on_ray else 'join'}" * (self.servers > 1))
+        how = f", {'ray' if self.on_ray else 'join'}" * (self.servers > 1)
+        return self.strategy.partition(":")[0] + how + ", remote shards" * (self.remote_shards > 0)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -117,6 +119,7 @@ class Case(msgspec.Struct, frozen=True):
         return (
             "--workers", str(WORKERS), "--strategy", self.strategy, "--checkpoint-every", CHECKPOINTS, "--respawn",
             "--evaluate-every", "1e", "--start", "nursery", *(("--servers", str(self.servers)) * (self.servers > 1)),
+            *(("--remote-shards", str(self.remote_shards)) * (self.remote_shards > 0)),
         )  # fmt: skip
 
 
@@ -168,6 +171,11 @@ def named(pids: Collection[int]) -> dict[int, str]:
             if re.fullmatch(r"paceline: (server|(worker|shard) \d+)", shown):
                 found[pid] = shown.removeprefix("paceline: ")
     return found
+
+
+def workers_on(host: Host) -> tuple[int, ...]:
+    """The workers whose processes are on a host."""
+    return tuple(int(name.split()[1]) for name in named(host.processes()).values() if name.startswith("worker"))
 
 
 class Machines(Protocol):
@@ -260,7 +268,7 @@ class Chaos:
         """Kill one of the processes or machines that there are."""
         self._look()
         hosts = {host.name: host for host in self._lab.hosts[1:]}
-        before, self._trained = self._trained, {name for name, host in hosts.items() if named(host.processes())}
+        before, self._trained = self._trained, {name for name, host in hosts.items() if workers_on(host)}
         trains = before & self._trained
         machines = [] if self._machines is None else [name for name in sorted(self._trained) if trains - {name}]
         name = self._draw.choice([*sorted(self.census.now.values()), *machines])
@@ -277,7 +285,7 @@ class Chaos:
         there = named(host.processes())
         self.census.take(self.census.now | there)
         self.census.kill(there)
-        self._note("machine", tuple(int(name.split()[1]) for name in there.values()))
+        self._note("machine", workers_on(host))
         assert self._machines is not None
         self._machines.off(host)
         self._at(KILL_EVERY_S * len(self.kills) + AWAY_S, functools.partial(self._bring_back, host))
@@ -546,7 +554,8 @@ def judge(every: list[Found]) -> list[Bar]:
             Bar(f"places: {where}", found.places_lost, 0, False, "workers that lost their place without being killed"),
             *(_served_again(found, what) for what in (SERVERS if found.case.servers > 1 else SERVERS[:1])),
             *([] if not found.case.on_ray else [
-                Bar(f"machine: {where}", row["after a machine, others' pushes: median s"], GOES_ON_S, False,
+                Bar(f"machine: {where}", row["after a machine, others' pushes: median s"],
+                    SERVES_S if found.case.remote_shards else GOES_ON_S, False,
                     "median s from a machine's death until every worker elsewhere has pushed", "none was killed")]),
             Bar(f"journal: {where}", len(found.faults), 0, False,
                 "faults in the journal: among them samples that are not settled once, and untold rollbacks"),
@@ -621,8 +630,12 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(
     arguments: list[str] | None, question: str, cases: Sequence[Case], how: str,
     began_by: Callable[[Case], Callable[..., Any]] = lambda _: ByJoin, packages: tuple[str, ...] = ("pyzmq",),
+    on_demand: Sequence[Case] = (),
 ) -> None:  # fmt: skip
-    """Make the runs of these cases and write the page of this question; `began_by` returns how one is begun."""
+    """Make the runs of these cases and write the page of this question; `began_by` returns how one is begun.
+
+    Those `on_demand` are made if they are named, and are not on the page.
+    """
     parser = bars.parser("runs on three hosts whose processes are killed and whose cables are cut")
     parser.add_argument("--only", action="append", metavar="RUN", help="this one alone; may be repeated")
     parser.add_argument("--minutes", type=float, help=f"of chaos, instead of {MINUTES:g}; writes nothing")
@@ -634,10 +647,11 @@ def measure(
         parser.error(f"--repeats must be 1, not {given.repeats}: each run has dozens of kills")
     if given.minutes is not None and given.minutes < 1:
         parser.error(f"--minutes must be >= 1, not {given.minutes:g}: there is one cut in each")
-    unknown = {*(given.only or ())} - {case.name for case in cases}
+    known = {case.name: case for case in (*cases, *on_demand)}
+    unknown = {*(given.only or ())} - known.keys()
     if unknown:
-        parser.error(f"--only must be of {'; '.join(case.name for case in cases)}; not {'; '.join(sorted(unknown))}")
-    chosen = [case for case in cases if case.name in given.only] if given.only else cases[: 1 if given.quick else None]
+        parser.error(f"--only must be of {'; '.join(known)}; not {'; '.join(sorted(unknown))}")
+    chosen = [known[name] for name in given.only] if given.only else cases[: 1 if given.quick else None]
     given.only = given.only or given.minutes  # a part of the benchmark
     reason = netlab.why_not()
     if reason is None and not given.data_dir.is_dir():

@@ -239,6 +239,9 @@ def test_what_is_left_behind_is_seen(tmp_path, monkeypatch):
 def test_two_strategies_suffer_for_ten_minutes_and_shards_by_join_and_on_ray():
     assert [case.name for case in bench.CASES] == ["bsp", "ssp"]
     assert [case.name for case in shard_chaos.CASES] == ["bsp, join", "bsp, ray"]
+    (remote,) = shard_chaos.ON_DEMAND
+    assert remote.name == "bsp, ray, remote shards"
+    assert remote.options[-4:] == ("--servers", "3", "--remote-shards", "2")
     assert (bench.MINUTES, bench.KILL_EVERY_S, bench.CUT_EVERY_S, bench.CUT_S) == (10, 10, 60, 5)
     with pytest.raises(SystemExit):
         bench.main(["--minutes", "0.5"])
