@@ -320,7 +320,7 @@ class ByJoin:
         pass
 
     def started(self) -> int:
-        """How often a worker was started."""
+        """How often a worker was started, but for what a machine's death has ended."""
         return sum(command.said.count("running worker") for command in self._joined)
 
     def left(self) -> list[str]:
@@ -354,7 +354,7 @@ def run(
         report = site.report
         moments = chaos_times.moments(journal)
         kills, census = chaos.kills, chaos.census
-        killed = sum(len(kill.workers) for kill in kills)
+        killed = sum(kill.what == "worker" for kill in kills)
         plants = {name: bool(foreign_checker.faults(plant(journal), whole=True)) for name, plant in PLANTS.items()}
         return Found(
             case=case,

@@ -57,6 +57,7 @@ class OnRay:
         self._temporary = Path(os.environ["TMPDIR"])
         self.machines = self
         self.abandoned = 0
+        self._gone: set[str] = set()  # processes that were killed with their machines
 
     def __enter__(self) -> "OnRay":
         with contextlib.ExitStack() as until:
@@ -86,13 +87,15 @@ class OnRay:
 
     def off(self, host: Host) -> None:
         """Kill Ray and everything else there, at once."""
+        self._gone |= {str(pid) for pid in host.processes()}
         self._machines[host.name].kill()
         self.abandoned += len(list(self._folder(host).iterdir()))
         shutil.rmtree(self._folder(host))
 
     def started(self) -> int:
-        """How many actors have run a worker, by their words; those of a machine that is killed may be lost."""
-        return len(set(re.findall(r"pid=(\d+).*: running worker", self._command.said)))
+        """How many actors have run a worker, by their words, but for those that were killed with their machine: the
+        worker of such an actor may not have had its name yet."""
+        return len(set(re.findall(r"pid=(\d+).*: running worker", self._command.said)) - self._gone)
 
     def left(self) -> list[str]:
         """What is left of the run while the cluster is there: processes, actors, folders of machines."""
