@@ -300,7 +300,7 @@ class Launcher:
     def _on_no_place(self, reason: str) -> None:
         raise InternalError(f"the server turned away a newcomer whom nobody had announced: {reason}")
 
-    def _on_link_lost(self, place: ProcessPlace) -> None:
+    def _on_link_lost(self, place: ProcessPlace, links: int) -> None:
         """Do nothing: only the server's death cuts the links of one machine, and its successor makes others."""
 
     def _on_child_word(self, place: ProcessPlace, data: bytes | bytearray) -> None:
@@ -314,7 +314,7 @@ class Launcher:
             if self._progress is not None and message.on_terminal:
                 self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
         elif isinstance(message, control.LinkLost):
-            self._on_link_lost(place)
+            self._on_link_lost(place, message.links)
         elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
