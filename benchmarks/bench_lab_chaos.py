@@ -516,9 +516,9 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def _after_servers(found: Found, what: What) -> dict[str, Any]:
-    """How long it took from each death of a server, or of a shard, to the next version."""
+    """How long it took from each death of a server, or of a shard, to the next version, if somebody trained."""
     deaths = [death for death in found.servers if death.kill.what == what]
-    seconds = [death.version_s for death in deaths if death.version_s is not None]
+    seconds = [death.version_s for death in deaths if death.version_s is not None and death.workers]
     return {
         f"{what}s killed": len(deaths), f"after a {what}: median s": statistics.median(seconds) if seconds else None,
         f"after a {what}: slowest s": max(seconds, default=None),
@@ -567,8 +567,8 @@ def judge(every: list[Found]) -> list[Bar]:
 
 
 def _served_again(found: Found, what: What) -> Bar:
-    silent = [death for death in found.servers if death.kill.what == what and death.version_s is None]
-    why = f"after {len(silent)} deaths there was none" if silent else "it was never killed"
+    silent = [death for death in found.servers if death.kill.what == what and death.version_s is None and death.workers]
+    why = f"after {len(silent)} deaths there was none" if silent else "it was never killed while somebody trained"
     slowest = None if silent else row_of(found)[f"after a {what}: slowest s"]
     meaning = f"longest s from the death of the server{chr(39)}s process to the next version"
     if what == "shard":
@@ -596,12 +596,12 @@ def notes(how: str, every: Sequence[Found], load: Sequence[float], seed: int) ->
     return f"""{how}
 The first run has seed {seed}, the others the next ones. "Others' pushes" is from the kill until every other worker has
 pushed again after the server went on without the dead one; a push takes {PAUSE_S:g} s at least. "After a server" is
-from the kill to the first version after it. Moments of the journal are put on this machine's monotonic clock by what
-workers report of theirs (all hosts of a lab share it), which is good to some milliseconds. "Places lost" are departures
-of workers that nobody killed. "Left behind" is looked for before the lab is taken down: processes in the hosts'
-namespaces or with this run's environment anywhere, files in the temporary folder that was all theirs, named shared
-memory of processes that are gone and were seen on the hosts. The machine's load was {load[0]:.1f} before and
-{load[1]:.1f} after.
+from the kill to the first version after it, where some worker was training. Moments of the journal are put on this
+machine's monotonic clock by what workers report of theirs (all hosts of a lab share it), which is good to some
+milliseconds. "Places lost" are departures of workers that nobody killed. "Left behind" is looked for before the lab is
+taken down: processes in the hosts' namespaces or with this run's environment anywhere, files in the temporary folder
+that was all theirs, named shared memory of processes that are gone and were seen on the hosts. The machine's load was
+{load[0]:.1f} before and {load[1]:.1f} after.
 
 What each start of a server rolled back, by the journal's `rolled_back`; these samples were issued again, which the
 checker counts.
