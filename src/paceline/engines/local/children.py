@@ -112,6 +112,11 @@ class Children:
         """Note that the script in this place has told the server what it works on."""
         self._came.add(place)
 
+    @property
+    def some_have_come(self) -> bool:
+        """Whether there is a worker whose script has told a server what it works on."""
+        return not self._came.isdisjoint(self.alive)
+
     def reap(self, place: ProcessPlace) -> int:
         """Reap the process, killing it if it still runs, and report its exit to the server."""
         process = self.alive.pop(place)
