@@ -213,7 +213,7 @@ class Asked:
 class Started:
     """Stands in for a process on a machine that has joined."""
 
-    shares_memory = False
+    shares_memory, pid = False, 0
 
 
 class Deciding(ClusterLauncher):
@@ -225,7 +225,7 @@ class Deciding(ClusterLauncher):
         self._workers, self._holders, self._wanted, self._look_at = Asked(), Asked(), most or workers, 0.0
         self._joined, self._vain = set(), {"worker": 0, "shard": 0}
         self._began, self._finished, self._failure, self._script_failure = began, None, None, None
-        self._missed, self._repeats, self._most = set(), 0, most or workers
+        self._missed, self._coming, self._most = set(), 0, most or workers
         alive = {}
         self._vacant, self._announced, self._places, self._kill_at = [], [], {}, {}
         self._children = SimpleNamespace(alive=alive, occupy=alive.__setitem__)
@@ -326,6 +326,34 @@ def test_a_restarted_server_gives_a_waiting_machine_to_one_worker_and_no_actor_i
     assert launcher.look() == 2
     launcher._start(ProcessPlace(1, 1))
     assert launcher.look((1, GONE)) == 2
+
+
+def test_machines_that_wait_for_a_restarted_server_may_run_others_than_those_they_were_asked_for():
+    """And what it answers to their announcements, with numbers that no worker had, asks for nobody."""
+    launcher = Deciding(workers=6, respawn=True)
+    for worker in (0, 1, 2, 4, 5):
+        launcher._start(ProcessPlace(worker, 1))
+    assert launcher.look(*((worker, GONE) for worker in (0, 1, 2, 4, 5))) == 6
+    assert launcher.look((3, GONE)) == 5  # while there is no server
+    for number in range(6, 11):
+        joined(launcher, number)
+    launcher._on_relinked()
+    for worker in range(6):
+        launcher._start(ProcessPlace(worker, 2))
+    for worker in range(6, 11):
+        launcher._start(ProcessPlace(worker, 0))
+    assert sorted(place.worker for place in launcher._children.alive) == [0, 1, 2, 3, 4]
+    assert launcher.look() == 6
+    joined(launcher, 11)
+    launcher._start(ProcessPlace(5, 3))
+    assert launcher.look() == 6
+    for dead in range(6, 12):  # each in the absence of a further server
+        assert launcher.look((dead, DISMISSED)) == 5
+        launcher._on_relinked()
+        launcher._start(ProcessPlace(dead - 6, 4))
+        assert launcher.look() == 6
+        joined(launcher, dead + 6)
+        launcher._start(ProcessPlace(dead - 6, 5))
 
 
 def test_before_training_every_place_is_filled_again_until_that_is_in_vain():

@@ -60,8 +60,8 @@ class ClusterLauncher(HostLauncher):
         self._workers, self._holders = (actors(self._listener.address, shards) for shards in (False, True))
         self._wanted = self._most = plan.config.most_workers or plan.workers  # that there should be, and may be
         self._joined: set[tuple[bool, int | None]] = set()  # those that are in the run: whether a shard's, and number
-        self._missed: set[int] = set()  # workers for which an actor is asked for
-        self._repeats = 0  # demands of the server that are known already
+        self._missed: set[int] = set()  # workers that the server wants back, and for which there was no machine
+        self._coming = 0  # actors that were asked for because of them, and run no worker yet
         self._vain = {"worker": 0, "shard": 0}  # actors that have ended since the last joined, and first processes
 
     def _interrupts(self) -> contextlib.AbstractContextManager[int]:
@@ -135,21 +135,23 @@ class ClusterLauncher(HostLauncher):
             text = f"no {what} gets as far as to {'train' if what == 'worker' else 'hold its part'}: {why}"
             self._fail(self._script_failure or control.Failure("peer", text))
         else:
-            self._wanted, self._vain[what] = len(self._workers), 0
+            self._wanted, self._vain[what], self._coming = len(self._workers), 0, 0
+            self._missed.clear()
 
     def _start(self, place: ProcessPlace) -> None:
+        """Want an actor for each worker that is missed; a restarted server asks for all of them again.
+
+        A number that no worker had is for a machine that waited, which has got another one meanwhile.
+        """
         super()._start(place)
         if place in self._children.alive:
             self._missed.discard(place.worker)
-        elif self._repeats:
-            self._repeats -= 1
-        elif self._began is not None:
-            self._wanted += 1  # once the actor of the last process has ended: its room is needed
+            self._coming = max(0, self._coming - 1)  # whomever it was asked for
+        elif self._began is not None and place.incarnation > 0:
             self._missed.add(place.worker)
-
-    def _on_relinked(self) -> None:
-        super()._on_relinked()
-        self._repeats = len(self._missed)  # a restarted server asks for all of them again
+            lacking = max(0, len(self._missed) - self._coming)
+            self._wanted += lacking  # once the actor of the last process has ended: its room is needed
+            self._coming += lacking
 
     def _on_no_place(self, reason: str) -> None:
         super()._on_no_place(reason)
