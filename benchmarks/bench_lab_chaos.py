@@ -226,6 +226,7 @@ class Chaos:
         self._lab, self._case, self._machines, self._alive, self._say = lab, case, machines, alive, say
         self._draw = random.Random(seed)
         self._cut = False
+        self._due = 0.0  # when what is being done was due
         self._trained: set[str] = set()  # hosts that had workers at the last kill
         self._dues: list[tuple[float, int, Callable[[], str]]] = []
         self._order = itertools.count()
@@ -244,6 +245,7 @@ class Chaos:
         began = time.monotonic()
         while self._dues:
             due, _, call = heapq.heappop(self._dues)
+            self._due = due
             while (left := began + due - time.monotonic()) > 0:
                 self._look()
                 time.sleep(min(left, LOOK_S))
@@ -271,7 +273,10 @@ class Chaos:
         before, self._trained = self._trained, {name for name, host in hosts.items() if workers_on(host)}
         trains = before & self._trained
         machines = [] if self._machines is None else [name for name in sorted(self._trained) if trains - {name}]
-        name = self._draw.choice([*sorted(self.census.now.values()), *machines])
+        there = [*sorted(self.census.now.values()), *machines]
+        if not there:  # no worker, and a server that waits for a shard
+            return "kill nobody, since none is there"
+        name = self._draw.choice(there)
         if name in machines:
             return self._kill_machine(hosts[name])
         pid = next(pid for pid, shown in self.census.now.items() if shown == name)
@@ -288,7 +293,7 @@ class Chaos:
         self._note("machine", workers_on(host))
         assert self._machines is not None
         self._machines.off(host)
-        self._at(KILL_EVERY_S * len(self.kills) + AWAY_S, functools.partial(self._bring_back, host))
+        self._at(self._due + AWAY_S, functools.partial(self._bring_back, host))
         return f"kill {host.name} with {', '.join(sorted(there.values()))}"
 
     def _bring_back(self, host: Host) -> str:
