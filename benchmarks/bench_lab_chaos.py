@@ -105,11 +105,13 @@ class Case(msgspec.Struct, frozen=True):
     strategy: str
     servers: int = 1
     on_ray: bool = False
+    remote_shards: int = 0  # of the servers, those in actors of their own
 
     @property
     def name(self) -> str:
         """As in results."""
-        return self.strategy.partition(":")[0] + (f", {'ray' if self.on_ray else 'join'}" * (self.servers > 1))
+        how = f", {'ray' if self.on_ray else 'join'}" * (self.servers > 1)
+        return self.strategy.partition(":")[0] + how + ", remote shards" * (self.remote_shards > 0)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -117,6 +119,7 @@ class Case(msgspec.Struct, frozen=True):
         return (
             "--workers", str(WORKERS), "--strategy", self.strategy, "--checkpoint-every", CHECKPOINTS, "--respawn",
             "--evaluate-every", "1e", "--start", "nursery", *(("--servers", str(self.servers)) * (self.servers > 1)),
+            *(("--remote-shards", str(self.remote_shards)) * (self.remote_shards > 0)),
         )  # fmt: skip
 
 
@@ -170,6 +173,11 @@ def named(pids: Collection[int]) -> dict[int, str]:
     return found
 
 
+def workers_on(host: Host) -> tuple[int, ...]:
+    """The workers whose processes are on a host."""
+    return tuple(int(name.split()[1]) for name in named(host.processes()).values() if name.startswith("worker"))
+
+
 class Machines(Protocol):
     """Machines that can be killed with all their processes, and come back."""
 
@@ -218,6 +226,7 @@ class Chaos:
         self._lab, self._case, self._machines, self._alive, self._say = lab, case, machines, alive, say
         self._draw = random.Random(seed)
         self._cut = False
+        self._due = 0.0  # when what is being done was due
         self._trained: set[str] = set()  # hosts that had workers at the last kill
         self._dues: list[tuple[float, int, Callable[[], str]]] = []
         self._order = itertools.count()
@@ -236,6 +245,7 @@ class Chaos:
         began = time.monotonic()
         while self._dues:
             due, _, call = heapq.heappop(self._dues)
+            self._due = due
             while (left := began + due - time.monotonic()) > 0:
                 self._look()
                 time.sleep(min(left, LOOK_S))
@@ -260,10 +270,13 @@ class Chaos:
         """Kill one of the processes or machines that there are."""
         self._look()
         hosts = {host.name: host for host in self._lab.hosts[1:]}
-        before, self._trained = self._trained, {name for name, host in hosts.items() if named(host.processes())}
+        before, self._trained = self._trained, {name for name, host in hosts.items() if workers_on(host)}
         trains = before & self._trained
         machines = [] if self._machines is None else [name for name in sorted(self._trained) if trains - {name}]
-        name = self._draw.choice([*sorted(self.census.now.values()), *machines])
+        there = [*sorted(self.census.now.values()), *machines]
+        if not there:  # no worker, and a server that waits for a shard
+            return "kill nobody, since none is there"
+        name = self._draw.choice(there)
         if name in machines:
             return self._kill_machine(hosts[name])
         pid = next(pid for pid, shown in self.census.now.items() if shown == name)
@@ -277,10 +290,10 @@ class Chaos:
         there = named(host.processes())
         self.census.take(self.census.now | there)
         self.census.kill(there)
-        self._note("machine", tuple(int(name.split()[1]) for name in there.values()))
+        self._note("machine", workers_on(host))
         assert self._machines is not None
         self._machines.off(host)
-        self._at(KILL_EVERY_S * len(self.kills) + AWAY_S, functools.partial(self._bring_back, host))
+        self._at(self._due + AWAY_S, functools.partial(self._bring_back, host))
         return f"kill {host.name} with {', '.join(sorted(there.values()))}"
 
     def _bring_back(self, host: Host) -> str:
@@ -312,7 +325,7 @@ class ByJoin:
         pass
 
     def started(self) -> int:
-        """How often a worker was started."""
+        """How often a worker was started, but for what a machine's death has ended."""
         return sum(command.said.count("running worker") for command in self._joined)
 
     def left(self) -> list[str]:
@@ -346,7 +359,7 @@ def run(
         report = site.report
         moments = chaos_times.moments(journal)
         kills, census = chaos.kills, chaos.census
-        killed = sum(len(kill.workers) for kill in kills)
+        killed = sum(kill.what == "worker" for kill in kills)
         plants = {name: bool(foreign_checker.faults(plant(journal), whole=True)) for name, plant in PLANTS.items()}
         return Found(
             case=case,
@@ -508,9 +521,9 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def _after_servers(found: Found, what: What) -> dict[str, Any]:
-    """How long it took from each death of a server, or of a shard, to the next version."""
+    """How long it took from each death of a server, or of a shard, to the next version, if somebody trained."""
     deaths = [death for death in found.servers if death.kill.what == what]
-    seconds = [death.version_s for death in deaths if death.version_s is not None]
+    seconds = [death.version_s for death in deaths if death.version_s is not None and death.workers]
     return {
         f"{what}s killed": len(deaths), f"after a {what}: median s": statistics.median(seconds) if seconds else None,
         f"after a {what}: slowest s": max(seconds, default=None),
@@ -546,7 +559,8 @@ def judge(every: list[Found]) -> list[Bar]:
             Bar(f"places: {where}", found.places_lost, 0, False, "workers that lost their place without being killed"),
             *(_served_again(found, what) for what in (SERVERS if found.case.servers > 1 else SERVERS[:1])),
             *([] if not found.case.on_ray else [
-                Bar(f"machine: {where}", row["after a machine, others' pushes: median s"], GOES_ON_S, False,
+                Bar(f"machine: {where}", row["after a machine, others' pushes: median s"],
+                    SERVES_S if found.case.remote_shards else GOES_ON_S, False,
                     "median s from a machine's death until every worker elsewhere has pushed", "none was killed")]),
             Bar(f"journal: {where}", len(found.faults), 0, False,
                 "faults in the journal: among them samples that are not settled once, and untold rollbacks"),
@@ -558,8 +572,8 @@ def judge(every: list[Found]) -> list[Bar]:
 
 
 def _served_again(found: Found, what: What) -> Bar:
-    silent = [death for death in found.servers if death.kill.what == what and death.version_s is None]
-    why = f"after {len(silent)} deaths there was none" if silent else "it was never killed"
+    silent = [death for death in found.servers if death.kill.what == what and death.version_s is None and death.workers]
+    why = f"after {len(silent)} deaths there was none" if silent else "it was never killed while somebody trained"
     slowest = None if silent else row_of(found)[f"after a {what}: slowest s"]
     meaning = f"longest s from the death of the server{chr(39)}s process to the next version"
     if what == "shard":
@@ -587,12 +601,12 @@ def notes(how: str, every: Sequence[Found], load: Sequence[float], seed: int) ->
     return f"""{how}
 The first run has seed {seed}, the others the next ones. "Others' pushes" is from the kill until every other worker has
 pushed again after the server went on without the dead one; a push takes {PAUSE_S:g} s at least. "After a server" is
-from the kill to the first version after it. Moments of the journal are put on this machine's monotonic clock by what
-workers report of theirs (all hosts of a lab share it), which is good to some milliseconds. "Places lost" are departures
-of workers that nobody killed. "Left behind" is looked for before the lab is taken down: processes in the hosts'
-namespaces or with this run's environment anywhere, files in the temporary folder that was all theirs, named shared
-memory of processes that are gone and were seen on the hosts. The machine's load was {load[0]:.1f} before and
-{load[1]:.1f} after.
+from the kill to the first version after it, where some worker was training. Moments of the journal are put on this
+machine's monotonic clock by what workers report of theirs (all hosts of a lab share it), which is good to some
+milliseconds. "Places lost" are departures of workers that nobody killed. "Left behind" is looked for before the lab is
+taken down: processes in the hosts' namespaces or with this run's environment anywhere, files in the temporary folder
+that was all theirs, named shared memory of processes that are gone and were seen on the hosts. The machine's load was
+{load[0]:.1f} before and {load[1]:.1f} after.
 
 What each start of a server rolled back, by the journal's `rolled_back`; these samples were issued again, which the
 checker counts.
@@ -621,8 +635,12 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(
     arguments: list[str] | None, question: str, cases: Sequence[Case], how: str,
     began_by: Callable[[Case], Callable[..., Any]] = lambda _: ByJoin, packages: tuple[str, ...] = ("pyzmq",),
+    on_demand: Sequence[Case] = (),
 ) -> None:  # fmt: skip
-    """Make the runs of these cases and write the page of this question; `began_by` returns how one is begun."""
+    """Make the runs of these cases and write the page of this question; `began_by` returns how one is begun.
+
+    Those `on_demand` are made if they are named, and are not on the page.
+    """
     parser = bars.parser("runs on three hosts whose processes are killed and whose cables are cut")
     parser.add_argument("--only", action="append", metavar="RUN", help="this one alone; may be repeated")
     parser.add_argument("--minutes", type=float, help=f"of chaos, instead of {MINUTES:g}; writes nothing")
@@ -634,10 +652,11 @@ def measure(
         parser.error(f"--repeats must be 1, not {given.repeats}: each run has dozens of kills")
     if given.minutes is not None and given.minutes < 1:
         parser.error(f"--minutes must be >= 1, not {given.minutes:g}: there is one cut in each")
-    unknown = {*(given.only or ())} - {case.name for case in cases}
+    known = {case.name: case for case in (*cases, *on_demand)}
+    unknown = {*(given.only or ())} - known.keys()
     if unknown:
-        parser.error(f"--only must be of {'; '.join(case.name for case in cases)}; not {'; '.join(sorted(unknown))}")
-    chosen = [case for case in cases if case.name in given.only] if given.only else cases[: 1 if given.quick else None]
+        parser.error(f"--only must be of {'; '.join(known)}; not {'; '.join(sorted(unknown))}")
+    chosen = [known[name] for name in given.only] if given.only else cases[: 1 if given.quick else None]
     given.only = given.only or given.minutes  # a part of the benchmark
     reason = netlab.why_not()
     if reason is None and not given.data_dir.is_dir():

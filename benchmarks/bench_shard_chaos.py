@@ -2,11 +2,13 @@
 
     python benchmarks/bench_shard_chaos.py                        # 23 minutes, two cores; needs root, MNIST and Ray
     python benchmarks/bench_shard_chaos.py --only 'bsp, ray' --minutes 2 --keep /tmp/chaos  # short; writes nothing
+    python benchmarks/bench_shard_chaos.py --only 'bsp, ray, remote shards'  # 11 minutes; writes nothing
     python benchmarks/bench_shard_chaos.py --quick --json         # one minute by join; writes nothing
 
 The chaos of bench_lab_chaos.py, with `--servers 2`: also shards are killed. The second run is `paceline run --engine
 ray` on a Ray cluster across the lab, with the server on the head: there no cable is cut, but at times all processes of
-a machine other than the head are killed at once, Ray's own among them, and 20 s later it comes back.
+a machine other than the head are killed at once, Ray's own among them, and 20 s later it comes back. The third is made
+on demand alone: on Ray with two of three shards on the machines of the workers, which have room for both each.
 """
 
 import contextlib
@@ -31,6 +33,7 @@ from bench_lab_chaos import WORKERS, ByJoin, Case
 from netlab import Host, Lab
 
 CASES = (Case("bsp", servers=2), Case("bsp", servers=2, on_ray=True))
+ON_DEMAND = (Case("bsp", servers=3, on_ray=True, remote_shards=2),)
 HOW = f"""
 As [lab_chaos](lab_chaos.md) with `--servers {CASES[0].servers}`: {WORKERS} workers on two hosts of a lab with cables of
 1 Gbit/s, and on a third the coordinator and {CASES[0].servers} shards. `join` is by `paceline serve` and `paceline
@@ -54,6 +57,7 @@ class OnRay:
         self._temporary = Path(os.environ["TMPDIR"])
         self.machines = self
         self.abandoned = 0
+        self._gone: set[str] = set()  # processes that were killed with their machines
 
     def __enter__(self) -> "OnRay":
         with contextlib.ExitStack() as until:
@@ -79,17 +83,19 @@ class OnRay:
         """Start Ray on a host, with a temporary folder of its own."""
         self._folder(host).mkdir()
         variables = {"TMPDIR": os.fspath(self._folder(host))}
-        self._machines[host.name] = self._cluster.add(WORKERS // 2, host=host, **variables)
+        self._machines[host.name] = self._cluster.add(WORKERS // 2 + self._case.remote_shards, host=host, **variables)
 
     def off(self, host: Host) -> None:
         """Kill Ray and everything else there, at once."""
+        self._gone |= {str(pid) for pid in host.processes()}
         self._machines[host.name].kill()
         self.abandoned += len(list(self._folder(host).iterdir()))
         shutil.rmtree(self._folder(host))
 
     def started(self) -> int:
-        """How many actors have run a worker, by their words; those of a machine that is killed may be lost."""
-        return len(set(re.findall(r"pid=(\d+).*: running worker", self._command.said)))
+        """How many actors have run a worker, by their words, but for those that were killed with their machine: the
+        worker of such an actor may not have had its name yet."""
+        return len(set(re.findall(r"pid=(\d+).*: running worker", self._command.said)) - self._gone)
 
     def left(self) -> list[str]:
         """What is left of the run while the cluster is there: processes, actors, folders of machines."""
@@ -117,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("not measured: Ray is not installed: pip install 'paceline[ray]'", file=sys.stderr)
         return
     ways: dict[bool, Callable[..., Any]] = {False: ByJoin, True: OnRay}
-    lab_chaos.measure(arguments, "shard_chaos", CASES, HOW, lambda case: ways[case.on_ray], ("pyzmq", "ray"))
+    lab_chaos.measure(arguments, "shard_chaos", CASES, HOW, lambda case: ways[case.on_ray], ("pyzmq", "ray"), ON_DEMAND)
 
 
 if __name__ == "__main__":

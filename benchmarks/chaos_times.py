@@ -54,6 +54,7 @@ class ServerDeath(msgspec.Struct, frozen=True):
 
     kill: Kill
     version_s: float | None  # the first version of a successor, also of one that had to be replaced meanwhile
+    workers: int = 1  # that were training; without any, a version has to wait for scripts that load
 
 
 def moments(lines: Sequence[Line]) -> list[Moment]:
@@ -163,7 +164,8 @@ def server_deaths(kills: Sequence[Kill], found: Sequence[Moment]) -> list[Server
             again = _first(late, lambda moment: moment.kind == "restored")
             after = [] if again is None else late[again:]
             applied = _first(after, lambda moment: moment.kind == "applied")
-            deaths.append(ServerDeath(kill, None if applied is None else after[applied].at - kill.at))
+            lasted = None if applied is None else after[applied].at - kill.at
+            deaths.append(ServerDeath(kill, lasted, len(_present(found, kill.at))))
     return deaths
 
 

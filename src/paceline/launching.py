@@ -181,6 +181,7 @@ def launch(
     working_dir: Path | str | None = unset.working_dir,
     worker_resources: str = unset.worker_resources,
     server_resources: str = unset.server_resources,
+    shard_resources: str = unset.shard_resources,
     spread: bool = unset.spread,
     resource_timeout: float = unset.resource_timeout,
 ) -> Run:

@@ -1,5 +1,6 @@
-"""docs/howto/ray.md, followed word by word on two hosts of a lab: from a laptop to a Ray cluster across them."""
+"""Ray clusters across hosts of a lab: docs/howto/ray.md followed word by word, and shards on a machine of their own."""
 
+import contextlib
 import os
 import re
 import secrets
@@ -14,7 +15,8 @@ from pathlib import Path
 import leaks
 import pytest
 import ray_clusters
-from hosts import Site, wait_until
+from hosts import SCRIPT, Site, wait_until
+from ray_clusters import RayCluster
 
 import netlab
 from netlab import Lab
@@ -31,13 +33,19 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture
-def lab(nothing_left: leaks.Watch) -> Iterator[Lab]:
+@contextlib.contextmanager
+def lab_for_ray(hosts: int) -> Iterator[Lab]:
     ray_clusters.require()
     netlab.require()
-    with Lab(hosts=2, rate="100mbit") as made:
+    with Lab(hosts=hosts, rate="100mbit") as made:
         for host in made.hosts:
             made.tool("ip", host.index, "route add default dev eth0")  # Ray asks the route which address a host has
+        yield made
+
+
+@pytest.fixture
+def lab(nothing_left: leaks.Watch) -> Iterator[Lab]:
+    with lab_for_ray(2) as made:
         yield made
 
 
@@ -95,3 +103,45 @@ def test_five_commands_lead_from_a_laptop_to_a_cluster(
     assert "bsp · ray · 2 workers" in across
     assert across.count("over the network") >= 1
     assert lab.hosts[0].bytes_sent() > before
+
+
+HIDDEN = 3_000
+GRADIENT_BYTES = 4 * (6 * HIDDEN + HIDDEN + HIDDEN + 1)
+
+
+@pytest.mark.usefixtures("warm")
+def test_parts_go_straight_to_the_machine_of_the_shards_which_come_back_with_it(
+    nothing_left: leaks.Watch, folder: Path
+) -> None:
+    """The serving host sees commands, and the model when the run begins, goes back, at a checkpoint and at the end."""
+    theirs = {"TMPDIR": str(nothing_left.temporary / "theirs")}
+    with lab_for_ray(3) as lab, RayCluster(cpus=1, lab=lab) as cluster:
+        head, trains, holds = lab.hosts
+        cluster.add(0, 1).wait()
+        Path(theirs["TMPDIR"]).mkdir()
+        machine = cluster.add(2, host=holds, **theirs).wait()
+        script = SCRIPT.replace("300", str(HIDDEN)).replace("lr=0.005", "lr=0.0001")
+        with Site(folder, script, epochs=8, pause=0.05) as site:
+            ran = site.command(
+                "run", "run", *cluster.options, "--workers", "1", "--servers", "2", "--remote-shards", "2",
+                "--worker-resources", "GPU=1", "--evaluate-every", "off", "--checkpoint-every", "60v",
+                "--log-level", "info", "train.py", host=head, environment=cluster.environment,
+            )  # fmt: skip
+            wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 0)
+            machine.kill()
+            ran.wait_for("waiting for 2 more shards to join", 2)
+            shutil.rmtree(theirs["TMPDIR"])  # nobody was left to remove what is in it
+            Path(theirs["TMPDIR"]).mkdir()
+            cluster.add(2, host=holds, **theirs).wait()
+            ran.wait_for("phase 0", 2)
+            site.hurry()
+            assert ran.end() == 0, ran.said
+            assert re.search(r"of the server (was killed by|exited with).*: going on from", ran.said)
+            # All hosts see one folder of logs, and each shows all of them.
+            assert len(set(re.findall(r"pid=(\d+).*running worker", ran.said))) == 1
+            assert len(set(re.findall(r"pid=(\d+).*running shard", ran.said))) == 4
+            pushed = GRADIENT_BYTES * site.report["samples_used"] // 5
+            assert holds.bytes_received() > pushed
+            assert trains.bytes_sent() > pushed
+            assert head.bytes_received() < pushed / 4
+        Path(theirs["TMPDIR"]).rmdir()

@@ -99,21 +99,33 @@ def test_a_killed_server_is_found_again_by_workers_that_joined(long_site):
     assert sum(each["versions"] for each in told) == len(applied) - lines[restart].restored.version
 
 
-def test_a_server_that_dies_again_and_again_while_no_worker_is_there_is_found_by_the_next(long_site):
+LOADS = """import os, time
+while os.path.exists("alone") and not os.path.exists("hurry"):
+    time.sleep(0.02)
+"""
+
+
+def test_a_server_that_dies_again_and_again_while_no_worker_is_there_or_all_load_is_found_by_the_next(long_site):
     """Nobody could come further from the checkpoint, so no restart from it was in vain."""
+    script = long_site.folder / "train.py"
+    script.write_text(LOADS + script.read_text())
     serve = long_site.serve("--workers", "1", "--checkpoint-every", "5v", "--max-versions", "40")
     lost = long_site.join()
     wait_until(lambda: len(list(long_site.folder.glob("runs/*/checkpoints/v*"))) > 1)
     lost.signal(signal.SIGKILL)
     serve.wait_for("no worker is left")
-    for count in range(1, RESTARTS + 3):
+    (long_site.folder / "alone").touch()
+    joined = None
+    for count in range(1, RESTARTS + 5):
+        if count == 3:
+            joined = long_site.join()
+            joined.wait_for("running worker")
         wait_until(lambda: processes_of(serve, "server"))
         (pid,) = processes_of(serve, "server")
         wait_until(lambda pid=pid: serves(pid))
         os.kill(pid, signal.SIGKILL)
         serve.wait_for("going on from", count)
     long_site.hurry()
-    joined = long_site.join()
     assert [serve.end(), joined.end()] == [0, 0], serve.said
     assert long_site.report["versions"] == 40
 

@@ -2,13 +2,17 @@
 
 import fcntl
 import os
+import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from hosts import wait_until
 
 from paceline.core.settings import RunConfig
-from paceline.engines.local import control, scratch
+from paceline.engines.local import child, control, scratch
 from paceline.engines.local.children import Children, ProcessPlace
 from paceline.engines.local.debugging import BreakpointHook
 from paceline.engines.local.launcher import Launcher
@@ -17,6 +21,8 @@ from paceline.engines.local.processes import Process
 from paceline.engines.local.workload import packed
 from paceline.records.journal import Header, Lines
 from paceline.server.plan import Plan
+from paceline.transport.base import Closed
+from paceline.transport.shm import Channel
 
 PIPE = 1 << 20
 
@@ -110,6 +116,43 @@ def test_a_restarted_server_hears_of_the_evaluators_end_though_a_newcomer_has_it
         control.Exited(0, 1, False, -15),
         control.Exited(2, 0, True, 1),
     ]
+
+
+def test_the_link_to_the_latest_server_is_told_from_those_to_earlier_ones():
+    children, place = Children(plan(transport="zeromq"), packed(print), Console(), lambda *_: None), ProcessPlace(0, 0)
+    children.occupy(place, SimpleNamespace(pid=11, shares_memory=False, send=lambda *_: None))
+    assert not children.is_latest(place, 0)  # it has none
+    children.listening("tcp://lab1:7001")
+    assert children.is_latest(place, 1)
+    children.relink()
+    assert not children.is_latest(place, 1)  # its server is gone
+    children.listening("tcp://lab1:7001")
+    assert (children.is_latest(place, 1), children.is_latest(place, 2)) == (False, True)
+
+
+def test_a_worker_says_which_of_its_links_it_has_lost(monkeypatch):
+    monkeypatch.setattr(child, "end_own_group", lambda: None)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of the thread whose launcher is gone
+    ours, theirs = map(Channel, socket.socketpair())
+    links, waiting = child.WorkerLinks(theirs), ThreadPoolExecutor()
+    for count, address in ((1, "tcp://lab1:7001"), (2, "tcp://lab1:7002")):
+        found = waiting.submit(links._await)
+        assert control.for_launcher(ours.receive().data) == control.LinkLost(count)
+        ours.send(control.encode(control.Relinked(address)))
+        assert found.result() == (address, [])
+    for address in ("tcp://lab1:7003", "tcp://lab1:7004"):
+        ours.send(control.encode(control.Relinked(address)))
+    wait_until(lambda: links._given == 5)
+    assert links._await() == ("tcp://lab1:7004", [])  # there is no need to ask for it
+    found = waiting.submit(links._await)
+    assert control.for_launcher(ours.receive().data) == control.LinkLost(5)
+    ours.send(control.encode(control.Unlinked()))
+    with pytest.raises(Closed):
+        found.result()
+    waiting.shutdown()
+    ours.close()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "paceline-control"])
+    theirs.close()
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def run_on(cluster, site, *options, what=("train.py",), **environment):
     return site.command("run", "run", *given, *options, *what, environment={**cluster.environment, **environment})
 
 
-def require_hidden(cluster, ran, secret):
+def require_hidden(cluster, ran, secret, shards=2):
     """Neither command lines nor environments of a run's processes, all of which are there, show the secret."""
-    expected = ("worker 0", "worker 1", "server", "shard 0", "shard 1")
+    expected = ("worker 0", "worker 1", "server", *(f"shard {shard}" for shard in range(shards)))
 
     def all_there():
         assert ran.poll() is None, ran.said
@@ -197,8 +197,52 @@ def test_a_worker_that_dies_comes_back_in_an_actor_of_its_own_and_a_server_from_
         assert ran.end() == 0, ran.said
         require_sound(site)
         assert site.report["samples_used"] == 30 * 400
-        ran_it = re.findall(r"\(PacelineWorker pid=(\d+)\).*running worker 1", ran.said)
-        assert len(set(ran_it)) == 2
+        assert len(set(actors_of(ran, "worker 1"))) == 2
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_shards_in_actors_of_their_own_go_back_together_to_the_bits_of_one_machine(cluster, folder):
+    """Whichever dies, a shard's process or an actor; there is room for the successor where the dead one was, alone."""
+    with Site(folder, SCRIPT, epochs=10, pause=0.05) as site:
+        ran = run_on(
+            cluster, site, "--workers", "2", "--servers", "3", "--remote-shards", "2", "--checkpoint-every", "5v",
+            "--worker-resources", "CPU=0.5", "--shard-resources", "CPU=0.5", "--journal", "journal.jsonl",
+        )  # fmt: skip
+        require_hidden(cluster, ran, PREFIX, shards=3)
+        for count, kill in enumerate((kill_shard, kill_actor), start=1):
+            begun = {path.name for path in folder.glob("runs/*/checkpoints/v*")}
+            wait_until(lambda begun=begun: {path.name for path in folder.glob("runs/*/checkpoints/v*")} - begun)
+            kill(cluster, ran)
+            ran.wait_for("of the server was killed by SIGKILL: going on from", count)
+            goes_on(ran, site)
+        site.hurry()
+        assert ran.end() == 0, ran.said
+        require_sound(site)
+        theirs = site.model
+        assert "shares memory with the server" not in ran.said
+        assert ran.said.count("running worker") == 2
+        held = {number: set(actors_of(ran, f"shard {number}")) for number in (1, 2)}
+        assert len(held[1] | held[2]) == 4  # two at first, and one for each that was killed
+        here = folder / "local"
+        here.mkdir()
+    with Site(here, SCRIPT, epochs=10, pause=0) as one:
+        command = one.run_here("--workers", "2", "--servers", "3")
+        assert command.end() == 0, command.said
+        assert all(theirs[name].equal(ours) for name, ours in one.model.items())
+
+
+def kill_shard(cluster, _ran):
+    (pid,) = [pid for pid, title in cluster.head.processes().items() if "paceline: shard 1" in title]
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_actor(_cluster, ran):
+    os.kill(int(actors_of(ran, "shard 2")[-1]), signal.SIGKILL)
+
+
+def actors_of(ran, what):
+    """The processes of the actors that have run this worker or shard, the last one last."""
+    return re.findall(rf"\(PacelineAgent pid=(\d+)\).*running {what}", ran.said)
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -107,6 +107,7 @@ def test_others_that_do_not_push_again_are_not_measured(journal):
 def test_a_servers_death_lasts_until_the_next_version_and_says_what_was_rolled_back(journal):
     (death,) = times.server_deaths(KILLS, times.moments(journal))
     assert death.version_s == pytest.approx(1.48)
+    assert death.workers == 3
     assert times.rollbacks(journal) == [{"versions": 1, "samples": 32, "pushes": 2}]
     (none,) = times.server_deaths(KILLS, times.moments(journal[:12]))
     assert none.version_s is None
@@ -170,6 +171,9 @@ SLOW_SERVER = times.ServerDeath(KILLS[1], 15.1)
         ({"places_lost": 1}, ["places"]),
         ({"servers": [*FINE.servers, SLOW_SERVER]}, ["server"]),
         ({"servers": [times.ServerDeath(KILLS[1], None)]}, ["server"]),
+        ({"servers": [*FINE.servers, times.ServerDeath(KILLS[1], 99.0, workers=0)]}, []),
+        ({"servers": [*FINE.servers, times.ServerDeath(KILLS[1], None, workers=0)]}, []),
+        ({"servers": [times.ServerDeath(KILLS[1], 1.0, workers=0)]}, ["server"]),
         ({"servers": []}, ["server"]),
         ({"faults": ["line 1: no push is applied twice"]}, ["journal"]),
         ({"plants": {**FINE.plants, "a push is lost": False}}, ["plants"]),
@@ -239,6 +243,9 @@ def test_what_is_left_behind_is_seen(tmp_path, monkeypatch):
 def test_two_strategies_suffer_for_ten_minutes_and_shards_by_join_and_on_ray():
     assert [case.name for case in bench.CASES] == ["bsp", "ssp"]
     assert [case.name for case in shard_chaos.CASES] == ["bsp, join", "bsp, ray"]
+    (remote,) = shard_chaos.ON_DEMAND
+    assert remote.name == "bsp, ray, remote shards"
+    assert remote.options[-4:] == ("--servers", "3", "--remote-shards", "2")
     assert (bench.MINUTES, bench.KILL_EVERY_S, bench.CUT_EVERY_S, bench.CUT_S) == (10, 10, 60, 5)
     with pytest.raises(SystemExit):
         bench.main(["--minutes", "0.5"])

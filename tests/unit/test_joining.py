@@ -625,13 +625,14 @@ class Recorder(HostLauncher):
     def __init__(self, hosts):
         self._vacant, self._announced, self._places, self.sent = [], [], {}, []
         self._began = self._finished = None
-        self._relinked_at = 0.0
         self._joins = RefusalLog()
         self._pending, self._plan = (
             None,
             SimpleNamespace(workers=2, remote_shards=0, config=SimpleNamespace(evaluate_every=None)),
         )
-        self._children = SimpleNamespace(occupy=lambda place, process: None, alive={})
+        self._children = SimpleNamespace(
+            occupy=lambda place, process: None, alive={}, is_latest=lambda _, links: links == 2
+        )  # fmt: skip
         self._listener = SimpleNamespace(hosts=hosts, start=self.take, idle=lambda worker: self.free())
 
     def take(self, host, worker):
@@ -713,10 +714,15 @@ def test_a_lost_link_ends_a_process_of_another_machine_and_not_the_evaluator():
     worker, evaluator = ProcessPlace(0, 0), ProcessPlace(2, 0, evaluator=True)
     launcher._children.alive = {worker: "a worker's process", evaluator: "the evaluator's"}
     launcher._kill_at = ends = {}
-    launcher._on_link_lost(evaluator)
+    launcher._on_link_lost(evaluator, 2)
+    launcher._on_link_lost(worker, 1)  # that to an earlier server
     assert ends == {}
-    launcher._on_link_lost(worker)
+    launcher._on_link_lost(worker, 2)
     assert list(ends) == ["a worker's process"]
+    ends.clear()
+    launcher._pending = print
+    launcher._on_link_lost(worker, 2)  # while there is no server
+    assert ends == {}
 
 
 # -- what members send -------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from paceline.core.worker_count import cores, usual_cpus, usual_threads
 from paceline.engines import capabilities
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.agent import Agent, JoinSettings
+from paceline.engines.hosts.cluster_launcher import VAIN, ClusterLauncher
 from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file
 from paceline.engines.local.children import ProcessPlace
 from paceline.engines.local.workload import Workload
 from paceline.engines.ray import actors, placement
-from paceline.engines.ray.actors import RayLauncher, RunJob
+from paceline.engines.ray.actors import RunJob
 from paceline.session import _device_for
 from paceline.transport.join_token import new_token
 
@@ -65,6 +66,13 @@ def test_settings_of_clusters_are_refused_elsewhere_and_those_of_serve_here():
     assert usual_threads(fine, 2, RAY) == 4
     assert usual_threads(RunConfig(worker_resources="CPU=0.5"), 2, RAY) == 1
     assert usual_cpus(fine, 2) == max(cores(), 1 + 3 * 4)
+    with_shards = RunConfig(engine="ray", workers=2, servers=64, remote_shards=64, shard_resources="CPU=3")
+    require_possible(with_shards, RAY)
+    assert usual_cpus(with_shards, 2) == max(cores(), 1 + 64 * 3 + 2)
+    with pytest.raises(OptionError, match=r"--remote-shards 3 is more than the shards of --servers 2, which has 2"):
+        require_possible(RunConfig(engine="ray", servers=2, remote_shards=3), RAY)
+    with pytest.raises(OptionError, match=r"--shard-resources is not supported by the hosts engine"):
+        require_possible(RunConfig(engine="hosts", listen="lab1:7000", shard_resources="CPU=2"), capabilities("hosts"))
 
 
 @pytest.mark.parametrize(
@@ -203,27 +211,29 @@ class Asked:
 
 
 class Started:
-    """A process of a machine that has joined."""
+    """Stands in for a process on a machine that has joined."""
 
-    shares_memory = False
+    shares_memory, pid = False, 0
 
 
-class Deciding(RayLauncher):
+class Deciding(ClusterLauncher):
     """A launcher that has no processes: only whom it asks for."""
 
-    def __init__(self, *, workers=2, most=None, respawn=False, began=1.0):
+    def __init__(self, *, workers=2, most=None, respawn=False, began=1.0, shards=0):
         config = SimpleNamespace(most_workers=most, workers=workers, respawn=respawn)
-        self._plan = SimpleNamespace(workers=workers, config=config, remote_shards=0)
-        self._actors, self._joined, self._vain, self._wanted, self._look_at = Asked(), set(), 0, most or workers, 0.0
+        self._plan = SimpleNamespace(workers=workers, config=config, remote_shards=shards)
+        self._workers, self._holders, self._wanted, self._look_at = Asked(), Asked(), most or workers, 0.0
+        self._joined, self._vain = set(), {"worker": 0, "shard": 0}
         self._began, self._finished, self._failure, self._script_failure = began, None, None, None
-        self._missed, self._repeats, self._most = set(), 0, most or workers
+        self._missed, self._coming, self._most = set(), 0, most or workers
         alive = {}
         self._vacant, self._announced, self._places, self._kill_at = [], [], {}, {}
         self._children = SimpleNamespace(alive=alive, occupy=alive.__setitem__)
         self._listener = SimpleNamespace(idle=lambda _: None, hosts={}, start=lambda host, worker: Started())
         self._joins = SimpleNamespace(warn=lambda text: None)
         self.look()
-        self._joined.update(range(workers))
+        self._joined.update((False, number) for number in range(workers))
+        self._joined.update((True, number) for number in range(shards))
 
     def _send_to_server(self, message, descriptors=()):
         pass
@@ -231,11 +241,11 @@ class Deciding(RayLauncher):
     def _fail(self, failure):
         self._failure = failure
 
-    def look(self, *ended):
-        self._actors.over = list(ended)
+    def look(self, *ended, shards=()):
+        self._workers.over, self._holders.over = list(ended), list(shards)
         self._look_at = 0.0
         self._look()
-        return len(self._actors)
+        return len(self._workers)
 
 
 GONE, DISMISSED, REFUSED = "the node died", (1, ""), (2, "lab3 has no train.py")
@@ -268,7 +278,7 @@ def test_who_comes_before_the_server_has_noticed_a_loss_is_asked_for_again():
 @pytest.mark.parametrize("first", ["the server", "the actor"])
 def test_with_respawn_the_server_decides(how, most, first):
     launcher = Deciding(most=most, respawn=True)
-    before = len(launcher._actors)
+    before = len(launcher._workers)
     if first == "the actor":
         assert launcher.look((0, how)) == before - 1
     launcher._start(ProcessPlace(0, 1))
@@ -285,8 +295,8 @@ def test_no_actor_is_asked_for_before_the_one_has_ended_whose_room_it_needs():
 def joined(launcher, number):
     """A machine that has joined and waits for a worker's number."""
     host = SimpleNamespace(
-        process=None, identity=number, rank=number, hostname="lab1", channel=None, pid=0, shard=False
-    )
+        process=None, identity=number, rank=number, shard=False, hostname="lab1", channel=None, pid=0
+    )  # fmt: skip
     launcher._listener.hosts[number] = host
     launcher.on_host(host)
 
@@ -318,6 +328,34 @@ def test_a_restarted_server_gives_a_waiting_machine_to_one_worker_and_no_actor_i
     assert launcher.look((1, GONE)) == 2
 
 
+def test_machines_that_wait_for_a_restarted_server_may_run_others_than_those_they_were_asked_for():
+    """And what it answers to their announcements, with numbers that no worker had, asks for nobody."""
+    launcher = Deciding(workers=6, respawn=True)
+    for worker in (0, 1, 2, 4, 5):
+        launcher._start(ProcessPlace(worker, 1))
+    assert launcher.look(*((worker, GONE) for worker in (0, 1, 2, 4, 5))) == 6
+    assert launcher.look((3, GONE)) == 5  # while there is no server
+    for number in range(6, 11):
+        joined(launcher, number)
+    launcher._on_relinked()
+    for worker in range(6):
+        launcher._start(ProcessPlace(worker, 2))
+    for worker in range(6, 11):
+        launcher._start(ProcessPlace(worker, 0))
+    assert sorted(place.worker for place in launcher._children.alive) == [0, 1, 2, 3, 4]
+    assert launcher.look() == 6
+    joined(launcher, 11)
+    launcher._start(ProcessPlace(5, 3))
+    assert launcher.look() == 6
+    for dead in range(6, 12):  # each in the absence of a further server
+        assert launcher.look((dead, DISMISSED)) == 5
+        launcher._on_relinked()
+        launcher._start(ProcessPlace(dead - 6, 4))
+        assert launcher.look() == 6
+        joined(launcher, dead + 6)
+        launcher._start(ProcessPlace(dead - 6, 5))
+
+
 def test_before_training_every_place_is_filled_again_until_that_is_in_vain():
     launcher = Deciding(began=None)
     assert launcher.look((0, DISMISSED)) == 2
@@ -345,10 +383,33 @@ def test_after_some_actors_in_vain_no_more_are_asked_for():
     assert launcher.look((9, GONE)) == 4
 
 
+def test_the_actor_of_a_shard_is_asked_for_again_however_it_ended():
+    launcher = Deciding(shards=2)
+    for how in (GONE, DISMISSED, REFUSED):
+        launcher._joined.add((True, 0))
+        launcher.look(shards=[(0, how)])
+        assert (len(launcher._holders), len(launcher._workers), launcher._failure) == (2, 2, None)
+
+
+@pytest.mark.parametrize("began", [None, 1.0])
+def test_a_run_whose_shards_never_join_ends(began):
+    launcher = Deciding(shards=2, began=began)
+    for number in (7, 8):
+        launcher.look(shards=[(number, GONE)])
+        assert (len(launcher._holders), launcher._failure) == (2, None)
+    launcher.look((0, DISMISSED), shards=[(9, GONE)])
+    assert launcher._failure.blame == "peer"
+    assert "no shard gets as far as to hold its part: the node died" in launcher._failure.text
+
+
+def test_a_shard_that_may_not_join_ends_a_run_that_has_not_begun():
+    launcher = Deciding(shards=1, began=None)
+    launcher.look(shards=[(7, (2, "it speaks format 2.5, this run 3.5"))])
+    assert (launcher._failure.blame, launcher._failure.text) == ("user", "it speaks format 2.5, this run 3.5")
+
+
 def test_what_ray_says_is_one_line():
-    error = RuntimeError(
-        "The actor died.\n\tclass_name: PacelineWorker\n\tactor_id: 01\n\tpid: 7\nIts node was lost.\n"
-    )
+    error = RuntimeError("The actor died.\n\tclass_name: PacelineAgent\n\tactor_id: 01\n\tpid: 7\nIts node was lost.\n")
     assert placement.reason_of(error) == "The actor died. Its node was lost."
     assert placement.reason_of(ValueError()) == "ValueError"
-    assert actors.VAIN > 1
+    assert VAIN > 1

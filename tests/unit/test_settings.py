@@ -420,7 +420,8 @@ def test_every_variable_and_every_key_of_run_reaches_its_setting() -> None:
         "engine": "sim", "target": "loss=1", "evaluate_every": "7v", "checkpoint_every": "7v", "options": "a=b",
         "on_divergence": "stop", "on_nonfinite": "stop", "transport": "zeromq", "start": "fresh", "respawn": "yes",
         "scale_lr": "sqrt", "strategy": "asp", "listen": "lab1:7000", "trusted_network": "yes", "spread": "yes",
-        "worker_resources": "CPU=2", "server_resources": "GPU=1", "address": "auto", "log": "csv/wandb",
+        "worker_resources": "CPU=2", "server_resources": "GPU=1", "shard_resources": "CPU=3", "address": "auto",
+        "log": "csv/wandb",
     }  # fmt: skip
     for setting in SETTINGS.values():
         value = examples.get(setting.name, "7")

@@ -150,8 +150,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "How many processes hold the weights or tables, each a part.", "N",
         why="one is enough until its core or its link is the limit", of_processes=True, not_in_scenario=MACHINE)] = 1
     remote_shards: Annotated[Annotated[int, Meta(ge=0, le=64)] | None, About(
-        "How many of --servers are on other machines, which `paceline join --shard` brings.", "M",
-        default="none", of_hosts=True, not_in_scenario=MACHINE)] = None
+        "How many of --servers are elsewhere: on machines that join for that, or on ray in own actors.", "M",
+        default="none", of_hosts=True, of_clusters=True, not_in_scenario=MACHINE)] = None
     start: Annotated[Start, About(
         "How processes are started: from one that has imported torch, or as fresh interpreters.", "nursery|fresh",
         why="importing torch once is faster than once in each process", of_processes=True)] = "nursery"
@@ -207,11 +207,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         "What each worker asks Ray for: CPU, GPU, memory (bytes) and resources of your own.", "NAME=AMOUNT,...",
         of_clusters=True, then=resources_written, not_in_scenario=MACHINE)] = "CPU=1"
     server_resources: Annotated[str, About(
-        "The same for the server and the evaluator together.", "NAME=AMOUNT,...", of_clusters=True,
+        "The same for the server, its other shards and the evaluator together.", "NAME=AMOUNT,...", of_clusters=True,
         then=resources_written, not_in_scenario=MACHINE)] = "CPU=1"
+    shard_resources: Annotated[str, About(
+        "The same for each of the remote shards.", "NAME=AMOUNT,...", of_clusters=True, then=resources_written,
+        why="a shard is one process", not_in_scenario=MACHINE)] = "CPU=1"
     spread: Annotated[bool, About(
-        "Place the first workers on as many machines as possible; --pack, on as few.", opposite="pack",
-        of_clusters=True, not_in_scenario=MACHINE)] = False
+        "Place the first workers, and remote shards, on as many machines as possible; --pack, on as few.",
+        opposite="pack", of_clusters=True, not_in_scenario=MACHINE)] = False
     resource_timeout: Annotated[Positive, About(
         "Seconds to wait for what the first workers ask for.", "S",
         why="a cluster that grows needs minutes for a machine", of_clusters=True, not_in_scenario=MACHINE)] = 300.0

@@ -41,10 +41,12 @@ def usual_cpus(config: RunConfig, workers: int) -> int:
 
     If the machine has fewer they are shared, as by processes that ask nobody.
     """
-    server, worker = (
-        resource_amounts(text).get("CPU", 0) for text in (config.server_resources, config.worker_resources)
+    server, shard, worker = (
+        resource_amounts(text).get("CPU", 0)
+        for text in (config.server_resources, config.shard_resources, config.worker_resources)
     )
-    return max(cores(), math.ceil(server + max(workers, config.most_workers or 0) * worker))
+    most = max(workers, config.most_workers or 0)
+    return max(cores(), math.ceil(server + (config.remote_shards or 0) * shard + most * worker))
 
 
 def agreed_workers(asked: int | None, present: int, scenario: str, *, by_default: bool = False) -> int:

@@ -97,7 +97,7 @@ class JoinedHost:
         self.channel: Channel | None = None  # a socket of this host, which carries descriptors
         self.ready = False  # it is known whether memory is shared
         self.process: JoinedProcess | None = None
-        self.last: int | None = None  # the worker or shard that it ran
+        self.last = asked.rank if asked.shard else None  # the worker or shard that it ran, or the shard it asked for
         self.children = 0
 
 

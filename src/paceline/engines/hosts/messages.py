@@ -38,7 +38,7 @@ class JoinAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     host: Name  # the machine's name, for people
     kernel: Name  # which kernel and network namespace this is, for shared memory
     versions: Annotated[dict[Name, Name], Meta(max_length=16)]
-    rank: int | None = None  # a worker's number that it would like to have
+    rank: int | None = None  # the number of a worker or shard that it would like to have
     shard: bool = False  # it would hold a part of the weights, and runs no workload
     strategy: str | None = None  # the digest of the run's strategy here, once asked for it; empty: it is not here
 

@@ -75,7 +75,6 @@ class HostLauncher(Launcher):
         self._vacant: list[ProcessPlace] = []  # places that wait for a machine
         self._announced: list[JoinedHost] = []  # machines that the server was asked to find a number for
         self._joins = RefusalLog("notices of machines that join", notice)
-        self._relinked_at = -RELINK_S  # when all processes were last given links to a restarted server
 
     def run(self) -> Outcome:
         failed = True
@@ -253,7 +252,7 @@ class HostLauncher(Launcher):
         if finished is not None and finished.cause == "interrupted":
             return "the run was interrupted", False
         if process.code == 0:
-            return "its script has ended", False
+            return "the run is over" if process.host.shard else "its script has ended", False
         return f"its process {how_it_ended(process.code or 0)}", True
 
     def on_leaving(self, process: JoinedProcess) -> None:
@@ -265,18 +264,18 @@ class HostLauncher(Launcher):
             self._listener.dismiss(process.host, "as its user asks")
             self._on_shard_exit(process)
 
-    def _on_link_lost(self, place: ProcessPlace) -> None:
+    def _on_link_lost(self, place: ProcessPlace, links: int) -> None:
         """End a joined process that has lost its link, unless a restarted server has given it another, or soon will.
 
-        The evaluator is a process of this machine: only the server's death cuts its link, as for all of one machine.
+        It may also have been a link that such a server gave it: nothing else would end its wait. The evaluator is a
+        process of this machine: only the server's death cuts its link, as for all of one machine.
         """
-        process, now = self._children.alive.get(place), time.monotonic()
-        recent = now - self._relinked_at <= RELINK_S or self._pending is not None
-        if process is not None and not place.evaluator and not recent:
-            self._kill_at[process] = now + RELINK_S
+        process = self._children.alive.get(place)
+        latest = self._pending is None and self._children.is_latest(place, links)
+        if process is not None and not place.evaluator and latest:
+            self._kill_at[process] = time.monotonic() + RELINK_S
 
     def _on_relinked(self) -> None:
-        self._relinked_at = time.monotonic()
         for _ in self._announced:  # the server that was asked is gone
             self._send_to_server(control.Newcomer())
         self._spare_linkless()

@@ -347,6 +347,7 @@ class WorkerLinks:
     def __init__(self, control: Channel) -> None:
         self._control = control
         self._fresh: SimpleQueue[Fresh] = SimpleQueue()
+        self._given = 1  # links, that of the role included
         self._owner = os.getpid()
         self._sending = threading.Lock()  # any thread may warn
         threading.Thread(target=self._watch, name="paceline-control", daemon=True).start()
@@ -396,8 +397,9 @@ class WorkerLinks:
 
     def _await(self) -> tuple[str, list[int]]:
         """Wait for a restarted server and return its address or link; skip servers that have died meanwhile."""
+        given = self._given  # read before the look: what comes meanwhile is one more
         if self._fresh.empty():
-            self._tell(LinkLost())
+            self._tell(LinkLost(given))
         fresh = self._fresh.get()
         while not self._fresh.empty():
             for descriptor in fresh[1] if fresh is not None else ():
@@ -419,6 +421,7 @@ class WorkerLinks:
         match for_child(frame.data):
             case Relinked(address):
                 self._fresh.put((address, frame.descriptors))
+                self._given += 1
             case Unlinked():
                 self._fresh.put(None)
 

@@ -56,6 +56,7 @@ class Children:
         self._address: str | None = None  # of the server (zeromq), once it listens
         self._roleless: set[ProcessPlace] = set()  # processes that wait for that address
         self._tokens: dict[ProcessPlace, str] = {}
+        self._given: dict[ProcessPlace, int] = {}  # links to servers, one after the other
         self._codes: dict[ProcessPlace, int] = {}  # exit codes of reaped processes
         self._came: set[ProcessPlace] = set()  # those whose scripts have told a server what they work on
         self.alive: dict[ProcessPlace, RunProcess] = {}
@@ -77,7 +78,7 @@ class Children:
         if self._address is None:
             self._roleless.add(place)
         else:
-            process.send(encode(self._role(place)))
+            self._give(place, self._role(place))
 
     def make(self, name: str) -> Process:
         """Start a process of the run, with a transcript of its own."""
@@ -91,7 +92,7 @@ class Children:
         for place, process in self.alive.items():
             if not process.shares_memory:
                 known = addresses.connectable(address) if process.pid else address
-                process.send(encode(self._role(place) if place in self._roleless else Relinked(known)))
+                self._give(place, self._role(place) if place in self._roleless else Relinked(known))
         self._roleless.clear()
 
     def relink(self) -> None:
@@ -111,6 +112,11 @@ class Children:
         """Note that the script in this place has told the server what it works on."""
         self._came.add(place)
 
+    @property
+    def some_have_come(self) -> bool:
+        """Whether there is a worker whose script has told a server what it works on."""
+        return not self._came.isdisjoint(self.alive)
+
     def reap(self, place: ProcessPlace) -> int:
         """Reap the process, killing it if it still runs, and report its exit to the server."""
         process = self.alive.pop(place)
@@ -124,7 +130,7 @@ class Children:
         for process in self.alive.values():
             process.reap()
         self._address = None
-        for known in (self.alive, self._roleless, self._tokens, self._codes, self._came):
+        for known in (self.alive, self._roleless, self._tokens, self._given, self._codes, self._came):
             known.clear()
 
     def unlink(self) -> None:
@@ -142,7 +148,15 @@ class Children:
                 last.enter_context(end)
             theirs, servers = zip(*pairs, strict=True)
             self._send_to_server(self._linked(place, lives_on=lives_on), tuple(end.fileno() for end in servers))
-            self.alive[place].send(encode(message), tuple(end.fileno() for end in theirs))
+            self._give(place, message, tuple(end.fileno() for end in theirs))
+
+    def _give(self, place: ProcessPlace, link: Role | Relinked, descriptors: tuple[int, ...] = ()) -> None:
+        self._given[place] = self._given.get(place, 0) + 1
+        self.alive[place].send(encode(link), descriptors)
+
+    def is_latest(self, place: ProcessPlace, links: int) -> bool:
+        """Return whether the last of so many links is that to the latest server, which listens."""
+        return self._address is not None and links == self._given.get(place)
 
     def _linked(self, place: ProcessPlace, *, lives_on: bool = False) -> Linked:
         return Linked(

@@ -237,6 +237,8 @@ class Debugging(msgspec.Struct, frozen=True, tag=True):
 class LinkLost(msgspec.Struct, frozen=True, tag=True):
     """A worker's link to the server is gone; it waits for another."""
 
+    links: int  # that it was given so far, this one included
+
 
 ToLauncher = (
     Listening | Serving | ShardsExpected | ShardLost | Began | StartWorker | NoPlace | Came | Signal | Progressed

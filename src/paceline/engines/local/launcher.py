@@ -50,8 +50,9 @@ logger = logging.getLogger("paceline")
 class Restarts:
     """How often the server was started again in a row, each time from the same place.
 
-    A server that served while nobody was there to train could not come further, and its death says nothing about the
-    checkpoint: such restarts are not in vain. One that dies before it serves may die of its checkpoint.
+    A server that served while nobody was there to train, or while all scripts were still loading, could not come
+    further, and its death says nothing about the checkpoint: such restarts are not in vain. One that dies before it
+    serves may die of its checkpoint.
     """
 
     def __init__(self, restore: Path | None) -> None:
@@ -300,7 +301,7 @@ class Launcher:
     def _on_no_place(self, reason: str) -> None:
         raise InternalError(f"the server turned away a newcomer whom nobody had announced: {reason}")
 
-    def _on_link_lost(self, place: ProcessPlace) -> None:
+    def _on_link_lost(self, place: ProcessPlace, links: int) -> None:
         """Do nothing: only the server's death cuts the links of one machine, and its successor makes others."""
 
     def _on_child_word(self, place: ProcessPlace, data: bytes | bytearray) -> None:
@@ -314,7 +315,7 @@ class Launcher:
             if self._progress is not None and message.on_terminal:
                 self._progress(msgspec.structs.replace(self._shown, paused=message.waits))
         elif isinstance(message, control.LinkLost):
-            self._on_link_lost(place)
+            self._on_link_lost(place, message.links)
         elif isinstance(message, control.Failure):
             self._script_failure = self._script_failure or message
             if self._finished is not None and self._outcome_is_good:
@@ -375,7 +376,8 @@ class Launcher:
         """Start a successor of a server that died, if possible; return whether there is one."""
         how = self._lost_shard or f"the server process {how_it_ended(code)}"
         newest, begins_again = self._where_to_go_on()
-        self._restarts.count(newest, trained=any(not place.evaluator for place in self._children.alive))
+        there = any(not place.evaluator for place in self._children.alive)
+        self._restarts.count(newest, trained=there if self._began is None else self._children.some_have_come)
         if self._script_failure is not None:
             self._failure = self._script_failure  # the server died before it could report it
         elif self._interruption.count:

@@ -291,18 +291,18 @@ class ServerLinks:
         try:
             if isinstance(message, Hello):
                 self._on_hello(message)
+                self._note_coming(member, says=True)  # before it is handled: a server may die of that
             self.run.on_message(member.number, member.incarnation, message, self._now())
-            if not member.came:
-                self._note_coming(member)
+            self._note_coming(member)
         except _MISFITS as error:
             if member.pid or isinstance(error, _OURS) or not self.run.departures.can_spare(member.number):
                 raise
             self._part_with(member, f"its {type(message).__name__} does not fit this run: {error}")
 
-    def _note_coming(self, member: Member) -> None:
-        """Tell the launcher of a script that has begun, for the case that this server dies."""
-        record = self.run.workers.get(member.number, member.incarnation)
-        if record is not None and record.script.came:
+    def _note_coming(self, member: Member, *, says: bool = False) -> None:
+        """Tell the launcher of a script that has begun, or says so, for the case that this server dies."""
+        record = None if member.came else self.run.workers.get(member.number, member.incarnation)
+        if record is not None and (says or record.script.came):
             member.came = True
             with contextlib.suppress(Lost):
                 self._channel.send(encode(Came(member.number, member.incarnation)))

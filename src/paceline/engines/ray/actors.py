@@ -1,10 +1,11 @@
-"""The actors of a run: one for the server, which is the launcher of `paceline serve`, and one for each worker, which is
-the agent of `paceline join`, with Ray in place of people who start them. From there on all is the engine `hosts`.
+"""The actors of a run: one for the server, which is the launcher of `paceline serve`, and one for each worker and each
+remote shard, which is the agent of `paceline join`, with Ray in place of people who start them. From there on all is
+the engine `hosts`.
 
-Every incarnation of a worker has an actor of its own, and Ray restarts none: the server alone decides who comes back.
-The first are in the run's placement group; each further one is a request of its own, because a group cannot grow, and
-stays with Ray until there is room, so a worker joins when a machine appears. The join token is an argument of a call,
-which goes from actor to actor and is shown nowhere.
+Every incarnation of a worker has an actor of its own, so has the successor of a shard that died, and Ray restarts none:
+the launcher alone decides who comes back. The first are in the run's placement group; each further one is a request of
+its own, because a group cannot grow, and stays with Ray until there is room, so a worker joins when a machine appears.
+The join token is an argument of a call, which goes from actor to actor and is shown nowhere.
 """
 
 import contextlib
@@ -12,8 +13,8 @@ import logging
 import os
 import queue
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
@@ -22,28 +23,21 @@ import msgspec
 
 from paceline.core.errors import OptionError, PacelineError
 from paceline.core.quantities import resource_amounts
-from paceline.core.settings import is_elastic
 from paceline.engines.hosts.agent import INTERRUPTED, Agent, JoinSettings
-from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess
-from paceline.engines.hosts.serving import HostLauncher, name_of
-from paceline.engines.local import control
-from paceline.engines.local.children import ProcessPlace
+from paceline.engines.hosts.cluster_launcher import ClusterLauncher, Left
+from paceline.engines.hosts.serving import name_of
 from paceline.engines.local.result_handover import Outcome
 from paceline.engines.local.workload import Workload
 from paceline.engines.ray.placement import actor_options, load, node_address, reason_of
-from paceline.records.journal import Line, Sink
-from paceline.records.logs import Log
-from paceline.server.plan import Plan, how_it_ended
+from paceline.records.journal import Line
+from paceline.server.plan import Plan
 from paceline.server.progress import Progress
 from paceline.strategies.sources import file_of
 from paceline.transport.join_token import JoinToken, new_token, read_token
 
-LOOK_S = 0.5  # between two looks at what has become of actors
 PARTING_S = 10.0  # for actors to clean up after the run
-VAIN = 3  # workers that come to nothing before the run gives up, or as many as it begins with
 
 News = logging.LogRecord | Progress | Line | None
-Left = tuple[int, str]  # how a worker left: the exit code of `paceline join`, and the error that it would have shown
 logger = logging.getLogger("paceline")
 
 
@@ -57,7 +51,7 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
     import_path: list[str]  # of the driver
     log_level: int
     name: str  # begins the names of all actors
-    group: Any  # the placement group: the first bundle is the server's
+    group: Any  # the placement group: the first bundle is the server's, the next are those of remote shards
     wants_lines: bool  # of the journal, all of them
     wants_progress: bool
 
@@ -68,6 +62,22 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
             return found
         return Path.cwd() / found.relative_to(self.root)
 
+    def plan_here(self) -> Plan:
+        """Return the plan of a run that is served on this machine, at any ports that are free."""
+        ip = node_address()
+        listen = f"[{ip}]:*" if ":" in ip else f"{ip}:*"
+        return msgspec.structs.replace(self.plan, config=msgspec.structs.replace(self.plan.config, listen=listen))
+
+    def workload_here(self) -> Workload:
+        """Return what a worker of this machine runs, and go to the folder where it does."""
+        script, folder = self.here(self.workload.script), self.here(".")
+        if script is not None and not script.is_file():
+            fix = "copy the script there, or give --working-dir FOLDER, which sends that folder to every machine"
+            raise OptionError(f"{os.uname().nodename} has no {script}: {fix}")
+        if folder is not None and folder.is_dir():
+            os.chdir(folder)
+        return msgspec.structs.replace(self.workload, script=None if script is None else os.fspath(script))
+
     def settle(self, resources: str) -> None:
         """Set up the process of an actor; Ray would let one that asks for no GPU see all of them."""
         logger.setLevel(self.log_level)
@@ -75,29 +85,26 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-class PacelineWorker:
-    """Runs one worker's process, whose output is in this actor's log."""
+class PacelineAgent:
+    """Runs the process of one worker or shard, whose output is in this actor's log."""
 
     def __init__(self) -> None:
         self._interrupted, self._interrupt = os.pipe()
 
-    def run(self, job: RunJob, token: str, address: str, number: int) -> Left:
+    def run(self, job: RunJob, token: str, address: str, number: int, shard: bool) -> Left:
         """Join the run at this address and take part until its end; `number` tells the run's actors apart."""
-        config, script, folder = job.plan.config, job.here(job.workload.script), job.here(".")
+        config = job.plan.config
         logging.basicConfig(format="paceline: %(message)s", force=True)
-        job.settle(config.worker_resources)
+        job.settle(config.shard_resources if shard else config.worker_resources)
         settings = JoinSettings(
             address=address, rank=number, trusted_network=config.trusted_network, data_dir=job.here(config.data_dir),
-            strategy=job.here(file_of(config.strategy)), start="fresh",  # a nursery would start one process, no other
+            strategy=job.here(file_of(config.strategy)), shard=shard,
+            start=config.start if shard else "fresh",  # a nursery would start one worker, no other
         )  # fmt: skip
         try:
-            if script is not None and not script.is_file():
-                fix = "copy the script there, or give --working-dir FOLDER, which sends that folder to every machine"
-                raise OptionError(f"{os.uname().nodename} has no {script}: {fix}")
-            if folder is not None and folder.is_dir():
-                os.chdir(folder)
-            workload = msgspec.structs.replace(job.workload, script=None if script is None else os.fspath(script))
-            with contextlib.closing(Agent(workload, name_of(workload), read_token(token), settings)) as agent:
+            workload = Workload() if shard else job.workload_here()
+            name = "" if shard else name_of(workload)
+            with contextlib.closing(Agent(workload, name, read_token(token), settings)) as agent:
                 return agent.run(self._interrupted), ""
         except PacelineError as error:
             return error.exit_code, str(error)
@@ -105,16 +112,20 @@ class PacelineWorker:
             return INTERRUPTED, ""
 
     def leave(self) -> None:
-        """Give up if the run has not let this actor in; it is over, and else tells its workers itself."""
+        """Give up if the run has not let this actor in; it is over, and else tells its members itself."""
         os.write(self._interrupt, b"!")
 
 
-class WorkerActors:
-    """The actors that run workers, living or asked for."""
+class RayActors:
+    """The actors that run workers, or those that hold shards, living or asked for."""
 
-    def __init__(self, job: RunJob, token: JoinToken, address: str) -> None:
-        self._job, self._token, self._address, self._count = job, token, address, 0
-        self._bundles = list(range(1, job.plan.workers + 1))  # of the placement group, those that are free
+    def __init__(self, job: RunJob, token: JoinToken, address: str, shards: bool) -> None:
+        plan, remote = job.plan, job.plan.remote_shards
+        self._job, self._token, self._address, self._shards = job, token, address, shards
+        self._count = plan.config.servers - remote if shards else 0  # as the shards are counted that they hold at first
+        self._bundles = list(
+            range(1, remote + 1) if shards else range(remote + 1, remote + plan.workers + 1)
+        )  # free ones
         self._alive: dict[Any, tuple[int, int | None, Any]] = {}  # by the call of `run`: number, bundle, actor
 
     def __len__(self) -> int:
@@ -130,12 +141,12 @@ class WorkerActors:
         where: Any = "SPREAD" if config.spread else "DEFAULT"
         if bundle is not None:
             where = PlacementGroupSchedulingStrategy(job.group, placement_group_bundle_index=bundle)
-        made: Any = ray.remote(PacelineWorker).options(
-            name=f"{job.name} worker {number}", scheduling_strategy=where, max_concurrency=2,
-            **actor_options(config.worker_resources),
+        made: Any = ray.remote(PacelineAgent).options(
+            name=f"{job.name} {'shard' if self._shards else 'worker'} {number}", scheduling_strategy=where,
+            max_concurrency=2, **actor_options(config.shard_resources if self._shards else config.worker_resources),
         )  # fmt: skip
         actor = made.remote()
-        call = actor.run.remote(job, self._token.reveal(), self._address, number)
+        call = actor.run.remote(job, self._token.reveal(), self._address, number, self._shards)
         self._alive[call], self._count = (number, bundle, actor), number + 1
 
     def ended(self) -> Iterator[tuple[int, Left | str]]:
@@ -159,114 +170,6 @@ class WorkerActors:
         self._alive.clear()
 
 
-class RayLauncher(HostLauncher):
-    """One run's processes: server and evaluator beside this actor, each worker in an actor of its own."""
-
-    def __init__(
-        self, job: RunJob, interrupts: int, sink: Sink | None, progress: Callable[[Progress], None] | None
-    ) -> None:
-        ip = node_address()
-        host = f"[{ip}]" if ":" in ip else ip
-        config = msgspec.structs.replace(job.plan.config, listen=f"{host}:*")  # any port that is free
-        plan, token = msgspec.structs.replace(job.plan, config=config), new_token()
-        super().__init__(plan, job.workload, name_of(job.workload), token, Log(), sink, progress)
-        self._interrupted, self._look_at = interrupts, 0.0
-        self._actors = WorkerActors(job, token, self._listener.address)
-        self._wanted = self._most = config.most_workers or plan.workers  # actors that there should be, and may be
-        self._joined: set[int | None] = set()  # those that are in the run
-        self._missed: set[int] = set()  # workers for which an actor is asked for
-        self._repeats = 0  # demands of the server that are known already
-        self._vain = 0  # ends of actors since the last one joined, and of processes before training began
-
-    def _interrupts(self) -> contextlib.AbstractContextManager[int]:
-        return contextlib.nullcontext(self._interrupted)
-
-    def _address_for_tensors(self, _shard: int) -> str:
-        return f"tcp://{self._address}"
-
-    def run(self) -> Outcome:
-        try:
-            self._look()
-            return super().run()
-        finally:
-            self._actors.part()
-
-    def _kill_the_late(self) -> None:
-        super()._kill_the_late()
-        self._look()
-
-    def _look(self) -> None:
-        """See which actors have ended, and ask for as many as are wanted."""
-        now = time.monotonic()
-        if now < self._look_at or self._finished is not None or self._failure is not None:
-            return
-        self._look_at = now + LOOK_S
-        for number, how in self._actors.ended():
-            self._on_actor_end(number, how)
-        while self._failure is None and len(self._actors) < min(self._wanted, self._most):
-            self._actors.ask()
-
-    def _on_actor_end(self, number: int, how: Left | str) -> None:
-        """Decide whether another is asked for. Before training begins always, since the run waits for it."""
-        joined, text = number in self._joined, how if isinstance(how, str) else how[1]
-        self._joined.discard(number)
-        if text and not isinstance(how, str) and not joined and self._began is None:
-            self._fail(control.Failure("user", text))
-        elif not joined and isinstance(how, str):
-            logger.warning("actor %d has ended before it could join: %s", number, text)
-            self._count_vain(text)
-        elif isinstance(how, str) and is_elastic(self._plan.config) and not self._plan.config.respawn:
-            logger.warning("actor %d is gone, and another one is asked for: %s", number, text)
-        elif self._began is not None:
-            self._wanted -= 1  # it has ended by itself, or the server decides whether to start it again
-            if text:
-                logger.warning("actor %d has left the run: %s", number, text)
-
-    def _count_vain(self, why: str) -> None:
-        """Give up if it goes on like this."""
-        self._vain += 1
-        enough = self._vain >= max(VAIN, self._plan.workers)
-        if enough and self._began is None:
-            self._fail(self._script_failure or control.Failure("peer", f"no worker gets as far as to train: {why}"))
-        elif enough:
-            self._wanted, self._vain = len(self._actors), 0
-
-    def _start(self, place: ProcessPlace) -> None:
-        super()._start(place)
-        if place in self._children.alive:
-            self._missed.discard(place.worker)
-        elif self._repeats:
-            self._repeats -= 1
-        elif self._began is not None:
-            self._wanted += 1  # once the actor of the last process has ended: its place in the group is needed
-            self._missed.add(place.worker)
-
-    def _on_relinked(self) -> None:
-        super()._on_relinked()
-        self._repeats = len(self._missed)  # a restarted server asks for all of them again
-
-    def _on_no_place(self, reason: str) -> None:
-        super()._on_no_place(reason)
-        self._wanted += 1  # the server has not noticed yet that the one is gone whom this one was to replace
-
-    def _waits_for_others(self) -> bool:
-        return self._wanted > 0
-
-    def on_host(self, host: JoinedHost) -> None:
-        self._joined.add(host.rank)
-        if self._began is not None:
-            self._vain = 0
-        super().on_host(host)
-
-    def on_end(self, process: JoinedProcess) -> None:
-        """As on hosts; but the actor ends with its process, whatever becomes of the worker."""
-        super().on_end(process)
-        if process.host.identity in self._listener.hosts:
-            self._listener.dismiss(process.host, *self._why_dismissed(process))
-        if self._began is None and process.code:
-            self._count_vain(f"its process {how_it_ended(process.code)}")
-
-
 class PacelineServer:
     """Runs a run's server and evaluator, and tells the driver what happens."""
 
@@ -284,9 +187,11 @@ class PacelineServer:
         journal = job.plan.journal and job.plan.journal.absolute()
         print(f"{job.name}: its journal is {journal}, what workers print in their actors' logs", flush=True)
         try:
-            launcher = RayLauncher(
-                job, self._interrupted, self if job.wants_lines else None, self.write if job.wants_progress else None
-            )
+            token, sink = new_token(), self if job.wants_lines else None
+            launcher = ClusterLauncher(
+                job.plan_here(), job.workload, token, self._interrupted, partial(RayActors, job, token), sink,
+                self.write if job.wants_progress else None,
+            )  # fmt: skip
             with contextlib.closing(launcher.run()) as outcome:
                 return msgspec.structs.replace(outcome, model=None), outcome.model_bytes()
         finally:

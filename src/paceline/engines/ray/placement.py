@@ -108,16 +108,19 @@ def actor_options(resources: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def placed(config: RunConfig, workers: int, name: str, *, own: bool) -> Iterator[Any]:
-    """Yield a placement group for the server, on this machine, and the first workers; remove it afterwards."""
+    """Yield a placement group for the server, on this machine, remote shards and first workers; remove it then."""
     ray, here = load(), node_address()
-    server, each = resource_amounts(config.server_resources), resource_amounts(config.worker_resources)
-    if not each:
-        raise OptionError("--worker-resources: a worker must ask for something, such as CPU=0.1")
-    server[f"node:{here}"] = 0.001  # every machine of a cluster has a resource of this name
-    group = ray.util.placement_group([server, *[each] * workers], "SPREAD" if config.spread else "PACK", name)
+    server = {f"node:{here}": 0.001, **resource_amounts(config.server_resources)}  # every machine has such a resource
+    asked = f"{config.server_resources or 'nothing'} for the server, on this machine ({here})"
+    bundles, remote = [server], config.remote_shards or 0
+    for what, count, each in (("shard", remote, config.shard_resources), ("worker", workers, config.worker_resources)):
+        if count and not resource_amounts(each):
+            raise OptionError(f"--{what}-resources: a {what} must ask for something, such as CPU=0.1")
+        bundles += [resource_amounts(each)] * count
+        asked += f", {count} times {each} for {what}s" * (count > 0)
+    group = ray.util.placement_group(bundles, "SPREAD" if config.spread else "PACK", name)
     try:
-        asked = f"{config.server_resources or 'nothing'} for the server, on this machine ({here}), and {workers} times "
-        _await(group, OWN_S if own else config.resource_timeout, f"{asked}{config.worker_resources} for workers")
+        _await(group, OWN_S if own else config.resource_timeout, asked)
         yield group
     finally:
         with contextlib.suppress(ray.exceptions.RayError):  # the cluster is gone, and the group with it
@@ -137,7 +140,8 @@ def _await(group: Any, patience_s: float, asked: str) -> None:
         if time.monotonic() >= min(until, tell_at):
             text = f"asked for {asked}; the cluster has {_resources()}"
             if time.monotonic() >= until:
-                fix = "ask for less (--workers, --worker-resources, --server-resources), or raise --resource-timeout"
+                options = "--workers, --worker-resources, --shard-resources, --server-resources"
+                fix = f"ask for less ({options}), or raise --resource-timeout"
                 raise OptionError(f"no room in the Ray cluster for {patience_s:g} s: {text}; {fix}")
             notice(f"waiting for room in the Ray cluster: {text}")
             tell_at = math.inf
