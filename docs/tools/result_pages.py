@@ -238,9 +238,9 @@ PAGES: dict[str, Page] = {
         plot=deaths(
             "next version: median s",
             "others' pushes: median s",
-            "new server: median s",
+            "after a server: median s",
             "longest without a version: s",
-            by="strategy",
+            by="run",
         ),
         plot_title="Seconds after a death",
         unit="seconds; less is better",
