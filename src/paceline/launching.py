@@ -206,6 +206,7 @@ def launch(
     scalar_logs.require(config.log)
     if not callable(train):
         raise OptionError(f"launch() takes a function, not {train!r}: `paceline run` takes the path of a script")
+    _require_descriptors(config, workers)
     plan = msgspec.structs.replace(_plan(config, cluster, workers, restore), optimizers=handed_over(optimizers))
     _say_how_to_repeat(plan, train)
     from paceline import engines  # each is loaded when it is asked for
@@ -221,6 +222,15 @@ def _capabilities(engine: str) -> Capabilities:
     from paceline import engines
 
     return engines.capabilities(engine)
+
+
+def _require_descriptors(config: RunConfig, workers: int) -> None:
+    """Refuse what the limit of open files does not allow, if this machine is to carry the processes."""
+    from paceline import engines
+
+    can = _capabilities(config.engine)
+    if can.own_processes and not can.asks_a_cluster:
+        engines.fitness().require_descriptors(workers, raised=can.open_to_joiners)
 
 
 def _settled(config: RunConfig | None, settings: dict[str, Any]) -> tuple[RunConfig, Scenario | None, int]:

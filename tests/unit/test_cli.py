@@ -1,5 +1,6 @@
 """The command line: what each command prints, on which stream, with which exit code."""
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,18 @@ def in_a_process(arguments: list[str], folder: Path, **variables: str) -> subpro
     command = [sys.executable, "-m", "paceline", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_too_few_descriptors_are_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("paceline.cli.app.app", full)
+    assert main(["doctor"]) == 2
+    said = "paceline: no more files may be open in this process: raise the limit (ulimit -n 4096)\n"
+    assert capsys.readouterr().err == said
 
 
 # --- what needs no training ---------------------------------------------------------------------------------------

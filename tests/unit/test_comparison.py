@@ -1,9 +1,11 @@
 """Strategies side by side: what is run, who is judged with which options, and what is said about it."""
 
 import csv
+import fcntl
 import io
 import json
 import math
+import os
 import re
 import threading
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 import typer
+from rich.console import Console
 
 import paceline
 from paceline.cli import main
@@ -163,7 +166,7 @@ def test_a_verdict_names_the_first_and_why():
     assert said.startswith(
         "balanced is first: accuracy=0.9 is reached after 5 s in the median of 1 run, 4 times sooner"
     )
-    assert "4 times as many samples a second" in said
+    assert "balanced trains on 4 times as many samples a second" in said
     assert "wait 4% of their time, those of bsp 50%, mostly for worker 3 (compute)" in said
     assert said.endswith("it needs 0.9 times as many samples.")
     assert said.count(". ") == 1
@@ -214,6 +217,19 @@ def test_a_notebook_shows_verdict_table_and_plot_with_everything_escaped():
     assert "<b>mine.py:Mine</b> is first" in page.text
     assert "not reached" in page.text
     assert found._repr_html_().count("<rect") == 2
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 140])
+def test_no_number_is_cut_in_a_narrow_terminal(width):
+    found = trials.summary([trial("bsp", 8.25, options={"lr": "0.05", "momentum": "0.9"}), trial("balanced", 1234.5)])
+    file = io.StringIO()
+    tables.show(found, Console(file=file, width=width))
+    shown = " ".join(file.getvalue().split())
+    headings, *rows = tables.grid(found)
+    assert [cell for row in rows for cell in row if " ".join(cell.split()) not in shown and " " not in cell] == []
+    assert [heading for heading in headings[1:] if heading not in shown] == []
+    assert ("strategy" in shown) == (width >= 80)  # a table; otherwise one below the other
+    assert all(len(line) <= width for line in file.getvalue().splitlines())
 
 
 def test_a_spreadsheet_gets_every_run():
@@ -364,6 +380,7 @@ def test_a_script_whose_name_reads_as_a_tuned_option_is_the_script(tmp_path, mon
         (("--tune", "lr=0.1,0.2"), "none is given; give two"),
         (("--strategy", "bsp", "--strategy", "dsap"), "did you mean 'dasp'"),
         (("--strategy", "bsp", "--strategy", "asp", "--json", "--csv"), "not both"),
+        (("--strategy", "bsp", "--strategy", "asp", "--csv", "-"), "print to standard output without it"),
         (("--strategy", "bsp", "--strategy", "asp", "--tune", "lr"), "--tune: must be a name and values"),
         (("--strategy", "bsp", "--strategy", "asp", "nothing.py"), "does not exist"),
         (("--strategy", "bsp", "--strategy", "asp", "--report", "page.txt"), "must end in .html"),
@@ -374,6 +391,62 @@ def test_bad_input_is_refused_in_one_line(words, said, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def kept_as(place):
+    place.mkdir(parents=True, exist_ok=True)
+    body = msgspec.json.encode(report(4.0)).decode()
+    (place / run_commands.RESULT).write_text(f'{{"code":0,"report":{body}}}')
+
+
+def test_a_run_that_another_comparison_makes_is_waited_for(tmp_path, monkeypatch):
+    made = run_commands.Commands([], ["train.py"], tmp_path, 1)
+    asked = Trial(strategy="bsp", options={}, seed=0)
+    place = tmp_path / "compare" / made._digest(asked)
+    place.mkdir(parents=True)
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(made, "_made", lambda *_: pytest.fail("the other makes it"))
+
+    def finished(_):
+        kept_as(place)
+        os.close(other)
+
+    monkeypatch.setattr(run_commands.time, "sleep", finished)
+    found = made.run(asked)
+    assert (found.reused, found.seconds) == (True, 4.0)
+
+
+def test_a_comparison_that_waits_for_another_can_be_ended(tmp_path, monkeypatch):
+    made = run_commands.Commands([], ["train.py"], tmp_path, 1)
+    asked = Trial(strategy="bsp", options={}, seed=0)
+    place = tmp_path / "compare" / made._digest(asked)
+    place.mkdir(parents=True)
+    (place / "of the other").touch()
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(run_commands.time, "sleep", lambda _: made.stop())
+    assert made.run(asked).failure == "it ended with exit code 130"
+    assert (place / "of the other").exists()
+    os.close(other)
+
+
+def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    done = []
+
+    def run(self, trial):
+        if done:
+            raise KeyboardInterrupt
+        done.append(trial)
+        return msgspec.structs.replace(trial, report=report(4.0))
+
+    monkeypatch.setattr(run_commands.Commands, "run", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert main(["compare", "--strategy", "bsp", "--strategy", "asp", "--seeds", "2"]) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("paceline: 1 of 4: bsp, seed 0: ")
+    assert said[1:] == ["paceline: interrupted: 1 run is kept, and the same command goes on with the others"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ import pytest
 from paceline import engines
 from paceline.cli import doctor_command, findings, machine_checks, main, package_checks
 from paceline.core import worker_count
+from paceline.core.errors import OptionError
 from paceline.engines.local import fitness, nursery, scratch
+from paceline.launching import launch
 
 GIB = 1 << 30
 SOUND = {
@@ -279,6 +281,27 @@ def test_descriptors(monkeypatch, soft, hard, level, fix):
     found = machine_checks.descriptors(4)
     assert found.level == level
     assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("engine", "limits", "fix"),
+    [
+        ("local", (24, 1024), "ulimit -n 1024"),
+        ("local", (24, 24), "raise the hard limit (docker run --ulimit nofile=4096)"),
+        ("hosts", (24, 24), "raise the hard limit (docker run --ulimit nofile=4096)"),
+    ],
+)
+def test_a_run_is_refused_that_may_not_open_its_files(monkeypatch, tmp_path, engine, limits, fix):
+    """Before it starts anything; engine hosts raises its limit to the hard one by itself."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    listen = {"listen": "127.0.0.1:5555"} if engine == "hosts" else {}
+    with pytest.raises(OptionError) as refused:
+        launch(lambda: None, engine=engine, workers=2, runs_dir=tmp_path, **listen)
+    assert str(refused.value) == (
+        f"this process may have 24 files open (hard limit {limits[1]}), and a run of 2 workers needs "
+        f">= {fitness.descriptors(2)}: {fix}"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 error, 130 Ctrl-C. Bad input prints one line on standard error; only an internal error shows frames of this package.
 """
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -82,6 +83,8 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001  # every other exception is an internal error
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return _refuse("no more files may be open in this process: raise the limit (ulimit -n 4096)")
         return _confess(error)
     return ended if isinstance(ended, int) else 0
 

@@ -81,6 +81,8 @@ def compare(
     asked = list(dict.fromkeys(strategy or []))
     if report is not None:
         _require_page(report)
+    if script == "-" and (json or csv):
+        raise OptionError("'-': --json and --csv print to standard output without it; leave it out")
     if json and csv:
         raise OptionError("give --json or --csv, not both")
     if not asked or (len(asked) < 2 and len(trials.option_sets(tuned)) < 2):
@@ -97,11 +99,20 @@ def compare(
             len(os.sched_getaffinity(0)) if virtual else 1, fresh=fresh,
         )  # fmt: skip
 
+        ended = 0
+
         def tell(trial: "Trial", done: int, total: int) -> None:
+            nonlocal ended
+            ended += trial.failure is None
             if not quiet:
                 say(f"{done} of {total}: {trial.name}, seed {trial.seed}: {_how(trial)}")
 
-        found = trials.carried_out(asked, tuned, checked[0].seed, seeds, carrier, tell)
+        try:
+            found = trials.carried_out(asked, tuned, checked[0].seed, seeds, carrier, tell)
+        except KeyboardInterrupt:
+            runs = "1 run is" if ended == 1 else f"{ended} runs are"
+            say(f"interrupted: {runs} kept, and the same command goes on with the others")
+            raise
         comparison = trials.summary(found)
     _print(comparison, json=json, csv=csv)
     if report is not None:

@@ -18,7 +18,6 @@ GIB = 1 << 30
 PROCESS_BYTES = GIB // 4  # of a process that has imported torch; from the nursery they share most of it
 OTHER_PROCESSES = 3  # beside the workers: launcher, server, evaluation
 USUAL_DESCRIPTORS = 1_024  # what systems give by default; scripts open files and sockets of their own
-ENOUGH_DESCRIPTORS = 4_096
 LOADER_BYTES = GIB  # a `DataLoader` with processes of its own hands batches over in /dev/shm; Docker gives 64 MiB
 NAMED_MEMORY = Path("/dev/shm")
 NVIDIA = Path("/dev/nvidiactl")
@@ -63,19 +62,14 @@ def memory(workers: int) -> Finding:
 def descriptors(workers: int) -> Finding:
     """Check the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = engines.fitness().descriptors(workers)
-    told = f"{_limit(soft)} (hard limit {_limit(hard)})"
-    enough = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
-    raised = f"raise the hard limit (docker run --ulimit nofile={ENOUGH_DESCRIPTORS})"
-    fix = f"ulimit -n {enough}" if enough > max(soft, need) else raised
+    fitness = engines.fitness()
+    need = fitness.descriptors(workers)
+    told = f"{fitness.shown_limit(soft)} (hard limit {fitness.shown_limit(hard)})"
+    fix = fitness.more_descriptors(workers, soft, hard)
     if 0 <= soft < need:
         return Finding("descriptors", "problem", told, f">= {need} for {workers} workers", fix)
     good = soft < 0 or soft >= USUAL_DESCRIPTORS
     return judged("descriptors", good, told, f">= {USUAL_DESCRIPTORS}", fix, otherwise="warning")
-
-
-def _limit(count: int) -> str:
-    return "unlimited" if count == resource.RLIM_INFINITY else str(count)
 
 
 def shared_memory() -> Finding:

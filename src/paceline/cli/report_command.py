@@ -1,6 +1,7 @@
 """`paceline report`, `watch` and `export`: a run for people and for other tools, from its files alone."""
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.core.settings import DEFAULT_RUNS_DIR
 from paceline.core.values import nearest, shown, visible
 
 JOURNALS = ("journal.jsonl", "journal.jsonl.gz")
+ENDED_EARLY = 1  # exit code
 WIDE = 140  # columns of a screen that no terminal shows
 
 
@@ -62,7 +64,10 @@ def watch(
         float, typer.Option("--every", metavar="S", min=0.1, max=3600, help="Seconds between looks.")
     ] = 0.5,
 ) -> int:
-    """Follow a run from another terminal until it ends: how far it is, and what every worker does, and why."""
+    """Follow a run from another terminal until it ends: how far it is, and what every worker does, and why.
+
+    Exit code 1: nobody writes its journal any more, and it has not ended.
+    """
     from paceline.records.following import Followed, grown
     from paceline.records.live_view import LiveView
 
@@ -81,7 +86,15 @@ def watch(
                 break
     if not sys.stdout.isatty():
         print(view.drawn(WIDE).plain)
-    return 0
+    if view.ended is not None:
+        return 0
+    if view.header is None:
+        raise OptionError(f"nobody writes {shown(str(journal))}, and no run has begun in it")
+    say(
+        f"nobody writes {shown(str(journal))} any more, and its run has not ended: it was killed, or its machine "
+        f"is gone; `paceline report {shlex.quote(run)}` shows how far it came"
+    )
+    return ENDED_EARLY
 
 
 def find_journal(run: str) -> Path:

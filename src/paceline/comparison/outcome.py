@@ -215,7 +215,7 @@ def _reason(best: Row, rival: Row, culprits: Mapping[str, Culprit]) -> str:
     parts = []
     if best.samples_per_second and rival.samples_per_second:
         pace = best.samples_per_second / rival.samples_per_second
-        parts.append(f"it trains on {pace:.3g} times as many samples a second")
+        parts.append(f"{best.strategy} trains on {pace:.3g} times as many samples a second")
     if best.wait_fraction is not None and rival.wait_fraction is not None:
         waiting = f"its workers wait {best.wait_fraction:.0%} of their time"
         waiting += f", those of {rival.strategy} {rival.wait_fraction:.0%}"
@@ -225,8 +225,9 @@ def _reason(best: Row, rival: Row, culprits: Mapping[str, Culprit]) -> str:
         parts.append(waiting)
     if best.samples and rival.samples:
         parts.append(f"it needs {best.samples / rival.samples:.3g} times as many samples")
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    if parts and not parts[0].startswith(best.strategy):
+        parts[0] = f"{best.strategy}: {parts[0]}"
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def _listed(names: Sequence[str]) -> str:

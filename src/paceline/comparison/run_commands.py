@@ -6,6 +6,7 @@ its data, are taken to be the same.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -15,7 +16,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,7 @@ from paceline.records.report import Report
 FOLDER = "compare"  # in the folder of runs
 RESULT = "result.json"
 GOOD = (0, 3)  # exit codes of a run with a report that says how it went; 3: the convergence guard has ended it
+LOOK_S = 0.2  # between two looks whether another comparison is done with a run
 LAST_LETTERS = 400  # of what a failed run said
 _BEGIN = (
     "import sys\n"
@@ -69,7 +72,10 @@ class Commands:
         kept = None if self._fresh else _kept(place)
         reused = kept is not None
         if kept is None:
-            kept = self._made(trial, place)
+            with self._alone(place):  # another comparison may be making the same run
+                kept = None if self._fresh else _kept(place)
+                reused = kept is not None
+                kept = kept or (KeptTrial(130) if self._stopped else self._made(trial, place))
         if kept.code in GOOD and kept.report is not None:
             return msgspec.structs.replace(trial, report=kept.report, reused=reused)
         return msgspec.structs.replace(trial, failure=kept.said or f"it ended with exit code {kept.code}")
@@ -86,13 +92,27 @@ class Commands:
         sets = [word for name, value in trial.options.items() for word in ("--set", f"{name}={value}")]
         return ["run", "--json", *self._options, *own, *sets]
 
+    @contextlib.contextmanager
+    def _alone(self, place: Path) -> Iterator[None]:
+        """Make the folder of a run and lock it, however long another process takes with it."""
+        try:
+            private_files.make_folder(place)
+            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unusable(place, error) from error
+        try:
+            while not self._stopped and _is_taken(descriptor):
+                time.sleep(LOOK_S)
+            yield
+        finally:
+            os.close(descriptor)
+
     def _made(self, trial: Trial, place: Path) -> KeptTrial:
         try:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(place)  # of a run that was ended early
-            private_files.make_folder(place)
+            for left in place.iterdir():  # of a run that was ended early
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         except OSError as error:
-            raise OptionError(f"--runs-dir: cannot make the folder {place}: {error.strerror}") from error
+            raise _unusable(place, error) from error
         words = [*self._words(trial), "--runs-dir", os.fspath(place), *self._workload]
         with self._lock:
             if self._stopped:
@@ -125,6 +145,21 @@ class Commands:
         words = [*self._words(trial), *self._workload]
         parts = [os.fspath(Path.cwd()), *versions, *words, json.dumps(variables), *_files(words)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _unusable(place: Path, error: OSError) -> OptionError:
+    return OptionError(f"--runs-dir: cannot make the folder {place}: {error.strerror}")
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Take the lock of a folder, and return whether somebody else has it; some file systems have no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _kept(place: Path) -> KeptTrial | None:

@@ -13,6 +13,7 @@ from paceline.comparison.outcome import Comparison, Row, Spread
 from paceline.core.values import visible
 
 NOTHING = "-"
+NAME_WIDTH = 20  # of a strategy in a narrow terminal; a longer one is broken
 _BAR, _LINE, _NAMES = 420, 26, 190  # of the plot: width of the bars, height of a line, room for names, in pixels
 
 
@@ -20,16 +21,33 @@ def show(comparison: Comparison, console: Console) -> None:
     """Print the verdict, then a row for each strategy."""
     console.print(Text(comparison.verdict, style="bold"))
     console.print()
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     headings, *rows = grid(comparison)
+    if _least_width(headings, rows) <= console.width:
+        console.print(_table(headings, rows))
+    else:  # one below the other: cells that are cut say something else
+        for name, *cells in rows:
+            console.print(Text(name, style="bold"))
+            for heading, cell in zip(headings[1:], cells, strict=True):
+                console.print(Text(f"  {heading:<{max(map(len, headings))}} {cell}"))
+    console.print(Text(legend(comparison), style="dim"))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(
             Text(heading), justify="left" if number == 0 else "right", no_wrap=number != 0, overflow="fold"
         )
     for row in rows:
         table.add_row(*map(Text, row))
-    console.print(table)
-    console.print(Text(legend(comparison), style="dim"))
+    return table
+
+
+def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the columns that the table needs if names are broken at their spaces, or at NAME_WIDTH."""
+    names, *others = zip(headings, *rows, strict=True)
+    longest = max(len(word) for name in names for word in name.split())
+    return min(longest, NAME_WIDTH) + sum(1 + max(map(len, cells)) for cells in others)
 
 
 def legend(comparison: Comparison) -> str:

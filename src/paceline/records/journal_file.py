@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 import zlib
 from pathlib import Path
 
@@ -24,6 +25,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 GZIP_HEAD = 10  # bytes
 GZIP_EMPTY = 32  # bytes; a compressed file of no more, from which nothing can be read, is nobody's loss
 PEEKED = 4096  # bytes that are enough to see how a file begins
+LOOKS, LOOK_S = 5, 0.01  # at a lock that may be a watcher's, who holds it for as long as asking for it takes
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some network file systems have none
 
 
@@ -115,15 +117,32 @@ def _locked(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> None:
+    for _ in range(LOOKS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return
+        else:
+            return
+    raise JournalError(
+        f"another run writes the journal {shown(str(path))}: wait for its end, or choose another --journal"
+    )
+
+
+def is_being_written(descriptor: int) -> bool | None:
+    """Whether a run holds the lock of a journal that was opened for reading; None where there are no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
-        raise JournalError(
-            f"another run writes the journal {shown(str(path))}: wait for its end, or choose another --journal"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:

@@ -7,6 +7,7 @@ nothing does, and leaves nothing behind.
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import socket
 import tempfile
@@ -14,9 +15,11 @@ import tempfile
 from paceline.core.errors import OptionError
 from paceline.engines.local import nursery, scratch
 
-# Measured by lowering the limit: two workers ran with 32 descriptors in each process and not with 24, four with 48 and
-# not with 32. The server has most, as every worker brings it a control socket, a link and shared memory.
-DESCRIPTORS, PER_WORKER = 16, 8
+# Measured by lowering the limit: two workers ran with 32 descriptors in each process and not with 28, four with 48 and
+# not with 40, eight with 64 and not with 60. The server has most, as every worker brings it a control socket, a link
+# and shared memory.
+DESCRIPTORS, PER_WORKER = 20, 6
+ENOUGH_DESCRIPTORS = 4_096
 TRIED_BYTES = 1 << 20
 PATIENCE_S = 5.0
 
@@ -24,6 +27,30 @@ PATIENCE_S = 5.0
 def descriptors(workers: int) -> int:
     """Return how many descriptors a process of a run needs at most."""
     return DESCRIPTORS + PER_WORKER * workers
+
+
+def more_descriptors(workers: int, soft: int, hard: int) -> str:
+    """Return what raises a limit of open files that is too low."""
+    enough = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
+    lacking = f"raise the hard limit (docker run --ulimit nofile={ENOUGH_DESCRIPTORS})"
+    return f"ulimit -n {enough}" if enough > max(soft, descriptors(workers)) else lacking
+
+
+def require_descriptors(workers: int, *, raised: bool) -> None:
+    """Refuse a run of more workers than the limit of open files allows; `raised`: it will have the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, need = hard if raised else soft, descriptors(workers)
+    if 0 <= limit < need:
+        crowd = f"{workers} worker{'s' * (workers != 1)}"
+        raise OptionError(
+            f"this process may have {limit} files open (hard limit {shown_limit(hard)}), and a run of {crowd} needs "
+            f">= {need}: {more_descriptors(workers, soft, hard)}"
+        )
+
+
+def shown_limit(count: int) -> str:
+    """Return a limit of open files as text."""
+    return "unlimited" if count == resource.RLIM_INFINITY else str(count)
 
 
 def private_sockets() -> str | None:
