@@ -21,6 +21,7 @@ import torch
 
 from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
+from paceline.core.settings import EVERY_ADDRESS
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
 from paceline.engines.hosts.remote_shards import RemoteShards
@@ -340,7 +341,7 @@ def say_how_to_join(plan: Plan, name: str) -> None:
     """Show the command for other machines."""
     listen = plan.config.listen or ""
     host, _, port = listen.rpartition(":")
-    if host in ("0.0.0.0", "[::]", "*"):
+    if host in EVERY_ADDRESS:
         listen = f"{os.uname().nodename}:{port}"
     if plan.config.trusted_network:
         logger.warning("--trusted-network: nothing is encrypted, whoever can read the network can change the model")
