@@ -144,6 +144,9 @@ class HostLauncher(Launcher):
 
     def _interrupt_server(self) -> None:
         if self._pending is None:
+            for process in self._processes():
+                if process.pid == 0:  # of another machine; one that somebody has stopped would hold up the end
+                    process.signal(signal.SIGCONT)
             super()._interrupt_server()
             return
         self._pending, missing = None, self._remote.missing
@@ -252,8 +255,10 @@ class HostLauncher(Launcher):
             return f"the run has failed: {why.text}", True
         if finished is not None and finished.cause == "interrupted":
             return "the run was interrupted", False
+        if process.code == 0 and process.host.shard:
+            return "the run is over" if finished is not None else "its shard has lost the server", False
         if process.code == 0:
-            return "the run is over" if process.host.shard else "its script has ended", False
+            return "its script has ended", False
         return f"its process {how_it_ended(process.code or 0)}", True
 
     def on_leaving(self, process: JoinedProcess) -> None:
