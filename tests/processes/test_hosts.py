@@ -213,6 +213,20 @@ def test_a_run_that_waits_for_a_shard_can_be_interrupted(site):
     assert worker.end() == 0, worker.said
 
 
+def test_a_stopped_shard_of_another_machine_does_not_hold_up_an_interrupt(long_site, folder):
+    """It goes on and ends with the run, which takes its last checkpoint; nobody has to give it up first."""
+    serve = long_site.serve("--workers", "1", "--servers", "2", "--remote-shards", "1", "--checkpoint-every", "5v")
+    shard, worker = long_site.hold(far=True), long_site.join(far=True)
+    wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/v*"))) > 1)
+    (pid,) = processes_of(shard, "shard")
+    os.kill(pid, signal.SIGSTOP)
+    serve.signal(signal.SIGINT)
+    assert serve.end() == 130, serve.said
+    assert [shard.end(), worker.end()] == [0, 0]
+    assert "interrupted: ending the run" in serve.said
+    assert "while the run was being interrupted" not in serve.said
+
+
 def test_a_shard_of_a_run_that_has_them_all_is_refused(site):
     serve = site.serve("--workers", "1", "--servers", "2")
     refused = site.hold(far=True)

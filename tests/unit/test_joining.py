@@ -84,6 +84,8 @@ def joining_machine(**settings):
         (["--shard", "--task", "digits", "lab1:7000"], "leave out --task"),
         (["--shard-at", "lab2:7", "lab1:7000", "train.py"], "or give --shard"),
         (["--shard", "--shard-at", "lab2", "lab1:7000"], "--shard-at: must be HOST:PORT"),
+        (["--shard", "--shard-at", "0.0.0.0:7", "lab1:7000"], "give this machine's address, as in lab5:7"),
+        (["--shard", "--shard-at", "[::]:7", "lab1:7000"], "workers cannot connect to [::]"),
     ],
 )
 def test_what_a_shard_and_a_worker_are_not_given(given, said, monkeypatch, capsys):

@@ -391,6 +391,12 @@ def test_the_actor_of_a_shard_is_asked_for_again_however_it_ended():
         assert (len(launcher._holders), len(launcher._workers), launcher._failure) == (2, 2, None)
 
 
+def test_the_actor_of_a_shard_that_has_lost_its_server_is_not_told_that_the_run_is_over():
+    launcher = Deciding(shards=1)
+    process = SimpleNamespace(code=0, host=SimpleNamespace(shard=True))
+    assert launcher._why_dismissed(process) == ("its shard has lost the server", False)
+
+
 @pytest.mark.parametrize("began", [None, 1.0])
 def test_a_run_whose_shards_never_join_ends(began):
     launcher = Deciding(shards=2, began=began)

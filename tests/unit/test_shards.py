@@ -313,7 +313,7 @@ def test_what_a_shard_sends_together_with_an_answer_is_taken_in():
         theirs.send(c.encode(message))
     links.ask(c.Reach(), c.CommandDone)
     assert links.news
-    assert links._held == {4: {9: [1.0]}}
+    assert links._held == {4: {9: {0: 1.0}}}
     assert [each.text for each in links.broken] == ["nonsense"]
     theirs.send(c.encode(c.Fault("user", "no such thing", "")))
     with pytest.raises(UserError, match="no such thing"):
@@ -336,6 +336,10 @@ def test_a_push_has_come_when_every_shard_holds_it():
     assert links._number(region) == 1
     links._tokens[1] = "hers"
     links.listen()
+    assert links.take(region, 6) is None
+    pairs[0][1].send(c.encode(c.Held(1, 6, 3.0)))  # the worker has sent that part twice
+    links.listen()
+    assert not links.news
     assert links.take(region, 6) is None
     pairs[1][1].send(c.encode(c.Held(1, 6, 4.0)))
     links.listen()

@@ -11,7 +11,7 @@ from paceline.cli.run_command import DEFAULT_TASK, workload
 from paceline.cli.streams import logging_shown
 from paceline.core import settings as configuration
 from paceline.core.errors import DataError, OptionError
-from paceline.core.settings import TOKEN, Count, Positive, Start, host_and_port
+from paceline.core.settings import EVERY_ADDRESS, TOKEN, Count, Positive, Start, host_and_port
 from paceline.core.values import read, shown
 
 # What torchrun, Slurm, MPI and Kubernetes say of a process, in this order: its number among all; the server's machine.
@@ -108,9 +108,14 @@ def _require_one_role(shard: bool, shard_at: str | None, of_workers: Mapping[str
 def _place_of_shard(text: str) -> str:
     """Check where a shard is to listen."""
     try:
-        return host_and_port(text)
+        place = host_and_port(text)
     except OptionError as error:
         raise OptionError(f"--shard-at: {error}") from None
+    host, _, port = place.rpartition(":")
+    if host in EVERY_ADDRESS:  # workers are told where the shard listens, and would look for it on their own machine
+        fix = f"give this machine's address, as in lab5:{port}"
+        raise OptionError(f"--shard-at: workers cannot connect to {host}; {fix}")
+    return place
 
 
 def token(

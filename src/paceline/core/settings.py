@@ -74,6 +74,9 @@ def _without_epochs(every: Every) -> Every:
     return every
 
 
+EVERY_ADDRESS = ("0.0.0.0", "[::]", "*")  # of a machine: to listen at, not to connect to
+
+
 def host_and_port(text: str) -> str:
     """Check an address to listen at or connect to, such as 10.0.0.1:7000, lab3:7000 or [fe80::1]:7000."""
     host, colon, port = text.strip().rpartition(":")

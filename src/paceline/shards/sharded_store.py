@@ -62,7 +62,7 @@ class TickArrivals:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._holders: dict[str, dict[int, int]] = {}  # of clocks that were not taken yet, by token and number
+        self._holders: dict[str, dict[int, set[int]]] = {}  # of clocks that were not taken yet, by token and number
         self._taken: dict[str, int] = {}  # the last one of each worker
         self.dropped: list[tuple[str, int]] = []
 
@@ -70,11 +70,11 @@ class TickArrivals:
         """Count clocks of the worker with this token."""
         self._holders[token], self._taken[token] = {}, 0
 
-    def note(self, held: c.TickHeld) -> int:
-        """Note that a shard holds a clock; return how many of them do."""
-        holders = self._holders[held.token]
-        holders[held.number] = holders.get(held.number, 0) + 1
-        return holders[held.number]
+    def note(self, shard: int, held: c.TickHeld) -> int:
+        """Note that a shard holds a clock; return how many of them do. A part that comes twice counts once."""
+        holders = self._holders[held.token].setdefault(held.number, set())
+        holders.add(shard)
+        return len(holders)
 
     def knows(self, token: str) -> bool:
         """Return whether the worker is there."""
@@ -89,7 +89,7 @@ class TickArrivals:
         parts, holders = tick.parts, self._holders[token]
         if parts is None:
             return tick
-        if holders.get(parts.number, 0) < self._shards:
+        if len(holders.get(parts.number, ())) < self._shards:
             return None
         del holders[parts.number]
         self._taken[token] = parts.number
@@ -119,7 +119,8 @@ class ShardLinks:
         self._regions: dict[int, int] = {}  # numbers, by the identity of a region's lists of tensors
         self._last = 0
         self._dropped: list[int] = []  # regions that nothing here refers to any more
-        self._held: dict[int, dict[int, list[float]]] = {}  # norms of the parts that shards hold, by region and ticket
+        # Norms of the parts that shards hold, by region, ticket and shard.
+        self._held: dict[int, dict[int, dict[int, float]]] = {}
         self._tokens: dict[int, str] = {}  # of workers that share no memory, by region
         self.broken: list[c.Broken] = []  # workers that have sent what is no message
         self.news = False  # all shards hold a push, or a worker is broken
@@ -258,7 +259,7 @@ class ShardLinks:
             except Lost:
                 self._on_lost(shard)
             answer = c.answer_of(frame.data) if frame is not None else None
-            if not self._noted(answer):
+            if not self._noted(shard, answer):
                 break
         self._require_sound(shard, answer)
         if frame is None or not isinstance(answer, kind):
@@ -283,7 +284,7 @@ class ShardLinks:
     def _require_note(self, shard: int, frame: Frame) -> None:
         answer = c.answer_of(frame.data)
         self._require_sound(shard, answer)
-        if not self._noted(answer):
+        if not self._noted(shard, answer):
             raise InternalError(f"shard {shard} sent {answer!r} unasked")
 
     # -- what shards send unasked ------------------------------------------------------------------------------------
@@ -309,12 +310,12 @@ class ShardLinks:
             if isinstance(link, RemoteLink) and link.lost:
                 self._on_lost(shard)
 
-    def _noted(self, answer: c.Answer | None) -> bool:
-        """Take note of what is no answer; return whether it was that."""
+    def _noted(self, shard: int, answer: c.Answer | None) -> bool:
+        """Take note of what is no answer; return whether it was that. A part that comes twice counts once."""
         if isinstance(answer, c.Held) and answer.region in self._tokens:  # else its worker has gone meanwhile
             held = self._held.setdefault(answer.region, {})
-            norms = held.setdefault(answer.ticket, [])
-            norms.append(answer.norm)
+            norms = held.setdefault(answer.ticket, {})
+            norms[shard] = answer.norm
             self.news = self.news or len(norms) == len(self._links)
             if len(held) > MOST_HELD:
                 self.broken.append(
@@ -322,7 +323,7 @@ class ShardLinks:
                 )
                 self.news = True
         elif isinstance(answer, c.TickHeld) and self.ticks.knows(answer.token):
-            self.news = self.ticks.note(answer) == len(self._links) or self.news
+            self.news = self.ticks.note(shard, answer) == len(self._links) or self.news
             if self.ticks.too_many(answer.token):
                 self.broken.append(c.Broken(answer.token, f"it sent parts of more than {MOST_TICKS} clocks at once"))
                 self.news = True
@@ -336,7 +337,8 @@ class ShardLinks:
         held = self._held.get(self.region_of(region.flat), {})
         if len(held.get(ticket, ())) < len(self._links):
             return None
-        return math.hypot(*held.pop(ticket))
+        norms = held.pop(ticket)
+        return math.hypot(*(norms[shard] for shard in range(len(self._links))))
 
     def send_version(self, flat: list[torch.Tensor]) -> int:
         """Let the shards send the current version to the worker with these parameters; return its number."""

@@ -21,6 +21,7 @@ import torch
 
 from paceline._version import __version__
 from paceline.core.errors import OptionError, UserError
+from paceline.core.settings import EVERY_ADDRESS
 from paceline.engines.hosts import tokens
 from paceline.engines.hosts.join_listener import JoinedHost, JoinedProcess, JoinListener, Requirements
 from paceline.engines.hosts.remote_shards import RemoteShards
@@ -143,6 +144,9 @@ class HostLauncher(Launcher):
 
     def _interrupt_server(self) -> None:
         if self._pending is None:
+            for process in self._processes():
+                if process.pid == 0:  # of another machine; one that somebody has stopped would hold up the end
+                    process.signal(signal.SIGCONT)
             super()._interrupt_server()
             return
         self._pending, missing = None, self._remote.missing
@@ -251,8 +255,10 @@ class HostLauncher(Launcher):
             return f"the run has failed: {why.text}", True
         if finished is not None and finished.cause == "interrupted":
             return "the run was interrupted", False
+        if process.code == 0 and process.host.shard:
+            return "the run is over" if finished is not None else "its shard has lost the server", False
         if process.code == 0:
-            return "the run is over" if process.host.shard else "its script has ended", False
+            return "its script has ended", False
         return f"its process {how_it_ended(process.code or 0)}", True
 
     def on_leaving(self, process: JoinedProcess) -> None:
@@ -340,7 +346,7 @@ def say_how_to_join(plan: Plan, name: str) -> None:
     """Show the command for other machines."""
     listen = plan.config.listen or ""
     host, _, port = listen.rpartition(":")
-    if host in ("0.0.0.0", "[::]", "*"):
+    if host in EVERY_ADDRESS:
         listen = f"{os.uname().nodename}:{port}"
     if plan.config.trusted_network:
         logger.warning("--trusted-network: nothing is encrypted, whoever can read the network can change the model")

@@ -37,7 +37,8 @@ def main(control: Channel) -> None:
     try:
         hub = _listening(role, folder) if role.listens else None
     except zmq.ZMQError as error:
-        text = f"--listen: shard {role.shard} cannot listen at {role.listen}, for tensors: {error.strerror}"
+        option = "--shard-at" if role.server else "--listen"
+        text = f"{option}: shard {role.shard} cannot listen at {role.listen}, for tensors: {error.strerror}"
         link.send(c.encode(c.Fault("user", text, "")))
         if isinstance(link, Channel):
             link.finish(LAST_WORDS_S)
