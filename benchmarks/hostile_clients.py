@@ -234,7 +234,7 @@ def _copy(source: socket.socket, sink: socket.socket, seen: bytearray | None) ->
 def machine_messages() -> list[msgspec.Struct]:
     """One message of every kind that a machine sends to the launcher, with a control message of every kind inside."""
     words: list[msgspec.Struct] = [
-        control.Warned("a warning"), control.Debugging(True), control.LinkLost(),
+        control.Warned("a warning"), control.Debugging(True), control.LinkLost(1),
         control.Failure("script", "it failed", "a traceback"), control.Noticed("a notice"),
         control.Listening("tcp://1.2.3.4:5"), control.Began(1.0), control.StartWorker(1, 2), control.NoPlace("full"),
         control.Signal(0, 9), control.JournalLines(msgspec.msgpack.encode([])), control.Finished("done", b"{}"),
