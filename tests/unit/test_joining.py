@@ -23,7 +23,7 @@ from paceline.engines import capabilities
 from paceline.engines.hosts import agent, join_listener, tokens
 from paceline.engines.hosts import messages as m
 from paceline.engines.hosts.join_listener import UNREAD_BYTES, JoinListener, Requirements
-from paceline.engines.hosts.serving import HostLauncher, command_to_join
+from paceline.engines.hosts.serving import MOST_SPARE, HostLauncher, command_to_join
 from paceline.engines.hosts.strategy_source import StrategySource, digest_of_file, file_here, strategy_source
 from paceline.engines.local import control
 from paceline.engines.local.children import ProcessPlace
@@ -621,6 +621,12 @@ class Running:
         self.number = number
 
 
+class Held:
+    """The process of a shard on such a machine."""
+
+    pid = 0
+
+
 class Recorder(HostLauncher):
     """A launcher without processes: only whom it gives which place."""
 
@@ -666,6 +672,24 @@ def test_notices_of_machines_that_join_are_few_however_many_do():
     assert shown[:2] == ["x runs worker 0 (over the network)", "waiting for 1 more worker to join"]
     launcher._joins.close()
     assert "notices of machines that join, the last: waiting for 1 more worker to join" in shown[-1]
+
+
+def test_machines_that_stand_by_for_shards_are_bounded():
+    """A member may join as a shard as often as it likes."""
+    hosts, sent_away = machines(70), []
+    launcher = Recorder(hosts)
+    launcher._shards = [Held()]
+    launcher._plan.remote_shards = 2
+    launcher._begin_if_possible = lambda: None
+    free = []
+    launcher._listener.free = lambda shard: free
+    launcher._listener.dismiss = lambda host, reason, failed: sent_away.append((free.pop(), reason, failed))
+    for host in hosts.values():
+        host.shard = True
+        free.append(host)
+        launcher.on_host(host)
+    assert len(free) == 1 + MOST_SPARE  # one of two shards has its machine
+    assert {each[1:] for each in sent_away} == {("64 machines stand by for shards already", True)}
 
 
 def test_a_run_that_starts_over_waits_for_each_place_once():

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 import threading
 
 import pytest
@@ -18,7 +19,7 @@ from paceline.shards import messages
 from paceline.shards.remote_links import RemoteShardEnd, ShardPort
 from paceline.shards.sharded_endpoint import ShardedEndpoint
 from paceline.shards.sharded_store import ShardedStore, ShardLinks
-from paceline.transport.base import Lost
+from paceline.transport.base import Closed, Lost
 from paceline.transport.join_token import new_token
 from paceline.transport.messages import Hello, Push, Welcome
 from paceline.transport.security import Security
@@ -160,6 +161,29 @@ def test_a_worker_that_shares_memory_is_no_worker_of_far_shards():
     region = private_region(spec)
     with shard_links(2, (1,)) as links, pytest.raises(InternalError, match="shards on other machines"):
         links.share(region, spec, 0)
+
+
+def test_a_worker_that_cannot_reach_a_shard_says_where(caplog):
+    security, token = Security(new_token()), secrets.token_hex(8)
+    hub = ZeromqHub("tcp://127.0.0.1:*", security)
+    hub.expect(token)
+    with socket.socket() as closed:  # nobody listens there
+        closed.bind(("127.0.0.1", 0))
+        missing = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+
+        def give_up():
+            raise Closed
+
+        endpoint = ShardedEndpoint(messages.BETWEEN.join([hub.address, missing]), token, give_up, security)
+        while not endpoint.lost:
+            hub.pump()
+        with pytest.raises(Closed):
+            endpoint.reconnect()
+        endpoint.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{missing} does not answer: see that this machine can reach that port"
+    ]
+    hub.close()
 
 
 # -- the link itself ---------------------------------------------------------------------------------------------------

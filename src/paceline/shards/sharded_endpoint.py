@@ -73,6 +73,11 @@ class ShardedEndpoint(ZeromqEndpoint):
         super()._look()
         self._lost = self._lost or any(shard.lost for shard in self._shards)
 
+    @property
+    def unreached(self) -> list[str]:
+        """The addresses of those that were given up before they had answered."""
+        return [*super().unreached, *(address for shard in self._shards for address in shard.unreached)]
+
     def send(self, message: ToServer) -> None:
         if isinstance(message, Push) and message.gradient is not None and message.gradient.slot is not None:
             self._send_parts(message.ticket, message.gradient, message.gradient.slot)

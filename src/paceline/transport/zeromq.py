@@ -387,6 +387,7 @@ class ZeromqEndpoint:
         self._intake = Intake(self._codec, self._codec.at_worker)
         self._let_in = False
         self._lost = False
+        self._unreached = False  # it was given up before the server had answered
         self._refused = False
         self._parted = False  # the server has read this worker's last word
         self._unanswered = 0  # parts that were sent since the server sent something
@@ -486,6 +487,7 @@ class ZeromqEndpoint:
             self._refused |= bool(event & _REFUSED)
             if self._let_in or self._security is None or not self._attempts.allow(event):
                 self._lost = True
+                self._unreached = self._security is not None and not self._let_in
                 return
             self._hang_up(0)
             time.sleep(AGAIN_S)
@@ -528,7 +530,14 @@ class ZeromqEndpoint:
         if self._closed or self._relink is None:
             self._closed = True
             raise Closed
+        for address in self.unreached:
+            logger.warning("%s does not answer: see that this machine can reach that port", address)
         self.move_to(*self._relink())
+
+    @property
+    def unreached(self) -> list[str]:
+        """The address, if it was given up before anybody had answered there."""
+        return [self._place[0]] if self._unreached else []
 
     def move_to(self, address: str, token: str) -> None:
         """Leave a lost server for the one at this address."""

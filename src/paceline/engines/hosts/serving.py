@@ -45,6 +45,7 @@ from paceline.worker import context
 
 logger = logging.getLogger("paceline")
 
+MOST_SPARE = 64  # machines that stand by for lost ones of shards
 RELINK_S = 10.0  # for a worker that has lost its link to the server: a restarted server gives it another within that
 
 
@@ -204,6 +205,11 @@ class HostLauncher(Launcher):
         if self._finished is not None:
             self._listener.dismiss(host, "the run is over")
         elif host.shard:
+            held = sum(process.pid == 0 for process in self._shards)
+            spare = len(self._listener.free(shard=True)) + held - self._plan.remote_shards
+            if spare > MOST_SPARE:
+                self._listener.dismiss(host, f"{MOST_SPARE} machines stand by for shards already", True)
+                return
             if self._pending is None:
                 self._joins.warn(f"{host.hostname} stands by, in case that a shard's machine is lost")
             self._begin_if_possible()
