@@ -58,6 +58,8 @@ def test_a_file_is_never_replaced_unasked(folder: Path, capsys: pytest.CaptureFi
     (folder / "train.toml").write_text("mine")
     assert main(["calibrate", "train.py", "0"]) == 2
     assert "train.toml exists: give --force to replace it, or another file by --output" in capsys.readouterr().err
+    assert main(["calibrate", "--output", "nowhere/train.toml", "train.py"]) == 2  # and not after having measured
+    assert capsys.readouterr().err == "paceline: cannot write into the folder nowhere; choose another --output\n"
     assert (folder / "train.toml").read_text() == "mine"
 
 

@@ -1,6 +1,7 @@
 """A run that is followed: lines as they are written, and how far it is."""
 
 import errno
+import os
 import threading
 
 import pytest
@@ -185,6 +186,18 @@ def test_a_run_takes_its_journal_while_somebody_looks_whether_it_is_written(tmp_
         journal_file.fcntl.flock(looking, journal_file.fcntl.LOCK_SH)
         monkeypatch.setattr(journal_file.time, "sleep", lambda _: journal_file.fcntl.flock(looking, 8))
         Writer(path).close()
+
+
+def test_a_run_is_replayed_by_its_folder_and_what_is_no_run_is_named(tmp_path, capsys):
+    writer = Writer(tmp_path / "journal.jsonl")
+    writer.write(header())
+    writer.close()
+    assert main(["replay", str(tmp_path)]) == 0
+    assert "0 decisions replayed" in capsys.readouterr().out
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("replay", "watch", "report"):
+        assert main([command, str(tmp_path / "pipe")]) == 2
+        assert "is neither a folder nor a file; give a run's folder, or a journal" in capsys.readouterr().err
 
 
 def test_a_compressed_journal_cannot_be_followed(tmp_path, capsys):

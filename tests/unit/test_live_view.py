@@ -91,7 +91,17 @@ def test_the_screen_is_never_wider_than_the_terminal(width):
     lines = screen(view_of(THREE, metrics={"accuracy of a very long name " * 3: 0.5}), width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("last reason" in line for line in lines) == (width >= 80)
-    assert len(lines) == 7
+    assert len(lines) == 8
+
+
+def test_a_narrow_terminal_shows_whole_numbers():
+    view = view_of(THREE, seconds=3.0, versions=7, done=64, total=128, metrics={"accuracy": 0.5})
+    view.stands(Standing(seconds=4.0, versions=8, done=96, total=128, metrics={"accuracy": 0.5}), 1.0)
+    name, numbers, bar, _, headings, *_ = screen(view, 40).splitlines()
+    assert (name, numbers) == ("bsp · sim · 3 workers", "4.0 s · version 8 · accuracy 0.5")
+    assert bar.endswith("75%, 32 samples/s, 1 s left")
+    assert headings.split() == ["worker", "now", "clock", "samples/s", "waits", "state"]
+    assert "…" not in screen(view, 40)
 
 
 def test_workers_that_do_not_fit_are_summed_up():

@@ -171,6 +171,19 @@ def test_numbers_that_no_run_has_make_no_traceback(tmp_path, wrong):
     json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize(("workers", "height"), [((0, 1, 2, 3), 0.85), ((0, 15, 31), 0.85 * 15), ((3,), 0.85)])
+def test_bars_of_every_kind_are_as_high_as_a_lane(workers, height):
+    """Whatever few workers have must not cover the lanes of others, nor make lanes for workers that there are not."""
+    lines = [header(workers=40), *(joined(0.0, worker) for worker in workers)]
+    lines += [decision(pushed(2.0, w, w, compute_s=1.0, wait_s=1.0), Mark(w, f"of {w}", "")) for w in workers]
+    lines += [observed(3.0, "cancelled", workers[-1], samples=8, seconds=1.0, cause="stop")]
+    lines += [observed(4.0, "end", cause="limit", versions=1, samples_used=8, samples_lost=0)]
+    for figure in (each for each in figures(both(lines)[1], []) if each["id"] in ("lanes", "states")):
+        assert {data["width"] for data in figure["data"]} == {height}
+        above, below = figure["layout"]["yaxis"]["range"]
+        assert above - workers[-1] == workers[0] - below == height / 0.85 / 2
+
+
 def test_marks_are_bounded():
     lines = [header(workers=1), joined(0.0, 0)]
     for at in range(1, MOST_MARKS + 9):

@@ -59,6 +59,8 @@ def calibrate(
     place = output or Path(f"{Path(script).stem if script is not None else task}.toml")
     if place.exists() and not force:
         raise OptionError(f"{place} exists: give --force to replace it, or another file by --output")
+    if not os.access(place.parent, os.W_OK | os.X_OK):  # after measuring it would be too late
+        raise OptionError(f"cannot write into the folder {place.parent}; choose another --output")
     given: dict[str, Any] = {
         "batch_size": batch_size, "threads": threads, "data_dir": data_dir, "options": options or None,
         "evaluate_every": "off", "max_seconds": seconds, "epochs": ENDLESS, "strategy": "asp",

@@ -1,10 +1,10 @@
 """The commands that train nothing: they list strategies, tasks and scenarios, and check strategies and journals."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.report_command import find_journal
 from paceline.core.scenario.file import builtin_names, builtin_text, describe, load
 from paceline.core.settings import resolve
 from paceline.core.values import visible
@@ -99,7 +99,7 @@ def scenario(
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A journal: journal.jsonl or .jsonl.gz.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|JOURNAL", help="A run's folder or name, or a journal.")],
     strategy: Annotated[
         str | None,
         typer.Option("--strategy", metavar="STRATEGY", help="Where it is now, if it has moved.", show_default=False),
@@ -108,6 +108,7 @@ def replay(
     """Feed a journal's events to a fresh strategy and compare every action (exit code 1 if one differs)."""
     from paceline.records import replay as replaying
 
+    file = find_journal(run)
     result = replaying.replay(file, strategy)
     if result.difference is None:
         cut = "" if result.complete else "; the journal ends before the run did"

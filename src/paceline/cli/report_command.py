@@ -109,6 +109,10 @@ def find_journal(run: str) -> Path:
             if place.is_dir():
                 list(place.iterdir())  # raises if it may not be read
                 raise OptionError(f"{shown(str(place))} holds no journal; give a run's folder, or a journal itself")
+            if place.exists():
+                raise OptionError(
+                    f"{shown(str(place))} is neither a folder nor a file; give a run's folder, or a journal"
+                )
         except OSError as error:
             raise OptionError(f"cannot read {shown(str(place))}: {error.strerror}") from error
     raise OptionError(f"there is no run {shown(run)}: give its folder, its name in {DEFAULT_RUNS_DIR}, or a journal")

@@ -4,6 +4,7 @@ Colours are Okabe and Ito's, which colour-blind people tell apart, and never sta
 patterns. Text and grid get their colours from the page, light or dark.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 SHAPES = ["", "/", ".", "x", "\\", "+", "-", "|"]
 MOST_LINES = 12  # in one plot
+MOST_TICKS = 40  # of lanes; with more, plotly chooses
 MOST_BARS = 200  # of staleness
 AXES = (("seconds", 0), ("samples", 1), ("versions", 2))
 
@@ -51,16 +53,28 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, "automargin": True, **more}
 
 
+def _lane_axis(workers: Sequence[int]) -> tuple[dict[str, Any], float]:
+    """Return the axis of lanes, the lowest number at the top, and how high a bar is.
+
+    Without a height each trace takes its own, and one that few workers have covers the lanes of others.
+    """
+    apart = min((after - before for before, after in itertools.pairwise(workers)), default=1)
+    ends = [workers[-1] + apart / 2, workers[0] - apart / 2]
+    return axis("worker", range=ends, dtick=1 if len(workers) <= MOST_TICKS else None), 0.85 * apart
+
+
 def lanes(history: History) -> Figure | None:
     """What each worker did when; a bar's text says why."""
     if not history.spans:
         return None
+    workers = sorted({span.worker for span in history.spans})
+    lane, height = _lane_axis(workers)
     data = []
     for kind in KINDS:
         spans = [span for span in history.spans if span.kind == kind]
         if spans:
             data.append({
-                "type": "bar", "orientation": "h", "name": NAMED[kind],
+                "type": "bar", "orientation": "h", "name": NAMED[kind], "width": height,
                 "y": [span.worker for span in spans],
                 "x": [round(span.seconds, 6) for span in spans],
                 "base": [round(span.begin, 6) for span in spans],
@@ -69,7 +83,6 @@ def lanes(history: History) -> Figure | None:
                                  "clock %{customdata[0]}<br>%{customdata[2]}<extra></extra>",
                 "marker": {"color": COLOURS[kind], "pattern": {"shape": PATTERNS[kind], "size": 4}},
             })  # fmt: skip
-    workers = sorted({span.worker for span in history.spans})
     end = max(span.begin + span.seconds for span in history.spans)
     note = "Drag to zoom, double-click to see all; click a bar to read the reason of its decision."
     some = f"{len(workers)} of {history.workers:,} workers" if history.workers > history.lanes else ""
@@ -79,9 +92,9 @@ def lanes(history: History) -> Figure | None:
     return {
         "id": "lanes", "title": "What each worker did", "data": data, "note": note,
         "layout": {
-            "barmode": "overlay", "bargap": 0.15, "height": max(260, 60 + 26 * len(workers)),
+            "barmode": "overlay", "height": max(260, 60 + 26 * len(workers)),
             "xaxis": axis("seconds", range=[0, end]),
-            "yaxis": axis("worker", autorange="reversed", dtick=1 if len(workers) <= 40 else None),
+            "yaxis": lane,
             "shapes": [_moment(at) for at, _ in history.events[:200]],
         },
     }  # fmt: skip
@@ -257,6 +270,7 @@ def states(history: History) -> Figure | None:
         return None
     names = sorted({state for marks in history.states.values() for _, state, _ in marks})
     over = history.seconds if history.marks_end is None else history.marks_end
+    lane, height = _lane_axis(sorted(history.states))
     data = []
     for number, state in enumerate(names):
         bars = [
@@ -268,12 +282,13 @@ def states(history: History) -> Figure | None:
         y, x, base, why = map(list, zip(*bars, strict=True)) if bars else ([], [], [], [])
         data.append({
             "type": "bar", "orientation": "h", "name": visible(state), "y": y, "x": x, "base": base, "customdata": why,
+            "width": height,
             "hovertemplate": f"worker %{{y}}: {visible(state)}<br>%{{customdata}}<extra></extra>",
             "marker": marker_style(number),
         })  # fmt: skip
     layout = {
         "barmode": "overlay", "height": max(220, 60 + 22 * len(history.states)), "xaxis": axis("seconds"),
-        "yaxis": axis("worker", autorange="reversed"),
+        "yaxis": lane,
     }  # fmt: skip
     some = f"{len(history.states)} of {history.workers:,} workers" if history.workers > history.lanes else ""
     first = f"the first {over:.3g} s" if history.marks_end is not None else ""

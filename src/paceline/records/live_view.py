@@ -18,13 +18,14 @@ from paceline.records.journal import Decision, Header, Line, Observation, PeerDe
 
 HEADINGS = ("worker", "now", "clock", "samples/s", "waits", "stale", "work", "state")
 OPTIONAL = ("stale", "state")
+LESS_NEEDED = tuple(map(HEADINGS.index, ("work", "stale", "clock")))  # what narrow terminals leave out, in this order
 LEFT_ALIGNED = ("now", "state", "last reason")
 ROOM_FOR_REASONS = 16  # columns that are left
 FEWEST_ROWS = 3
 OTHER_ROWS = 6  # headline, progress, an empty line, headings, what is summed up, and the cursor's
 MOST_METRICS = 4
 AVERAGED = 0.2  # weight of the newest push in a worker's speed
-BAR = 24  # columns
+BAR, SHORTEST_BAR = 24, 5  # columns
 KEPT_MOMENTS = 40  # for the rate
 APART_S = 0.2  # between two of them
 STYLES = {"waits": "yellow", "away": "dim", "done": "dim"}
@@ -186,27 +187,34 @@ class LiveView:
 
     def drawn(self, width: int, height: int | None = None) -> Text:
         """Return the screen for a terminal of this size; without a height there is a row for every worker."""
-        most = len(self.workers) if height is None else max(FEWEST_ROWS, height - OTHER_ROWS)
-        lines = [self._head(), self._bar(), Text(), *self._table(width, most)]
+        head = self._head(width)
+        most = len(self.workers) if height is None else max(FEWEST_ROWS, height - OTHER_ROWS - len(head) + 1)
+        lines = [*head, self._bar(width), Text(), *self._table(width, most)]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         screen = Text("\n").join(lines)
         screen.no_wrap, screen.overflow = True, "crop"
         return screen
 
-    def _head(self) -> Text:
+    def _head(self, width: int) -> list[Text]:
+        """Return what runs and how far it is: in two lines where they do not fit into one."""
         header, standing = self.header, self.standing
         whom = "starting" if header is None else f"{visible(header.strategy)} · {header.engine}"
         count = f" · {len(self.workers):,} workers" if self.workers else ""
         told = [f"{standing.seconds:,.1f} s", f"version {standing.versions:,}", *standing.numbers(), *self._end()]
-        return Text(whom + count, style="bold").append(f"  {' · '.join(told)}", style="not bold")
+        first, second = Text(whom + count, style="bold"), Text(" · ".join(told))
+        if first.cell_len + 2 + second.cell_len > width:
+            return [first, second]
+        return [first.append("  ", style="not bold").append(second.plain, style="not bold")]
 
-    def _bar(self) -> Text:
+    def _bar(self, width: int) -> Text:
+        """Return the progress; the bar is as long as its numbers leave room for."""
         standing, told = self.standing, ", ".join(self._progress())
-        if not standing.total:
+        length = min(BAR, width - len(told) - 1)
+        if not standing.total or length < SHORTEST_BAR:
             return Text(told)
-        filled = round(BAR * min(1.0, standing.done / standing.total))
-        bar = Text("━" * filled, style="green").append("─" * (BAR - filled), style="dim")
+        filled = round(length * min(1.0, standing.done / standing.total))
+        bar = Text("━" * filled, style="green").append("─" * (length - filled), style="dim")
         return Text.assemble(bar, f" {told}")
 
     def _table(self, width: int, most: int) -> list[Text]:
@@ -216,6 +224,10 @@ class LiveView:
         rows = [(row.cells(number, stale=not self._peers), row) for number, row in shown]
         # A column that says nothing of anybody leaves its room to the reasons.
         kept = [at for at, name in enumerate(HEADINGS) if name not in OPTIONAL or any(c[at] != "-" for c, _ in rows)]
+        widest = [max(len(HEADINGS[at]), *(len(cells[at]) for cells, _ in rows)) for at in range(len(HEADINGS))]
+        for at in (each for each in LESS_NEEDED if each in kept):  # a number that is cut says something else
+            if sum(widest[each] + 1 for each in kept) - 1 > width:
+                kept.remove(at)
         named = [HEADINGS[at] for at in kept]
         rows = [([cells[at] for at in kept], row) for cells, row in rows]
         widths = [max(len(heading), *(len(cells[at]) for cells, _ in rows)) for at, heading in enumerate(named)]
