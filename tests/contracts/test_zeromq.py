@@ -105,6 +105,20 @@ class TestZeromq(ProcessContract):
             assert got == More(number)
             assert second.receive() == Cancelled(number)
 
+    def test_sending_to_nobody_swallows_no_signal(self):
+        worker, server = self.make()
+        poller = select.poll()
+        poller.register(self.hub, select.POLLIN)
+        for number in range(200):
+            assert not poller.poll(0)
+            worker.send(More(number))
+            assert poller.poll(PATIENCE_S * 1000)  # it is there, and nobody has looked yet
+            assert not self.hub.post(b"gone", None, b"?")
+            while (got := server.collect()) is None:
+                assert poller.poll(PATIENCE_S * 1000), "the descriptor never became readable"
+                self.hub.pump()
+            assert got == More(number)
+
     def test_pumping_in_turns_leaves_the_descriptor_readable(self):
         worker, _ = self.make()
         count = 1000

@@ -141,7 +141,10 @@ class WorkerEnds:
                     self._hold(token, message)
                     yield c.TickHeld(token, message.number)
                 else:
+                    if isinstance(end, ZeromqServerEnd):
+                        end.expel()  # else its connection would stay, and what still comes would be a stranger's
                     yield c.Broken(token, f"a shard takes parts of pushes and clocks, not a {type(message).__name__}")
+                    return
         except Lost:
             self._unregister(end)  # the coordinator learns of it by the worker's link to itself
         except PacelineError as error:

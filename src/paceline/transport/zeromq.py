@@ -858,9 +858,9 @@ class ZeromqHub:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return False
-        # Sending may have consumed the socket's signal that something arrived.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._bell.ring()
+        finally:  # the attempt to send may have consumed the socket's signal that something arrived
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._bell.ring()
         return True
 
     def _refuse(self, sender: zmq.Frame) -> None:
