@@ -161,6 +161,7 @@ def test_every_command_that_is_written_about_exists() -> None:
         "scenario",
         "replay",
         "tasks",
+        "doctor",
     } == commands - several
     assert several <= commands
     form = re.compile(r"(?:^ +|^\$ |`)paceline ([a-z][a-z-]*)", re.M)

@@ -76,6 +76,11 @@ def stale_blocks():
     return left
 
 
+def all_blocks():
+    """Named shared memory, whoever's: the number of a process that had left some may be another's for a while."""
+    return {block.name for block in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+
+
 def mappings():
     """How often this process has mapped memory of paceline's."""
     return Path("/proc/self/maps").read_text().count("memfd:paceline")
@@ -97,7 +102,7 @@ class Watch:
         self.tag = uuid.uuid4().hex
         self.temporary = temporary
         self.processes = set() if temporary is None else tagged_processes(SESSION).keys() | zombies()
-        self.blocks = set() if temporary is None else set(stale_blocks())
+        self.blocks = set() if temporary is None else all_blocks()
         self.threads = set(threading.enumerate())
         self.descriptors = descriptors()
         self.mappings = mappings()

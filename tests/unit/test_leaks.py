@@ -80,3 +80,17 @@ def test_named_shared_memory_is_found(watch):
             assert complaints_about(watch, block.name)
         finally:
             block.unlink()
+
+
+@pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
+def test_what_lay_there_is_nobodys_although_another_process_had_its_owners_number(tmp_path):
+    namesake = subprocess.Popen(["sleep", "60"])
+    block = leaks.SHARED_MEMORY / f"torch_{namesake.pid}_1_1"
+    block.touch()
+    try:
+        watch = leaks.Watch(tmp_path)
+        namesake.kill()
+        namesake.wait()
+        assert complaints_about(watch, block.name) == []
+    finally:
+        block.unlink()
