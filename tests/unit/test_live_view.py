@@ -13,7 +13,7 @@ from paceline.core.events import Applied, Left
 from paceline.core.peer_actions import Send
 from paceline.core.peer_events import Stepped
 from paceline.records.journal import PeerDecision
-from paceline.records.live_view import OTHER_ROWS, LiveView, Standing
+from paceline.records.live_view import OTHER_ROWS, Headway, LiveView
 from paceline.server import progress as reports
 from paceline.server.progress import Progress, RecentLine, RecentLines
 
@@ -22,7 +22,7 @@ def view_of(lines, version=0, **standing):
     view = LiveView()
     for line in lines:
         view.write(line, version)
-    view.stands(Standing(**standing), 0.0)
+    view.stands(Headway(**standing), 0.0)
     return view
 
 
@@ -96,7 +96,7 @@ def test_the_screen_is_never_wider_than_the_terminal(width):
 
 def test_a_narrow_terminal_shows_whole_numbers():
     view = view_of(THREE, seconds=3.0, versions=7, done=64, total=128, metrics={"accuracy": 0.5})
-    view.stands(Standing(seconds=4.0, versions=8, done=96, total=128, metrics={"accuracy": 0.5}), 1.0)
+    view.stands(Headway(seconds=4.0, versions=8, done=96, total=128, metrics={"accuracy": 0.5}), 1.0)
     name, numbers, bar, _, headings, *_ = screen(view, 40).splitlines()
     assert (name, numbers) == ("bsp · sim · 3 workers", "4.0 s · version 8 · accuracy 0.5")
     assert bar.endswith("75%, 32 samples/s, 1 s left")
@@ -118,12 +118,12 @@ def test_workers_that_do_not_fit_are_summed_up():
 
 def test_time_left_is_by_the_watchers_clock_and_starts_anew_after_a_rollback():
     view = LiveView()
-    view.stands(Standing(seconds=0.0, done=0, total=1000), 100.0)
-    view.stands(Standing(seconds=50.0, done=500, total=1000), 102.0)
+    view.stands(Headway(seconds=0.0, done=0, total=1000), 100.0)
+    view.stands(Headway(seconds=50.0, done=500, total=1000), 102.0)
     assert (view.rate(), view.seconds_left()) == (10.0, 2.0)
-    view.stands(Standing(seconds=60.0, done=200, total=1000), 103.0)
+    view.stands(Headway(seconds=60.0, done=200, total=1000), 103.0)
     assert view.seconds_left() is None
-    view.stands(Standing(seconds=61.0, done=1000, total=1000), 104.0)
+    view.stands(Headway(seconds=61.0, done=1000, total=1000), 104.0)
     assert view.seconds_left() == 0.0
 
 

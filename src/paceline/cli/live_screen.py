@@ -125,7 +125,7 @@ def progress_shown(*, quiet: bool, json: bool = False) -> Iterator[Listener | No
     if quiet or (json and not sys.stderr.isatty()):
         yield None
         return
-    from paceline.records.live_view import LiveView, Standing
+    from paceline.records.live_view import Headway, LiveView
 
     view = LiveView()
     with displayed() as display:
@@ -137,7 +137,7 @@ def progress_shown(*, quiet: bool, json: bool = False) -> Iterator[Listener | No
             for recent in progress.recent:
                 view.write(recent.line, recent.version)
             done = progress.samples_used + progress.samples_lost
-            standing = Standing(
+            standing = Headway(
                 progress.seconds, progress.versions, done, progress.total_samples, progress.metrics, progress.loss
             )
             view.stands(standing, time.monotonic())

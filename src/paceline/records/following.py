@@ -16,7 +16,7 @@ from paceline.core.regular_files import open_regular
 from paceline.core.values import shown
 from paceline.records.journal import MAX_LINE, Header, Line, Observation, parse
 from paceline.records.journal_file import is_being_written
-from paceline.records.live_view import LiveView, Standing
+from paceline.records.live_view import Headway, LiveView
 from paceline.records.metrics import Metrics
 
 FREE_S = 1.0  # that a lock must be free at least
@@ -100,5 +100,5 @@ class Followed:
     def look(self, now: float) -> None:
         """Tell the view how far the run is, at `now` by the watcher's clock."""
         m = self._metrics
-        standing = Standing(m.seconds, m.versions, m.samples_used, self._total, m.evaluation, m.loss())
+        standing = Headway(m.seconds, m.versions, m.samples_used, self._total, m.evaluation, m.loss())
         self._view.stands(standing, now)

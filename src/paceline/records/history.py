@@ -47,11 +47,11 @@ class Curve:
         self.points: list[tuple[float, ...]] = []
         self._every = 1
         self._count = 0
-        self._last: tuple[float, ...] | None = None
+        self.last: tuple[float, ...] | None = None  # also where it is not kept
 
     def add(self, *point: float) -> None:
         """Add a point; all of a curve's have as many numbers."""
-        self._last = point
+        self.last = point
         if self._count % self._every == 0:
             self.points.append(point)
             if len(self.points) > 2 * MOST_POINTS:
@@ -61,7 +61,7 @@ class Curve:
 
     def columns(self) -> list[list[float]]:
         """Return the numbers by column, the last point included."""
-        points = self.points if self._last in (None, self.points[-1]) else [*self.points, self._last]
+        points = self.points if self.last in (None, self.points[-1]) else [*self.points, self.last]
         return [list(column) for column in zip(*points, strict=True)]
 
 
@@ -83,7 +83,6 @@ class History:
 
     def __init__(self, seconds: float, workers: int) -> None:
         self.seconds = seconds
-        self.lanes = min(workers, MOST_LANES)
         self.workers = workers
         self.metrics: dict[str, Curve] = {}  # at, samples, version, value
         self.loss = Curve()  # the same, of pushes
@@ -101,8 +100,12 @@ class History:
         self._held: dict[int, Pushed] = {}
         self._marks = 0
         self._samples = self._versions = 0
-        self._bytes = [0, 0]
         self._at = 0.0
+
+    @property
+    def lanes(self) -> int:
+        """How many workers are drawn."""
+        return min(self.workers, MOST_LANES)
 
     # -- lines -------------------------------------------------------------------------------------------------------
 
@@ -162,9 +165,8 @@ class History:
         self._span(event.worker, event.at - way, way, "transfer", busy)
         busy.granted_at, busy.free_at = None, event.at
         self._held[event.push] = event
-        self._bytes[0] += event.bytes_up
-        self._bytes[1] += event.bytes_down
-        self.traffic.add(event.at, *self._bytes)
+        _, up, down = self.traffic.last or (0.0, 0, 0)
+        self.traffic.add(event.at, up + event.bytes_up, down + event.bytes_down)
 
     def _apply(self, action: Apply) -> None:
         counts = sum(action.weights) > 0

@@ -1,7 +1,7 @@
 """One screen of a run that goes on: how far it is, and a line for each worker with what it does, and why.
 
 A fold over lines of the journal, complete ones or a selection: what a worker's row says comes from that worker's own
-latest lines, and how far the run is (`Standing`) from whoever knows. Drawing is plain text with few styles, since a
+latest lines, and how far the run is (`Headway`) from whoever knows. Drawing is plain text with few styles, since a
 table of rich takes several milliseconds and this is drawn beside the training.
 """
 
@@ -31,7 +31,7 @@ APART_S = 0.2  # between two of them
 STYLES = {"waits": "yellow", "away": "dim", "done": "dim"}
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Headway(msgspec.Struct, frozen=True):
     """How far a run has come."""
 
     seconds: float = 0.0  # of the run's clock
@@ -98,7 +98,7 @@ class LiveView:
     """A screen that lines of a journal, and standings, keep up to date."""
 
     def __init__(self) -> None:
-        self.standing = Standing()
+        self.standing = Headway()
         self.header: Header | None = None
         self.ended: str | None = None
         self.workers: dict[int, WorkerRow] = {}
@@ -143,7 +143,7 @@ class LiveView:
             row = self.workers[worker] = WorkerRow()
         return row
 
-    def stands(self, standing: Standing, now: float) -> None:
+    def stands(self, standing: Headway, now: float) -> None:
         """Take in how far the run is, as known at `now` by the watcher's clock."""
         if standing.done < self.standing.done:  # it went back to a checkpoint
             self._moments.clear()

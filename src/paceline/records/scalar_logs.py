@@ -20,7 +20,7 @@ from paceline.core.errors import OptionError
 from paceline.core.settings import LogTool
 from paceline.records import private_files
 from paceline.records.journal import Header, Line
-from paceline.records.scalars import Point, Scalars
+from paceline.records.scalars import Moment, Scalars
 
 PROJECT = "paceline"  # in tools that sort runs by project
 FLUSH_S = 2
@@ -36,7 +36,7 @@ logger = logging.getLogger("paceline")
 class ScalarWriter(Protocol):
     """One tool's own log of one run."""
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Moment) -> None:
         """Write numbers."""
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class CsvWriter:
         self._rows.writerow(("seconds", "version", "name", "value"))
         self._flushed = time.monotonic()
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Moment) -> None:
         """Write numbers; a reader sees them after `FLUSH_S` at the latest, if others follow."""
         for name, value in point.values.items():
             self._rows.writerow((point.at, point.version, name, value))
@@ -81,7 +81,7 @@ class TensorboardWriter:
         self._writer = writer.EventFileWriter(os.fspath(folder / "tensorboard"), flush_secs=FLUSH_S)
         self._began = time.time()
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Moment) -> None:
         """Write numbers."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
         self._writer.add_event(
@@ -104,7 +104,7 @@ class WandbWriter:
         )  # fmt: skip
         self._run.define_metric("*", step_metric="version")
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Moment) -> None:
         """Write numbers; versions are not its own steps, which may not go back as a restored run does."""
         self._run.log({**point.values, "version": point.version, "seconds": point.at})
 
@@ -121,7 +121,7 @@ class TrackioWriter:
         with contextlib.redirect_stdout(sys.stderr):
             self._run = self._trackio.init(project=PROJECT, name=folder.name, config=_described(header))
 
-    def add(self, point: Point) -> None:
+    def add(self, point: Moment) -> None:
         """Write numbers."""
         self._run.log({**point.values, "version": point.version, "seconds": point.at})
 
@@ -167,7 +167,7 @@ class ScalarLog:
             with self._left_out_if_broken(tool):
                 self._writers.pop(tool).close()
 
-    def _due(self, tool: LogTool, point: Point) -> bool:
+    def _due(self, tool: LogTool, point: Moment) -> bool:
         key, now = (tool, tuple(point.values)), time.monotonic()
         if now - self._told.get(key, -PAUSE_S) < PAUSE_S:
             return False

@@ -9,7 +9,7 @@ from paceline.records.journal import Decision, Line, Observation
 from paceline.records.metrics import Metrics
 
 
-class Point(NamedTuple):
+class Moment(NamedTuple):
     """Numbers of one moment, by name."""
 
     at: float  # seconds of the run's clock
@@ -23,7 +23,7 @@ class Scalars:
     def __init__(self) -> None:
         self._metrics = Metrics()
 
-    def of(self, line: Line) -> Point | None:
+    def of(self, line: Line) -> Moment | None:
         """Return the numbers of this line, the next of the journal; None if it has none."""
         metrics = self._metrics
         metrics.write(line)
@@ -43,10 +43,10 @@ class Scalars:
                     loss = metrics.loss()
                     values |= {"loss": loss} if loss is not None else {}
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        return Point(at, version, finite) if finite else None
+        return Moment(at, version, finite) if finite else None
 
 
-def points(lines: Iterable[Line]) -> Iterator[Point]:
+def points(lines: Iterable[Line]) -> Iterator[Moment]:
     """Yield the numbers of a journal."""
     scalars = Scalars()
     for line in lines:
