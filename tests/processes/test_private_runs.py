@@ -31,7 +31,10 @@ def run_of(launcher):
 
 
 def sockets_of(process):
-    for entry in Path(f"/proc/{process}/fd").iterdir():
+    entries = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        entries = list(Path(f"/proc/{process}/fd").iterdir())
+    for entry in entries:
         name = ""
         with contextlib.suppress(OSError):  # closed meanwhile
             name = str(entry.readlink())

@@ -1,5 +1,6 @@
 """Runs on real processes: every test starts them here."""
 
+import contextlib
 from pathlib import Path
 
 import paceline
@@ -26,8 +27,10 @@ def lines_of(run):
 
 def named_children(launcher):
     """The processes of a launcher that runs in its program's main thread, by the names it gave them."""
-    numbers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    commands = {int(number): Path(f"/proc/{number}/cmdline").read_text().rstrip("\0").split("\0") for number in numbers}
-    named = {number: command[-2] if len(command) > 1 else command[0] for number, command in commands.items()}
-    forks = {number: "nursery" for number, command in commands.items() if "nursery import main" in command[-1]}
-    return {name.removeprefix("paceline: "): number for number, name in {**named, **forks}.items()}
+    named = {}
+    for number in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            command = Path(f"/proc/{number}/cmdline").read_text().rstrip("\0").split("\0")
+            name = command[-2] if len(command) > 1 else command[0]
+            named["nursery" if "nursery import main" in command[-1] else name.removeprefix("paceline: ")] = int(number)
+    return named
