@@ -273,10 +273,10 @@ class Imagined(bench_uneven_real.Course):
         return Raced(reached if reached is not None and reached <= max_s else None, 1.0, max_s, 1)
 
 
-def test_a_rate_is_given_up_only_when_chance_cannot_have_put_it_so_far_behind():
+def test_a_rate_is_given_up_at_three_times_the_best_so_far():
     course = Imagined({0.2: {100: 30.0, 101: 15.0}, 0.4: {100: 20.0, 101: 30.0}, 0.1: {100: 90.0}})
     _, lr, rows = course.tune(bench_uneven_real.Entry("ddp", "ddp"))
-    assert course.raced[:4] == [(0.2, 100, 120.0), (0.4, 100, 51.0), (0.1, 100, 34.0), (0.8, 100, 34.0)]
+    assert course.raced[:4] == [(0.2, 100, 120.0), (0.4, 100, 90.0), (0.1, 100, 60.0), (0.8, 100, 60.0)]
     assert sorted(course.raced[4:]) == [(0.2, 101, 120.0), (0.4, 101, 120.0)]
     assert lr == 0.2, "behind on the first seed, ahead by both"
     assert all(row["tuning"] for row in rows)
@@ -295,12 +295,13 @@ def test_a_rate_that_is_clearly_ahead_need_not_race_again():
     assert len(course.raced) == 4
 
 
-def test_asynchronous_strategies_are_raced_without_momentum_too_each_form_to_its_own_edge():
-    asp, dasp = bench_uneven_real.entries(["asp", "dasp"])
+def test_everybody_is_raced_without_momentum_too_each_form_to_its_own_edge():
+    ddp, asp, dasp = bench_uneven_real.entries(["ddp", "asp", "dasp"])
     assert [tuple(form.items()) for form in asp.variants] == [
         (("strategy", "asp"),), (("strategy", "asp"), ("momentum", 0.0)), (("strategy", "asp:whole_steps=true"),),
     ]  # fmt: skip
-    assert dasp.variants == ({"strategy": "dasp"},)
+    assert dasp.variants == ({"strategy": "dasp"}, {"strategy": "dasp", "momentum": 0.0})
+    assert ddp.variants == ({}, {"momentum": 0.0})
 
     class Momentum(Imagined):
         def run(self, entry, variant, lr, seed, max_s):
