@@ -47,8 +47,10 @@ MATCHMAKING_S = (0.3, 1.0, 3.0)  # the last is what hivemind's guide advises for
 RATES = (0.2, 0.4, 0.1, 0.8)  # the likeliest first, since a rate is given up once it is too far behind the best so far
 TUNING_SEEDS = (100, 101)  # all rates on the first, those that may still be the best on both
 # The same settings took up to 1.67 times as long on one seed as on another (DDP at 0.4, five seeds). Who is further
-# behind on one seed than chance was seen to do is given up; nobody else is.
+# behind than that on the first seed is not tried on the second; a race is given up much later, since giving up at 1.25
+# times the best so far once left a strategy with a rate that missed the target on every other seed.
 SPREAD = 1.7
+GIVEN_UP = 3.0
 ASYNCHRONOUS = ("asp", "ssp", "dssp", "adaptive_sync", "k_async")  # stale gradients may want no momentum
 JOBS = 2
 STEPS = 2000  # of each worker whose times are drawn; they are gone through again if a race takes longer
@@ -163,7 +165,7 @@ class Tuning:
 
     def attempt(self, variant: dict[str, Any], lr: float) -> None:
         """Race with these on the first seed, for as long as they may turn out to be the variant's best."""
-        limit = min([self._max_s, *(SPREAD * seconds for seconds, _ in self._tried(variant))])
+        limit = min([self._max_s, *(GIVEN_UP * seconds for seconds, _ in self._tried(variant))])
         self._found.append((self._seconds((variant, lr), TUNING_SEEDS[0], limit), (variant, lr)))
 
     def leave_the_edges(self, variant: dict[str, Any]) -> None:
@@ -290,7 +292,8 @@ Digits, an MLP, SGD with momentum {MOMENTUM:g} unless shown, {len(SPEEDS)} worke
 every side), slept out. Seconds from the first batch to a loss of {TARGET} on held-out data: the mean of three
 evaluations in a row, one per {len(SPEEDS) * BATCH} samples or update, at the middle one's time, at most
 {size.max_s:g} s. A seed gives every side the same first model. Learning rates from {sorted(size.rates)},
-beyond an edge while the best of these settings lies on it, by seed {TUNING_SEEDS[0]}; all that are less than
+beyond an edge while the best of these settings lies on it, by seed {TUNING_SEEDS[0]}; a race is given up at
+{GIVEN_UP:g} times the best so far of its settings. All that are less than
 {SPREAD:g} times behind the best, which is how much the same settings were seen to differ between seeds, by seed
 {TUNING_SEEDS[1]} too. {", ".join(ASYNCHRONOUS)} are tried without momentum besides, and with
 `whole_steps` where they have it. Medians over seeds 0 to {repeats - 1}. {jobs} races took place at a time.
