@@ -13,6 +13,7 @@ anew.
 """
 
 import math
+import re
 import statistics
 import tempfile
 import time
@@ -350,9 +351,7 @@ def judge_races(rows: Sequence[dict[str, Any]], jobs: Sequence[str]) -> list[Bar
 
 def short(job: str) -> str:
     """The job type as part of a bar's name."""
-    return "".join(letter if letter.isalnum() else "_" for letter in job.lower().replace("batch size", "")).strip(
-        "_"
-    ).replace("__", "_")  # fmt: skip
+    return re.sub(r"\W+", "_", job.lower().replace("batch size", "")).strip("_")
 
 
 def main(arguments: list[str] | None = None) -> None:

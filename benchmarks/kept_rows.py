@@ -44,7 +44,10 @@ class Kept:
         if committed is not None and committed.exists():
             self._take(gzip.decompress(committed.read_bytes()).decode().splitlines())
         if self._file.exists():
-            self._take(self._file.read_text(encoding="utf-8").splitlines())
+            text = self._file.read_text(encoding="utf-8")
+            self._take(text.splitlines())
+            if not text.endswith("\n"):  # the last line was cut short: what follows it begins anew
+                self._file.write_text(text + "\n", encoding="utf-8")
 
     def _take(self, lines: Iterable[str]) -> None:
         for line in lines:
