@@ -103,10 +103,10 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
     found: list[Measured] = []
     wanting = []
     for each in declared.get("bars", ()):
-        result, _, pattern = each.partition(": ")
+        result, _, names = each.partition(": ")
         if result not in known:
             known[result] = bars_of(folder / f"{result}.json")
-        fitting = [bar for name, bar in known[result].items() if fnmatch.fnmatchcase(name, pattern)]
+        fitting = [bar for name, bar in known[result].items() if fits(name, names)]
         found += [bar for bar in fitting if bar not in found]
         if not fitting:
             wanting.append(each)
@@ -115,6 +115,14 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
         declared["claim"], declared["figure"], verdict_of(found, wanting, tests), tuple(found), tuple(wanting), tests,
         msgspec.convert(declared.get("unit", ""), Unit),
     )  # fmt: skip
+
+
+def fits(name: str, names: str) -> bool:
+    """Whether a bar is one of those that `name !but !not !these` means; `*` stands for anything."""
+    wanted, *others = names.split()
+    return fnmatch.fnmatchcase(name, wanted) and not any(
+        fnmatch.fnmatchcase(name, other.removeprefix("!")) for other in others
+    )
 
 
 def bars_of(path: Path) -> dict[str, Measured]:
