@@ -22,7 +22,7 @@ from paceline import strategies
 
 SOURCE = Path(__file__).with_suffix(".toml")
 ROOT = Path(__file__).parents[1]
-NAMED = re.compile(r"\(`(\w+)`\)")
+NAMED = re.compile(r"\(`([\w.]+)`\)")
 Verdict = Literal["met", "partly", "missed", "not measured"]
 Unit = Literal["", "share", "none"]  # of a claim's values: shares are shown as percent; none: what is met says it all
 VERDICTS: tuple[Verdict, ...] = ("met", "partly", "missed", "not measured")
