@@ -85,8 +85,12 @@ def behaviour(spec: str, cluster: Scenario, work: int, samples: int) -> str:
 
 
 def _bare(action: Action) -> tuple[str, dict[str, Any]]:
+    """An action without its sentence; a field at its default is left out, so that one that is added changes nothing."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(action)}
     fields: Mapping[str, Any] = msgspec.structs.asdict(action)
-    return type(action).__name__, {name: value for name, value in fields.items() if name != "reason"}
+    return type(action).__name__, {
+        name: value for name, value in fields.items() if name != "reason" and value != defaults[name]
+    }
 
 
 def learning(task: str, spec: str, cluster: Scenario, options: Mapping[str, float]) -> str:

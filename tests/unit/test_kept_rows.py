@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+import kept_rows
 from kept_rows import Kept, behaviour, key_of, learning
 from paceline import scenario
+from paceline.core.actions import Grant
 from paceline.strategies.asp import Asp
 
 CLUSTER = scenario.parse(
@@ -96,6 +98,13 @@ def test_behaviour_is_what_is_decided_and_when_and_not_how_it_is_said(monkeypatc
     assert behaviour("asp", CLUSTER, 4, 60) == asp
     monkeypatch.setattr(Asp, "handle", lambda self, event: decide(self, event)[::-1])
     assert behaviour("asp", CLUSTER, 4, 60) != asp
+
+
+def test_a_field_that_nobody_sets_changes_no_behaviour() -> None:
+    plain = Grant(1, 4, 2, "reason one")
+    assert kept_rows._bare(plain) == kept_rows._bare(msgspec.structs.replace(plain, reason="two"))
+    assert "extends" not in kept_rows._bare(plain)[1]
+    assert kept_rows._bare(msgspec.structs.replace(plain, extends=7))[1]["extends"] == 7
 
 
 def test_learning_is_what_training_ends_with() -> None:
