@@ -163,9 +163,7 @@ def _hasty(rows: list[dict[str, Any]]) -> str:
         return ""
     missed = [row["side"] for row in rows if "to_target_s" in row and row["to_target_s"] is None]
     told = ", ".join(f"`{name}`" for name in missed)
-    kept = (
-        f"; that {told} missed the target says so of the rate it was left with, not of the strategy" if missed else ""
-    )
+    kept = f"; that {told} missed the target is true of the rate it was left with" if missed else ""
     text = (
         f"The tuning of this race gave a rate up at {cut:.2f} times the best so far, on one seed, which can throw good "
         f"rates away{kept}. The benchmark gives up at {race.GIVEN_UP:g} times by now and is to be run again."
