@@ -41,6 +41,7 @@ SECONDS_PER_SAMPLE = 0.002  # of the fastest GPU
 SIGMA = 0.1  # of the lognormal jitter
 WORK = 64  # samples of a push without gradients
 ROUNDS = 80  # of all workers' nominal work, without gradients
+COST_PROBE, RACE_PROBE = 12, 60  # rounds whose decisions say whether a kept row is still true
 TASK, BATCH, TARGET, EPOCHS = "digits", 16, "accuracy>=0.93", 40
 EVALUATE = "0.05e"  # a step of it is at most 3 % of the time to the target
 CENTRE = 0.1  # the task's own learning rate; the grid is a factor 2 apart
@@ -115,7 +116,7 @@ def costs(jobs: Sequence[str], mixes: Sequence[Mix], kept: Kept, rounds: int) ->
             for jitter in (SIGMA, 0.0):
                 for side in cost_sides(sum(mix.counts)):
                     cost = Cost(job, mix, side, jitter, rounds)
-                    acts = behaviour(side, cost.cluster(), WORK, 4 * WORK * sum(mix.counts))
+                    acts = behaviour(side, cost.cluster(), WORK, COST_PROBE * WORK * sum(mix.counts))
                     found.append(kept.row(key_of("cost", cost, WORK, SECONDS_PER_SAMPLE, acts), cost.run))
     return found
 
@@ -166,7 +167,7 @@ class Races:
         if form not in self._behaves:
             calm = self.cluster(0)
             self._behaves[form] = key_of(
-                behaviour(form.spec, calm, BATCH, 12 * BATCH * calm.count),
+                behaviour(form.spec, calm, BATCH, RACE_PROBE * BATCH * calm.count),
                 learning(TASK, form.spec, calm, {"lr": CENTRE / 4, "momentum": form.momentum}),
             )
         key = key_of("race", self.job, RACED, form, lr, seed, TASK, TARGET, EPOCHS, SIGMA, self._behaves[form])
