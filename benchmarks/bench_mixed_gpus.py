@@ -25,6 +25,7 @@ import msgspec
 
 import paceline
 import results
+import sources
 from contenders import bars, gavel
 from contenders.bars import Bar
 from contenders.gavel import Mix
@@ -316,10 +317,10 @@ def ratio_of(ours: Mapping[int, float | None], theirs: Mapping[int, float | None
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
-def picked(rows: Sequence[dict[str, Any]], job: str, among: Sequence[str]) -> str:
-    """The rival: who was soonest on the tuning seeds."""
+def picked(rows: Sequence[dict[str, Any]], job: str, among: Sequence[str]) -> str | None:
+    """The rival: who was soonest on the tuning seeds; None if only some sides raced, and none of these."""
     tuned = {row["side"]: row["tuned_s"] or math.inf for row in rows if row["part"] == "choice" and row["job"] == job}
-    return min((side for side in among if side in tuned), key=lambda side: tuned[side])
+    return min((side for side in among if side in tuned), key=lambda side: tuned[side], default=None)
 
 
 def judge_races(rows: Sequence[dict[str, Any]], jobs: Sequence[str]) -> list[Bar]:
@@ -337,6 +338,8 @@ def judge_races(rows: Sequence[dict[str, Any]], jobs: Sequence[str]) -> list[Bar
             if not ours:
                 continue
             rival = picked(rows, job, among)
+            if rival is None:
+                continue
             ratio = ratio_of(ours, times_of(rows, job, rival))
             label = side.replace(":", "_").replace("=", "_")
             meaning = f"{job}: time that `{side}` saves of `{rival}`'s, the best of {', '.join(among)}"
@@ -374,7 +377,8 @@ def main(arguments: list[str] | None = None) -> None:
             rows += race(raced[2], given.only or ("bsp", "balanced"), kept, TUNING_SEEDS[:1], FRESH_SEEDS[:1], until)
     else:
         committed = results.FOLDER / "mixed_gpus.rows.jsonl.gz"
-        kept = Kept("mixed_gpus", options.of.commit if options.of else "unknown", committed=committed)
+        of = options.of or sources.checked(given)  # a kept row says which commit it is of
+        kept = Kept("mixed_gpus", of.commit if of.clean else f"{of.commit} (not clean)", committed=committed)
         try:
             rows = costs(list(table), MIXES, kept, ROUNDS)
             for job in raced:

@@ -110,6 +110,10 @@ def test_a_side_that_missed_the_target_on_a_fresh_seed_misses_its_bar() -> None:
     assert (bar.ratio, bar.passed) == (None, False)
 
 
+def test_a_side_that_raced_without_its_rivals_is_not_judged() -> None:
+    assert bench.judge_races([chosen("J", "dasp", 1.0), made("J", "dasp", 0, 1.0)], ["J"]) == []
+
+
 def test_names_of_bars_are_words() -> None:
     assert [bench.short(job) for job in ("ResNet-18 (batch size 16)", "A3C")] == ["resnet_18_16", "a3c"]
 
