@@ -52,6 +52,7 @@ pages: $(INSTALLED)
 	$(BIN)/python docs/tools/write_commands.py
 	$(BIN)/python docs/tools/write_pictures.py
 	$(BIN)/python docs/tools/write_results.py
+	$(BIN)/python docs/tools/write_publications.py
 	$(BIN)/python benchmarks/quote.py
 
 walkthrough: $(INSTALLED)

@@ -15,6 +15,7 @@ from typing import Any
 
 import bench_shards as shards
 import bench_uneven_real as race
+import publications
 import results
 import tune_learning_rates as learning
 from contenders.gossip_trials import FIRST_FRESH
@@ -81,9 +82,12 @@ def learned(task: str) -> str:
 def strategies() -> str:
     """Rule, source and options of every strategy, as the registry has them."""
     parts = []
+    standing = {name: publications.standing(each) for each in publications.read() for name in each.strategies}
     for name in [*registry.names(), *registry.peer_names()]:
         told = registry.describe(registry.machine_class(name))
         parts.append(f"### `{name}`\n\n{told.rule}\n\n*{told.citation}*")
+        if name in standing:
+            parts.append(f"Its claims here: {standing[name]}; [claim by claim](../results/publications.md).")
         rows = [
             {
                 "option": f"`{option.name}`",
@@ -97,6 +101,11 @@ def strategies() -> str:
         if rows:
             parts.append(results.table(rows))
     return "\n\n".join(parts)
+
+
+def claims() -> str:
+    """How many claims of each publication are met, as docs/results/publications.md has them one by one."""
+    return publications.table(publications.read())
 
 
 def bars(question: str) -> str:
@@ -118,7 +127,8 @@ def uneven_real() -> str:
     """Every side of the race on real processes, the soonest first, against DDP."""
     if not _path("uneven_real").exists():
         return "*No result yet: `python benchmarks/bench_uneven_real.py` writes it.*"
-    sides = [row for row in _result("uneven_real")["rows"] if "to_target_s" in row]
+    measured = _result("uneven_real")["rows"]
+    sides = [row for row in measured if "to_target_s" in row]
     ddp = next(row["to_target_s"] for row in sides if row["side"] == "ddp")
     rows = []
     for row in sorted(sides, key=lambda row: row["to_target_s"] or float("inf")):
@@ -143,7 +153,37 @@ def uneven_real() -> str:
         120,
     )
     source = "([The result](benchmarks/results/uneven_real.md) has every run and its settings.)"
-    return f"{headline}{results.table(rows)}\n\n{slept}\n{source}"
+    return f"{headline}{results.table(rows)}\n\n{slept}\n{source}{_hasty(measured)}"
+
+
+def _hasty(rows: list[dict[str, Any]]) -> str:
+    """What to know of a race whose tuning gave rates up sooner than the benchmark does by now."""
+    cut = given_up_at(rows)
+    if cut is None or cut >= 0.9 * race.GIVEN_UP:
+        return ""
+    missed = [row["side"] for row in rows if "to_target_s" in row and row["to_target_s"] is None]
+    told = ", ".join(f"`{name}`" for name in missed)
+    kept = f"; that {told} missed the target is true of the rate it was left with" if missed else ""
+    text = (
+        f"The tuning of this race gave a rate up at {cut:.2f} times the best so far, on one seed, which can throw good "
+        f"rates away{kept}. The benchmark gives up at {race.GIVEN_UP:g} times by now and is to be run again."
+    )
+    return "\n\n" + textwrap.fill(text, 120)
+
+
+def given_up_at(rows: list[dict[str, Any]]) -> float | None:
+    """At how many times the best so far of its settings the first race of a tuning was given up; None if none was."""
+    best: dict[tuple[str, str, int], float] = {}
+    cuts = []
+    for row in rows:
+        if not row.get("tuning"):
+            continue
+        key = row["side"], row["settings"], row["seed"]
+        if row["reached_s"] is not None:
+            best[key] = min(best.get(key, row["reached_s"]), row["reached_s"])
+        elif key in best:
+            cuts.append(row["seconds"] / best[key])
+    return min(cuts, default=None)
 
 
 def _entry(row: dict[str, Any]) -> str:
@@ -226,6 +266,7 @@ def _met_and_missed(found: dict[str, Any]) -> str:
 
 
 QUOTES: dict[str, Callable[[], str]] = {
+    "claims": claims,
     "cuda": lambda: bars("cuda"),
     "datapath": lambda: bars("datapath"),
     "fidelity": lambda: bars("fidelity"),

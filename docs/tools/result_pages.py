@@ -109,6 +109,21 @@ def speeds(rows: Rows) -> list[svg.Bar]:
     return medians("side", value="per_s", told="{:,.0f}")(made)
 
 
+def predicted(rows: Rows) -> list[svg.Bar]:
+    """What stragglers leave of the undisturbed updates per second: as logged, with a line to what was predicted."""
+    return [
+        (
+            row["log"].rpartition("/")[2],
+            row["logged share"],
+            min(row["logged share"], row["predicted share"]),
+            max(row["logged share"], row["predicted share"]),
+            f"{row['logged share']:.2f}, predicted {row['predicted share']:.2f}",
+        )
+        for row in rows
+        if row["part"] == "straggler"
+    ]
+
+
 def found_after(rows: Rows) -> list[svg.Bar]:
     """Rounds until each planted divergence was named."""
     planted = [row for row in rows if row.get("planted")]
@@ -188,6 +203,30 @@ PAGES: dict[str, Page] = {
             "Simulated nodes; times follow from a modelled line.",
             "Behind the baseline's accuracy in every contest, more on CIFAR than on MNIST: the missed bars say by how much.",
             "A well-tuned fixed period for each tensor comes close, and under a step of the rate is level.",
+        ],
+    ),
+    "mixed_gpus": Page(
+        title="Mixed GPU generations",
+        question="What does each strategy make of clusters of K80, P100 and V100, each as fast as it was measured?",
+        plot=medians("job", "side", value="reached_s", told="{:.2f} s"),
+        plot_title="Seconds to the target by job type, median and range of fresh seeds",
+        unit="virtual seconds; less is better",
+        caveats=[
+            "Speeds are measured (Gavel), all else is simulated: the task is a small net on digits, the jitter is assumed and there is no network.",
+            "A row is kept while the strategy behaves as it did: the result says at which commits its rows were measured.",
+            "The interval is that of the seeds' chance alone; a strategy's rank on another task may be another.",
+        ],
+    ),
+    "syncswitch": Page(
+        title="Somebody else's stragglers",
+        question="Does the simulator, fitted to public logs of undisturbed training, predict those with injected stragglers?",
+        plot=predicted,
+        plot_title="Updates per second with stragglers, as a share of those without; the line ends at the prediction",
+        unit="share of the undisturbed rate of the same system",
+        caveats=[
+            "One group of authors, one program, one cloud: ten logs with stragglers, all of them of delayed messages.",
+            "The number of workers of the logs with stragglers is inferred: the files do not say it.",
+            "Whole rates are compared, not the course of a run; pauses for evaluations are in them.",
         ],
     ),
     "staleness": Page(

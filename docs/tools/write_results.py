@@ -107,6 +107,7 @@ def index() -> str:
         "# Results\n\nWhat was measured, when, at which commit and on which machine, and what was missed. Each page is "
         "written from a result in `benchmarks/results` by `docs/tools/write_results.py`; `make bench` measures anew. A "
         "bar is what was asked for before it was measured. One that was missed stays there as missed.\n\n"
+        "What the strategies' publications claim, beside what was measured: [claim by claim](publications.md).\n\n"
     )
     return f"{head}{results.table(rows)}\n"
 

@@ -58,7 +58,7 @@ def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     expected = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "paceline").rglob("*")
-        if path.suffix in (".py", ".toml", ".typed")
+        if path.suffix in (".py", ".toml", ".typed", ".json")
     }
     assert {"paceline/py.typed", "paceline/scenarios/uneven8.toml"} <= expected
     assert {name for name in names if ".dist-info/" not in name} == expected
@@ -93,6 +93,8 @@ def test_the_wheel_trains_without_the_checkout(wheel: Path, tmp_path: Path) -> N
     code = "import paceline; print(paceline.__file__)"
     where = outside(tmp_path, sys.executable, "-c", code, PYTHONPATH=str(installed))
     assert where.startswith(str(installed))
+    claims = outside(tmp_path, sys.executable, "-m", "paceline", "strategies", "ssp", PYTHONPATH=str(installed))
+    assert "Claims of Ho 2013" in claims
     train_and_replay(tmp_path, sys.executable, "-m", "paceline", PYTHONPATH=str(installed))
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.claims import Claims, load_claims
 from paceline.cli.report_command import find_journal
 from paceline.core.scenario.file import builtin_names, builtin_text, describe, load
 from paceline.core.settings import resolve
@@ -20,20 +21,23 @@ def strategies(
         str | None, typer.Argument(metavar="NAME", help="One of them, or FILE.py:CLASS, in detail.", show_default=False)
     ] = None,
 ) -> None:
-    """List the strategies, or show one with its options, units, defaults and citation."""
+    """List the strategies, or show one with its options, its citation, and its claims beside what was measured."""
     from rich.console import Console
 
     from paceline import strategies as registry
 
-    console = Console()
+    console, claims = Console(), load_claims()
     if name is not None:
-        _show_one(registry.describe(registry.machine_class(name)), console)
+        shown = registry.describe(registry.machine_class(name))
+        _show_one(shown, console)
+        if shown.name in claims:
+            _show_claims(claims[shown.name], console)
         return
     known = [*registry.names(), *registry.peer_names(), *registry.other_names()]
-    _show_all([registry.describe(registry.machine_class(each)) for each in known], console)
+    _show_all([registry.describe(registry.machine_class(each)) for each in known], claims, console)
 
 
-def _show_all(descriptions: "list[Description]", console: "Console") -> None:
+def _show_all(descriptions: "list[Description]", claims: dict[str, Claims], console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -43,9 +47,12 @@ def _show_all(descriptions: "list[Description]", console: "Console") -> None:
     for each in descriptions:
         # Text, not str: rich would take square brackets in a rule for markup.
         options = ", ".join(f"{option.name}={option.default or '?'}" for option in each.options)
-        table.add_row(each.name, Text(each.rule) + Text(f"\n{options}" if options else "", style="dim"))
+        stands = claims[each.name].standing if each.name in claims else ""
+        told = Text(each.rule) + Text(f"\n{options}" if options else "", style="dim")
+        table.add_row(each.name, told + Text(f"\nclaims: {stands}" if stands else "", style="dim"))
     console.print(table)
-    console.print("`paceline strategies NAME` shows the options and the citation.", style="dim", highlight=False)
+    note = "`paceline strategies NAME` shows the options, the citation, and each claim beside what was measured."
+    console.print(note, style="dim", highlight=False)
 
 
 def _show_one(description: "Description", console: "Console") -> None:
@@ -65,6 +72,21 @@ def _show_one(description: "Description", console: "Console") -> None:
         default = "must be given" if option.default is None else option.default
         table.add_row(*(Text(cell) for cell in (option.name, option.type, default, option.bounds, option.description)))
     console.print(table)
+
+
+def _show_claims(claims: Claims, console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(f"\nClaims of {claims.publication}: {claims.standing}\n", style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for column in ("claim", "publication", "measured here", "verdict"):
+        table.add_column(column, no_wrap=column == "verdict")
+    for each in claims.claims:
+        table.add_row(*(Text(cell) for cell in (each.claim, each.figure, each.ours, each.verdict)))
+    console.print(table)
+    for command in claims.commands:
+        console.print(Text(command, style="dim"))
 
 
 def tasks() -> None:
