@@ -159,14 +159,14 @@ def uneven_real() -> str:
 def _hasty(rows: list[dict[str, Any]]) -> str:
     """What to know of a race whose tuning gave rates up sooner than the benchmark does by now."""
     cut = given_up_at(rows)
-    if cut is None or cut >= 0.9 * race.GIVEN_UP:
+    if cut is None or cut >= 0.9 * race.CUT:
         return ""
     missed = [row["side"] for row in rows if "to_target_s" in row and row["to_target_s"] is None]
     told = ", ".join(f"`{name}`" for name in missed)
     kept = f"; that {told} missed the target is true of the rate it was left with" if missed else ""
     text = (
         f"The tuning of this race gave a rate up at {cut:.2f} times the best so far, on one seed, which can throw good "
-        f"rates away{kept}. The benchmark gives up at {race.GIVEN_UP:g} times by now and is to be run again."
+        f"rates away{kept}. The benchmark gives up at {race.CUT:g} times by now and is to be run again."
     )
     return "\n\n" + textwrap.fill(text, 120)
 
