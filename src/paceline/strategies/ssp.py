@@ -204,8 +204,11 @@ class Ssp(Strategy):
 
     def _pull_after_all(self, event: TimerFired) -> list[Action]:
         """Let a worker pull that has waited for the slowest long enough."""
-        worker, state = int(event.name.removeprefix(TIMER)), self.state
-        if state.cache is None or not state.cache.stop_waiting(worker, state.clocks.of.get(worker, -1)):
+        state = self.state
+        if state.cache is None or not event.name.startswith(TIMER):
+            return []
+        worker = int(event.name.removeprefix(TIMER))
+        if not state.cache.stop_waiting(worker, state.clocks.of.get(worker, -1)):
             return []
         return state.grants({worker: f"{self._cause}, pulls after all"})
 
