@@ -5,18 +5,20 @@
     python benchmarks/bench_ssp.py --quick --json          # one task, few bounds, writes nothing
 
 Parts: four tasks on tables and `digits`, a model with a cache, each with every bound of a list and without one; and
-`theory`, the bytes of equal workers and the regret. A part is measured once for a commit: one that was broken off, or
-measured with `--part`, is not measured again. Each line gets the best learning rate of one grid on tuning seeds, where
+`theory`, the bytes of equal workers and the regret. A part is measured once for the same sources: one that was measured
+with `--part`, or before the command was broken off, is not measured again. Each line gets the best learning rate of one grid on tuning seeds, where
 the task has a rate; the best bound is picked there, too. Fresh seeds judge.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
 import multiprocessing
 import os
 import statistics
+import subprocess
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
@@ -297,11 +299,11 @@ def judge_theory(rows: Sequence[dict[str, Any]]) -> list[Bar]:
 
 
 class Kept:
-    """Parts of this commit that were measured before; of an unclean tree none is kept."""
+    """Parts of the same sources that were measured before; of an unclean tree none is kept."""
 
-    def __init__(self, folder: Path, commit: str | None) -> None:
-        self._folder = folder if commit is not None else None
-        self._commit = commit
+    def __init__(self, folder: Path, sources_of: str | None) -> None:
+        self._folder = folder if sources_of is not None else None
+        self._sources = sources_of
 
     def get(self, part: str) -> dict[str, Any] | None:
         """Return a part, if it was measured to its end."""
@@ -317,7 +319,7 @@ class Kept:
             path.write_text(json.dumps(found))
 
     def _path(self, part: str) -> Path | None:
-        return None if self._folder is None else self._folder / f"{self._commit}-{part}.json"
+        return None if self._folder is None else self._folder / f"{self._sources}-{part}.json"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -326,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--part", dest="only", nargs="+", choices=PARTS, help="measure these; writes only with --out")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; their seconds are virtual")
     parser.add_argument("--kept", type=Path, default=results.FOLDER.parents[1] / "build" / "bench_ssp",
-                        help="folder of measured parts, by commit")  # fmt: skip
+                        help="folder of measured parts, by their sources")  # fmt: skip
     given: argparse.Namespace = parser.parse_args(arguments)
     size = QUICK if given.quick else Size()
     options = bars.asked(given, size.seeds)
@@ -336,8 +338,8 @@ def main(arguments: list[str] | None = None) -> None:
         if folder is not None and not folder.is_dir():
             raise SystemExit(f"{part} needs {folder}, which is missing: give --part with the others")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    of = options.of or (None if given.quick else sources_of(given))
-    kept = Kept(given.kept, of.commit if of is not None and of.clean and size.seeds == Size().seeds else None)
+    full = not given.quick and size.seeds == Size().seeds
+    kept = Kept(given.kept, contents() if full and sources.look().clean else None)
     found = []
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
         for part in size.parts:
@@ -348,9 +350,12 @@ def main(arguments: list[str] | None = None) -> None:
     bars.tell("ssp", options, judge(found), rows, NOTES, ("numba",))
 
 
-def sources_of(given: argparse.Namespace) -> sources.Sources | None:
-    """The sources of a part, which is kept only for the commit that has them."""
-    return sources.look() if given.commit is None else None
+def contents() -> str:
+    """Name what is measured: whatever a commit changes elsewhere, the same sources have the same name."""
+    command = ["git", "ls-tree", "-r", "HEAD", "--", *sources.MEASURED]
+    listed = subprocess.run(command, cwd=sources.ROOT, capture_output=True, text=True, check=True).stdout
+    measured = [line for line in listed.splitlines() if sources.WRITTEN not in line]
+    return hashlib.sha256("\n".join(measured).encode()).hexdigest()[:12]
 
 
 NOTES = f"""
