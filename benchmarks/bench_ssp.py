@@ -6,8 +6,8 @@
 
 Parts: four tasks on tables and `digits`, a model with a cache, each with every bound of a list and without one; and
 `theory`, the bytes of equal workers and the regret. A part is measured once for the same sources: one that was measured
-with `--part`, or before the command was broken off, is not measured again. Each line gets the best learning rate of one grid on tuning seeds, where
-the task has a rate; the best bound is picked there, too. Fresh seeds judge.
+with `--part`, or before the command was broken off, is not measured again. Each line gets the best learning rate of one
+grid on tuning seeds, where the task has a rate; the best bound is picked there, too. Fresh seeds judge.
 """
 
 import argparse
