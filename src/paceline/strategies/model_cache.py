@@ -17,7 +17,7 @@ from paceline.core.actions import Grant, SetTimer
 from paceline.core.events import Pushed
 from paceline.strategies.clocks import may_read, park, released
 
-TIMER = "pull w"  # with the worker's number
+TIMER = "pull.w"  # with the worker's number
 
 
 class CacheRule(msgspec.Struct, frozen=True):
