@@ -53,9 +53,8 @@ class ModelCache(msgspec.Struct):
         """Let a worker wait until the slowest has done as many clocks, but not for long."""
         park(self.waiting, event.worker, event.clock)
         wait_s = rule.patience * (event.compute_s + event.transfer_s)
-        reason = (
-            f"w{event.worker} is to pull: {event.clock} clocks done, awaits the slowest at {slowest} {wait_s:.4g} s"
-        )
+        waits = f"waits {wait_s:.4g} s for the slowest at {slowest}"
+        reason = f"w{event.worker} is to pull: {event.clock} clocks done, {waits}"
         return SetTimer(f"{TIMER}{event.worker}", event.at + wait_s, reason)
 
     def caught_up(self, before: int, slowest: int) -> list[int]:
