@@ -12,6 +12,7 @@ from paceline.core.errors import OptionError, ScriptError
 from paceline.core.events import Joined, Pushed
 from paceline.laws.checker import check
 from paceline.records.journal import Decision, Lines, Observation
+from paceline.records.replay import replay
 from paceline.strategies.model_cache import ModelCache
 
 SPEEDS = (1.0, 0.5, 0.25, 1.0, 0.7)
@@ -124,6 +125,22 @@ def test_workers_that_die_and_come_back_begin_with_a_pull():
     for worker, at in joined.items():
         first = next(push for push in pushes_of(lines) if push.worker == worker and push.at > at)
         assert first.bytes_down
+
+
+def test_a_server_that_crashes_finds_workers_that_pull_first(tmp_path):
+    scenario = cluster(*SPEEDS, events=event("server_crash", 0.3, for_=0.05), jitter="lognormal:0.2")
+    lines = Lines()
+    run = paceline.launch(
+        PullingJob(15), engine="sim", scenario=scenario, strategy="ssp:staleness=3,cache=true", sink=lines,
+        evaluate_every="off", checkpoint_every="5v", runs_dir=tmp_path,
+    )  # fmt: skip
+    assert run.summary.samples_used == 5 * 15 * 2
+    back = max(line.event.at for line in lines if is_event(line, Joined))
+    assert back > 0.3
+    firsts = {push.worker: push for push in reversed(pushes_of(lines)) if push.at > back}
+    assert all(push.bytes_down for push in firsts.values())
+    assert any(not push.bytes_down for push in pushes_of(lines) if push.at > back)
+    assert replay(run.journal).difference is None
 
 
 def is_event(line, kind):

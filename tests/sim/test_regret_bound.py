@@ -19,11 +19,11 @@ def stragglers(seed=1):
     return cluster(*[1.0] * WORKERS, events=events, jitter="lognormal:0.2", seed=seed)
 
 
-@pytest.mark.parametrize("cache", ["", ",cache=true"])
-@pytest.mark.parametrize("staleness", [0, 1, 4])
+@pytest.mark.parametrize(("staleness", "cache"), [(0, ""), (1, ""), (1, ",cache=true"), (4, ",cache=true")])
 def test_the_losses_of_all_reads_keep_the_bound(staleness, cache):
-    found = regret.measure(Descent(CLOCKS, staleness), f"ssp:staleness={staleness}{cache}", stragglers())
-    assert found.pushes == WORKERS * CLOCKS
+    clocks = CLOCKS // 2
+    found = regret.measure(Descent(clocks, staleness), f"ssp:staleness={staleness}{cache}", stragglers())
+    assert found.pushes == WORKERS * clocks
     assert 0 < found.share <= 1
 
 

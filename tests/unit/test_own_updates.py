@@ -3,13 +3,14 @@
 import pytest
 import torch
 from clusters import Rows, mean_square, network
-from one_worker import KINDS, Buffered, Odd, assert_same, server, sgd, trained
+from one_worker import Buffered, Odd, assert_same, server, sgd, trained
 
 from paceline import strategies
 from paceline.core.errors import UserError
 from paceline.model.mass_optimizer import OptimizerSpec, is_plain
 
 ROWS = Rows()
+KINDS = ["memory", "slots", "alternating", "staged late"]  # see `one_worker.server`
 
 
 @pytest.fixture(params=KINDS)
@@ -67,7 +68,7 @@ def slower_and_slower(model, optimizer, x, y, number):
     plain_step(model, optimizer, x, y, number)
 
 
-CASES = [(network, plain_step), (Odd, detour), (Buffered, plain_step), (network, never_zeroed), (network, zeroed_after)]
+CASES = [(Odd, detour), (Buffered, plain_step), (network, never_zeroed), (network, zeroed_after)]
 
 
 @pytest.mark.parametrize(("make", "step"), [*CASES, (network, slower_and_slower)])
@@ -98,11 +99,10 @@ def test_weight_decay_pulls_at_every_clock(link):
     assert link.pulls == 1 + 15 + 1
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_change_beside_the_optimizer_is_found_on_a_kept_model_too(link, at):
+def test_a_change_beside_the_optimizer_is_found_on_a_kept_model_too(link):
     def step(model, optimizer, x, y, number):
         plain_step(model, optimizer, x, y, number)
-        if number == at:
+        if number == 1:
             with torch.no_grad():
                 model[0].weight.clamp_(-0.01, 0.01)
 
