@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import paceline
 from paceline.core.errors import OptionError, ScriptError
 from paceline.core.events import Joined, Pushed
+from paceline.core.settings import rate_factor
 from paceline.laws.checker import check
 from paceline.records.journal import Decision, Lines, Observation
 from paceline.records.replay import replay
@@ -97,8 +98,14 @@ def test_the_model_is_what_one_process_with_caches_computes(more):
     require_same(run, lines)
 
 
-def require_same(run, lines):
-    expected, kept = recomputed(lines)
+def test_scaled_rates_are_scaled_in_own_updates_too():
+    strategy = "ssp:staleness=3,cache=true"
+    run, lines = launch(PullingJob(15), cluster(*SPEEDS, jitter="lognormal:0.3"), strategy, scale_lr="sqrt")
+    require_same(run, lines, rate_factor("sqrt", 5))
+
+
+def require_same(run, lines, factor=1.0):
+    expected, kept = recomputed(lines, factor)
     assert 10 < kept < run.summary.pushes
     for ours, theirs in zip(run.model_state.values(), expected, strict=True):
         assert torch.equal(ours, theirs)

@@ -69,13 +69,14 @@ def points_of(worker):
     return [torch.randn(shape, generator=generator) for shape in PullingJob.SHAPES]
 
 
-def stepped(values, worker, at, apply):
+def stepped(values, worker, at, apply, factor):
     """The values after a step on the worker's gradient at `at`."""
     (mass,) = apply.weights
     values = [value.clone() for value in values]
     of_rate, of_gradient = (1.0, mass) if apply.stock else (mass, 1.0)
     optimizer = torch.optim.SGD(
-        [{"params": [v], "lr": lr * of_rate} for v, lr in zip(values, PullingJob.RATES, strict=True)], fused=True
+        [{"params": [v], "lr": lr * factor * of_rate} for v, lr in zip(values, PullingJob.RATES, strict=True)],
+        fused=True,
     )
     for value, read, point in zip(values, at, points_of(worker), strict=True):
         value.grad = (read - point) * of_gradient
@@ -83,8 +84,11 @@ def stepped(values, worker, at, apply):
     return [value.detach() for value in values]
 
 
-def recomputed(lines):
-    """Make a `PullingJob`'s run again from its decisions: the last model, and how many clocks went without a pull."""
+def recomputed(lines, factor=1.0):
+    """Make a `PullingJob`'s run again from its decisions: the last model, and how many clocks went without a pull.
+
+    `factor` is what `scale_lr` multiplies the learning rates by.
+    """
     server = [torch.zeros(shape) for shape in PullingJob.SHAPES]
     reads, own, granted, pushed = {}, {}, {}, {}
     kept = 0
@@ -103,8 +107,8 @@ def recomputed(lines):
             if isinstance(action, Apply):
                 (push,) = action.pushes
                 worker = pushed.pop(push)
-                own[worker] = stepped(reads[worker], worker, reads[worker], action)
-                server = stepped(server, worker, reads[worker], action)
+                own[worker] = stepped(reads[worker], worker, reads[worker], action, factor)
+                server = stepped(server, worker, reads[worker], action, factor)
             elif isinstance(action, Grant):
                 granted[action.worker] = server
     return server, kept

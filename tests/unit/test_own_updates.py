@@ -7,7 +7,9 @@ from one_worker import Buffered, Odd, assert_same, server, sgd, trained
 
 from paceline import strategies
 from paceline.core.errors import UserError
-from paceline.model.mass_optimizer import OptimizerSpec, is_plain
+from paceline.model.mass_optimizer import OptimizerSpec, group_options, is_plain
+from paceline.model.store import Gradient, Store
+from paceline.worker.replica import spec_of
 
 ROWS = Rows()
 KINDS = ["memory", "slots", "alternating", "staged late"]  # see `one_worker.server`
@@ -108,6 +110,18 @@ def test_a_change_beside_the_optimizer_is_found_on_a_kept_model_too(link):
 
     with pytest.raises(UserError, match="beside the optimizer"):
         trained(script_of(network, step), link)
+
+
+@pytest.mark.parametrize(("dtype", "plain"), [(torch.float32, True), (torch.float64, True), (torch.bfloat16, False)])
+def test_a_server_with_a_higher_precision_makes_steps_that_a_worker_cannot(dtype, plain):
+    model = torch.nn.Linear(2, 1).to(dtype)
+    spec = spec_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    store = Store(spec, [p.detach() for p in model.parameters()], [], statistics=False)
+    flat = store.layout.zeros()
+    options = group_options(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert store.merge([Gradient(flat, frozenset(), options)], [0.5], [4], stock=False).plain is plain
+    both = [Gradient(flat, frozenset(), options)] * 2
+    assert not store.merge(both, [0.5, 0.5], [4, 4], stock=False).plain
 
 
 @pytest.mark.parametrize(
