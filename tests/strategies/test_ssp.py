@@ -42,7 +42,7 @@ def test_a_stall_within_the_bound_delays_nobody_and_a_longer_one_by_the_excess(s
     cluster.at(10.5, "slow", worker=2, value=1.0)
     cluster.run(until=19.6)
     for worker in (0, 1, 3):
-        assert cluster.workers[worker].waited == pytest.approx(waited)
+        assert cluster.workers[worker].waited == pytest.approx(waited, abs=1e-6)
 
 
 def test_waiting_falls_as_staleness_grows():
@@ -55,13 +55,6 @@ def test_waiting_falls_as_staleness_grows():
     assert waited[-1] < waited[0] / 3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_cache_alone_changes_neither_who_goes_nor_when(seed):
-    with_cache, without = (cluster_of(f"ssp:staleness=2{more}", seed).run(until=90.0) for more in (",cache=true", ""))
-    assert with_cache.grants() == without.grants()
-    assert with_cache.pulls < 0.8 * without.pulls
-
-
 def pulled(more, jitter=0.1):
     """Pulls per clock times staleness + 1, and waiting per second of a worker."""
     cluster = VirtualCluster(strategies.build(f"ssp:staleness=3,cache=true{more}", 0), seconds=[1.0] * 8, jitter=jitter)
@@ -70,11 +63,19 @@ def pulled(more, jitter=0.1):
 
 
 def test_patience_buys_fewer_pulls_with_waiting():
-    (pulls, waits), (fewer, longer) = pulled(""), pulled(",patience=0.25")
-    assert pulls > 1.5
-    assert fewer < 1.25
-    assert waits < 0.01 < longer < 0.1
-    assert pulled("", jitter=0.0)[0] == pytest.approx(1.0, abs=0.03)
+    (pulls, waits), (fewer, longer) = pulled(""), pulled(",patience=0.5")
+    assert pulls > 1.1 > fewer
+    assert waits < longer < 0.12
+
+
+def test_equal_workers_that_are_out_of_step_get_into_step_for_their_pulls():
+    """One has begun late: it costs the others that once, and from then on each pulls once in four clocks."""
+    cluster = VirtualCluster(strategies.build("ssp:staleness=3,cache=true", 0), seconds=[1.0] * 4)
+    cluster.at(0.5, "slow", worker=1, value=1.4)
+    cluster.at(1.5, "slow", worker=1, value=1.0)
+    cluster.run(until=60.9)
+    assert [cluster.workers[worker].waited for worker in range(4)] == pytest.approx([0.4, 0.0, 0.4, 0.4], abs=1e-6)
+    assert 4 * cluster.pulls / cluster.arrived == pytest.approx(1.0, abs=0.1)
 
 
 def test_refresh_pulls_where_the_bound_would_not_ask():

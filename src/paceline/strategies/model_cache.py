@@ -3,10 +3,11 @@
 Rule: a version that a worker pulled when the slowest had done r clocks is good for a read at clock c while
 r >= c - staleness, as a row of a table is. Until then the worker goes on with it and its own updates (read-my-writes).
 
-A worker that leads pulls a version without the clocks that others are about to finish, which lasts the less. So a
-worker whose cache has run out lets all that arrives at the same instant come first; with `patience`, which is ours, it
-waits a little longer for the slowest to come up to it. Nobody else is held up by that, and a worker that the bound
-itself parks pulls as soon as it is released.
+When to pull is ours. A worker that leads pulls a version without the clocks that others are about to finish, which
+lasts the less: on equal workers that are out of step, every clock of the leaders could pull. So a worker that is to
+pull and leads by one clock waits until the slowest's next push is due, one clock of its own after the slowest's last
+one, and all are in step from then on. It never waits for a push that is overdue: a worker that stalls delays nobody.
+With `patience` it waits for so many of its clocks in any case. A worker that the bound parks pulls when it is released.
 """
 
 from math import inf
@@ -18,6 +19,7 @@ from paceline.core.events import Pushed
 from paceline.strategies.clocks import may_read, park, released
 
 TIMER = "pull.w"  # with the worker's number
+SLACK = 1e-9  # of a clock: sums of the same times differ by rounding
 
 
 class CacheRule(msgspec.Struct, frozen=True):
@@ -34,6 +36,7 @@ class ModelCache(msgspec.Struct):
     slowest: dict[int, int] = {}
     clock: dict[int, int] = {}
     waiting: dict[int, set[int]] = {}  # by the `min` that lets them pull
+    moved_at: float = 0.0  # when `min` rose last: the last push of whoever is the slowest and came last
 
     def pulled(self, worker: int, clock: int, slowest: int) -> None:
         """Note that the worker pulls for its read at this clock."""
@@ -52,8 +55,10 @@ class ModelCache(msgspec.Struct):
     def wait(self, event: Pushed, rule: CacheRule, slowest: int) -> SetTimer:
         """Let a worker wait until the slowest has done as many clocks, but not for long."""
         park(self.waiting, event.worker, event.clock)
-        wait_s = rule.patience * (event.compute_s + event.transfer_s)
-        waits = f"waits {wait_s:.4g} s for the slowest at {slowest}"
+        clock_s = event.compute_s + event.transfer_s
+        due_s = self.moved_at + (1 + SLACK) * clock_s - event.at if event.clock == slowest + 1 else 0.0
+        wait_s = max(due_s, rule.patience * clock_s, 0.0)
+        waits = f"waits {round(wait_s, 6):g} s at most for the slowest at {slowest}"
         reason = f"w{event.worker} is to pull: {event.clock} clocks done, {waits}"
         return SetTimer(f"{TIMER}{event.worker}", event.at + wait_s, reason)
 

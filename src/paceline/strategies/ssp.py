@@ -185,6 +185,8 @@ class Ssp(Strategy):
         """Let go whom the bound releases or the slowest has come up to, and say what the pusher computes on."""
         state, worker, clock = self.state, event.worker, event.clock
         slowest = state.clocks.min
+        if slowest > before:
+            cache.moved_at = event.at
         caught_up = cache.caught_up(before, slowest)
         pulling = [*caught_up, *state.released(before)]
         timers: list[Action] = [clear(w, f"the slowest is at {slowest}") for w in caught_up]
