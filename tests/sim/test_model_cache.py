@@ -80,6 +80,15 @@ def test_on_equal_workers_the_model_is_pulled_once_for_a_bound_of_clocks(workers
     assert run.summary.bytes_up == size * run.summary.pushes
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_short_pushes_at_the_end_of_an_epoch_keep_nobody_out_of_step(staleness):
+    strategy = f"ssp:staleness={staleness},cache=true"
+    run, _ = launch(PullingJob(10, epochs=4, spare=1), cluster(*[1.0] * 4), strategy)
+    size = 4 * (21 + 11)
+    assert run.summary.bytes_down / run.summary.pushes <= 1.25 / (staleness + 1) * size
+    assert run.summary.wait_fraction < 0.1
+
+
 def test_what_is_not_pulled_takes_no_time_on_the_line():
     """A model needs as long on its way down as a clock's computing."""
     scenario = cluster(1.0, 1.0, network="bandwidth_mbps = 0.0128")

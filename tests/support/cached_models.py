@@ -46,8 +46,10 @@ class PullingJob:
     RATES = (0.3, 0.05)
     SHAPES = ((7, 3), (11,))
 
-    def __init__(self, clocks, make_optimizer=torch.optim.SGD, **options):
+    def __init__(self, clocks, make_optimizer=torch.optim.SGD, epochs=1, spare=0, **options):
+        """`spare` rows more than whole rounds make the last pushes of each epoch short."""
         self.clocks, self.make_optimizer, self.options = clocks, make_optimizer, options
+        self.epochs, self.spare = epochs, spare
 
     def __call__(self):
         session = paceline.init()
@@ -56,8 +58,8 @@ class PullingJob:
         optimizer = self.make_optimizer(groups, lr=1.0, **self.options)
         session.prepare(model, optimizer)
         points = points_of(session.worker)
-        rows = torch.utils.data.TensorDataset(torch.zeros(self.clocks * session.workers * BATCH, 1))
-        for _ in session.batches(rows, batch_size=BATCH, epochs=1):
+        rows = torch.utils.data.TensorDataset(torch.zeros(self.clocks * session.workers * BATCH + self.spare, 1))
+        for _ in session.batches(rows, batch_size=BATCH, epochs=self.epochs):
             optimizer.zero_grad()
             sum(((p - point) ** 2).sum() / 2 for p, point in zip(model, points, strict=True)).backward()
             optimizer.step()
