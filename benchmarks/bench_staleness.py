@@ -46,6 +46,7 @@ class Application(msgspec.Struct, frozen=True):
     mbps: float
     folder: Path | None = None  # of its data; None: they are made up
     equal: "Application | None" = None  # where its clocks are not equally long: one of which they are
+    length: str = "clocks"  # the option that says how long it runs
 
 
 APPLICATIONS = {
@@ -94,6 +95,7 @@ class Curve(msgspec.Struct, frozen=True):
     waited_s: float  # by all together
     bytes_per_clock: float
     age: float  # of rows when they were read, in clocks of the slowest worker; mean
+    staleness: float = 0.0  # of pushes on a model, in versions; mean
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -111,18 +113,21 @@ class Job(msgspec.Struct, frozen=True):
     def what(self) -> Application:
         """The application, in its form for such a cluster."""
         found = APPLICATIONS[self.application]
-        return found if self.kind == "stragglers" or found.equal is None else found.equal
+        return found if self.kind in ("stragglers", "lasting") or found.equal is None else found.equal
 
 
 def cluster(app: Application, seed: int, kind: str) -> Scenario:
-    """`stragglers`: now one, now another worker is slow for a while. `even`: nothing happens; `stall`: one thing."""
-    events, network, jitter = "", "", "none"
+    """`stragglers`: now one, now another worker is slow for a while. `lasting`: a quarter of them is half as fast.
+    `even`: nothing happens; `stall`: one thing."""
+    events, network, jitter, slower = "", "", "none", 0
     if kind == "stragglers":
         chance = random.Random(f"stragglers {seed}")
         jitter, network = "lognormal:0.1", f"latency_ms = 1.0\nbandwidth_mbps = {app.mbps}"
         for number in range(1000):
             at = CLOCK_S * EVERY_CLOCKS * (number + chance.random())
             events += event("slow", at, chance.randrange(WORKERS), SLOW_CLOCKS * CLOCK_S, f"factor = {SLOWER}")
+    elif kind == "lasting":
+        jitter, network, slower = "lognormal:0.1", f"latency_ms = 1.0\nbandwidth_mbps = {app.mbps}", WORKERS // 4
     elif kind == "stall":
         events = event("pause", (8 + 0.2) * CLOCK_S, 0, STALL_CLOCKS * CLOCK_S)
     return scenario.parse(
@@ -134,7 +139,8 @@ jitter = "{jitter}"
 [network]
 {network}
 [[workers]]
-count = {WORKERS}
+count = {WORKERS - slower}
+{f"[[workers]]{chr(10)}speed = 0.5{chr(10)}count = {slower}" if slower else ""}
 {events}
 """,
         "staleness",
@@ -148,9 +154,13 @@ def event(kind: str, at: float, worker: int, seconds: float, more: str = "") -> 
 
 def run(job: Job) -> Curve:
     """One run of an application."""
-    app = job.what
+    return run_of(job.what, job)
+
+
+def run_of(app: Application, job: Job) -> Curve:
+    """One run of this application, whatever the job's is."""
     options = {**app.options, **job.changed}
-    options["clocks"] = max(4, round(options["clocks"] * job.share))
+    options[app.length] = max(4, round(options[app.length] * job.share))
     lines = journal.Lines()
     done = paceline.launch(
         tasks.get(job.application), engine="sim", scenario=cluster(app, job.seed, job.kind),
@@ -164,6 +174,7 @@ def run(job: Job) -> Curve:
         [line.at for line in measured], [line.data["version"] for line in measured],
         [float(line.data["metrics"]["loss"]) for line in measured], report.seconds, report.wait_fraction or 0.0,
         sum(worker.wait_s for worker in report.per_worker), report.bytes_down / report.pushes, mean_age(lines),
+        report.staleness.mean if report.staleness is not None else 0.0,
     )  # fmt: skip
 
 

@@ -85,6 +85,29 @@ def levels(rows: Rows) -> list[svg.Bar]:
     ]
 
 
+def bounds(rows: Rows) -> list[svg.Bar]:
+    """Seconds to the level by task and strategy, under stragglers by turns."""
+    times = [row for row in rows if row.get("cluster") == "stragglers"]
+    return [
+        (
+            f"{row['task']}, {_line(row['strategy'])}",
+            row["seconds_to_level"],
+            None,
+            None,
+            _time(row["seconds_to_level"]),
+        )
+        for row in times
+    ]
+
+
+def _line(strategy: str) -> str:
+    return strategy.removeprefix("ssp:staleness=").replace(",cache=true", " with cache")
+
+
+def _time(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.1f} s"
+
+
 def saved(rows: Rows) -> list[svg.Bar]:
     """Share of the time that is saved, by bandwidth."""
     times = [row for row in rows if row.get("side") == "time"]
@@ -239,6 +262,17 @@ PAGES: dict[str, Page] = {
         caveats=[
             "Simulated: eight equal workers, stragglers in turn, a line that is as slow as the computing.",
             "`asp` beats the best bound in some rows: those bars are missed.",
+        ],
+    ),
+    "ssp": Page(
+        title="Bounds of staleness, on tables and on models",
+        question="What does a bound buy and cost on four tasks on tables and on a model with a cache, and does theory hold?",
+        plot=bounds,
+        plot_title="Seconds to the level by task and bound, under stragglers by turns",
+        unit="virtual seconds; less is better",
+        caveats=[
+            "Simulated: eight workers on a line that is as slow as the computing.",
+            "A lasting straggler sets the pace under every bound: see the rows of the cluster `lasting`.",
         ],
     ),
     "lab_runs": Page(

@@ -27,9 +27,12 @@ EXAMPLES = 80
 DEAR = {"adaptive_k_load": 25}  # each of its runs draws a frontier twice
 pytestmark = [pytest.mark.soak] if SOAK else []  # so that the long form is among what `make soak` asks for
 
+CACHED = [
+    f"ssp:cache=true,{more}" for more in ("staleness=0", "staleness=2", "patience=0.5", "staleness=inf,refresh=3")
+]
 VARIATIONS = {
     "asp": ["asp", "asp:whole_steps=true"],
-    "ssp": ["ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=inf"],
+    "ssp": ["ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=inf", *CACHED],
     "dssp": ["dssp", "dssp:lower=0,upper=3", "dssp:lower=1,upper=6", "dssp:lower=2,upper=2"],
     "adaptive_sync": ["adaptive_sync", "adaptive_sync:cap=0", "adaptive_sync:cap=2,gamma=1", "adaptive_sync:delta=0"],
     "dasp": ["dasp", "dasp:fit=merge", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1,rho=1"],

@@ -5,6 +5,7 @@ from random_histories import Leads, cluster_of
 from virtual_cluster import VirtualCluster
 
 from paceline import strategies
+from paceline.core.errors import OptionError
 from paceline.core.events import Joined, Left, Pushed
 
 
@@ -33,14 +34,15 @@ def test_asp_never_parks():
     assert leads.longest_computing > 20
 
 
+@pytest.mark.parametrize("cache", ["", ",cache=true"])
 @pytest.mark.parametrize(("stall", "waited"), [(2.5, 0.0), (4.5, 1.5), (7.5, 4.5)])
-def test_a_stall_within_the_bound_delays_nobody_and_a_longer_one_by_the_excess(stall, waited):
-    cluster = VirtualCluster(strategies.build("ssp:staleness=3", 0), seconds=[1.0] * 4)
+def test_a_stall_within_the_bound_delays_nobody_and_a_longer_one_by_the_excess(stall, waited, cache):
+    cluster = VirtualCluster(strategies.build(f"ssp:staleness=3{cache}", 0), seconds=[1.0] * 4)
     cluster.at(9.5, "slow", worker=2, value=1 + stall)
     cluster.at(10.5, "slow", worker=2, value=1.0)
     cluster.run(until=19.6)
     for worker in (0, 1, 3):
-        assert cluster.workers[worker].waited == pytest.approx(waited)
+        assert cluster.workers[worker].waited == pytest.approx(waited, abs=1e-6)
 
 
 def test_waiting_falls_as_staleness_grows():
@@ -51,6 +53,49 @@ def test_waiting_falls_as_staleness_grows():
         waited.append(cluster.waited() / cluster.now)
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] < waited[0] / 3
+
+
+def pulled(more, jitter=0.1):
+    """Pulls per clock times staleness + 1, and waiting per second of a worker."""
+    cluster = VirtualCluster(strategies.build(f"ssp:staleness=3,cache=true{more}", 0), seconds=[1.0] * 8, jitter=jitter)
+    cluster.run(pushes=1600)
+    return 4 * cluster.pulls / cluster.arrived, cluster.waited() / (8 * cluster.now)
+
+
+def test_patience_buys_fewer_pulls_with_waiting():
+    (pulls, waits), (fewer, longer) = pulled(""), pulled(",patience=0.5")
+    assert pulls > 1.1 > fewer
+    assert waits < longer < 0.12
+
+
+def test_equal_workers_that_are_out_of_step_get_into_step_for_their_pulls():
+    """One has begun late: it costs the others that once, and from then on each pulls once in four clocks."""
+    cluster = VirtualCluster(strategies.build("ssp:staleness=3,cache=true", 0), seconds=[1.0] * 4)
+    cluster.at(0.5, "slow", worker=1, value=1.4)
+    cluster.at(1.5, "slow", worker=1, value=1.0)
+    cluster.run(until=60.9)
+    assert [cluster.workers[worker].waited for worker in range(4)] == pytest.approx([0.4, 0.0, 0.4, 0.4], abs=1e-6)
+    assert 4 * cluster.pulls / cluster.arrived == pytest.approx(1.0, abs=0.1)
+
+
+def test_refresh_pulls_where_the_bound_would_not_ask():
+    assert pulled(",refresh=2", jitter=0.0)[0] == pytest.approx(2.0, abs=0.03)
+    assert pulled(",refresh=1", jitter=0.0)[0] == pytest.approx(4.0, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("refresh=2", "add cache=true"),
+        ("patience=0.5", "add cache=true"),
+        ("cache=true,refresh=1.5", "refresh must be a whole number of clocks or inf, not 1.5"),
+        ("cache=true,staleness=inf", "never pulls; give refresh"),
+        ("cache=true,patience=inf", "patience must be < inf"),
+    ],
+)
+def test_options_of_the_cache_that_make_no_sense_are_refused(options, says):
+    with pytest.raises(OptionError, match=says):
+        strategies.build(f"ssp:{options}", 0)
 
 
 def push(worker, number, clock):

@@ -208,7 +208,8 @@ def _worded(action: Action) -> str:
             return f"cancel w{action.worker}"
         case Grant():
             extends = f", extending p{action.extends}" if action.extends is not None else ""
-            return f"grant w{action.worker} {action.work} to clock {action.through}{extends}"
+            cached = ", cached" if action.cached else ""
+            return f"grant w{action.worker} {action.work} to clock {action.through}{extends}{cached}"
         case SetTimer():
             return f"timer {action.name} " + ("cleared" if action.at is None else f"at {action.at:.4g}")
         case Mark():

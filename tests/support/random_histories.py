@@ -18,6 +18,8 @@ SPECS = [
     "asp:whole_steps=true",
     "ssp:staleness=0",
     "ssp",
+    "ssp:staleness=2,cache=true",
+    "ssp:staleness=3,cache=true,refresh=3,patience=0.4",
     "dssp:lower=1,upper=6",
     "fastest_k:k=3",
     "k_async:k=3",

@@ -67,6 +67,7 @@ class VirtualWorker:
     idle: bool = False
     free_since: float = 0.0
     attempt: Attempt | None = None
+    read: int | None = None  # the version that it has
     waited: float = 0.0
     lost: float = 0.0
     pushes: int = 0
@@ -108,6 +109,7 @@ class VirtualCluster:
     held: dict[int, Push] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
     arrived: int = 0  # pushes, extensions included
+    pulls: int = 0
     cancelled: int = 0
     discarded: int = 0
     states: dict[int, str] = field(default_factory=dict)
@@ -226,6 +228,7 @@ class VirtualCluster:
         elif worker.present or worker.idle:
             self._give_back(worker)
             worker.present = worker.idle = False
+            worker.read = None
             worker.incarnation += 1
             self._feed(Left(self.now, i, what))
 
@@ -319,7 +322,7 @@ class VirtualCluster:
         attempt = Attempt(
             push=before.push if before else self._push,
             clock=action.through,
-            read_version=before.read_version if before else self.version,
+            read_version=before.read_version if before else self._read(worker, action),
             samples=samples,
             started=self.now,
             compute_s=compute,
@@ -330,6 +333,14 @@ class VirtualCluster:
         worker.waited += attempt.wait_s
         worker.attempt = attempt
         self._schedule(self.now + compute + transfer, lambda: self._arrive(i, attempt))
+
+    def _read(self, worker: VirtualWorker, action: Grant) -> int:
+        """The version that a new push is computed on; a worker whose last push was applied can keep its own."""
+        assert not action.cached or worker.read is not None, f"w{action.worker} has no model to go on from"
+        if worker.read is None or not action.cached:
+            worker.read = self.version
+            self.pulls += 1
+        return worker.read
 
     def _extended(self, action: Grant) -> Push:
         push = self.held[action.extends or 0]

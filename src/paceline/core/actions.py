@@ -38,6 +38,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False, tag="grant", tag_field="kind"
     through: int
     reason: str
     extends: int | None = None  # a held push of the same process that these samples are added to
+    cached: bool = False  # no pull, if the worker can add its own last update to what it has exactly as the server did
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False, tag="timer", tag_field="kind"):

@@ -37,9 +37,11 @@ class Merged(msgspec.Struct, frozen=True):
 
     norm: float | None
     inner_product: float | None
+    plain: bool = False  # the change follows from the gradient, the mass and its own options alone
 
 
 UNMEASURED = Merged(None, None)
+UNMEASURED_PLAIN = Merged(None, None, plain=True)
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from paceline.core.updates import UNMEASURED, Merged, PushRef
+from paceline.core.updates import UNMEASURED_PLAIN, Merged, PushRef
 from paceline.model.flat import Layout
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters, Store
+from paceline.transport.messages import OwnUpdate
 from paceline.worker.replica import News, Replica
 
 
@@ -32,6 +33,9 @@ class OwnReplica(Replica):
 
     def load(self, version: Parameters) -> None:
         """Do nothing: the model is the version."""
+
+    def add_own(self, own: OwnUpdate) -> None:
+        """Do nothing, likewise."""
 
     def news(self, *, by_hand: bool = True) -> News:
         """Return what came; a step counts whatever gradients it took."""
@@ -81,7 +85,7 @@ class OwnStore(Store):
         for push in pushes:
             self.discard(push)
         self.version += 1
-        return UNMEASURED
+        return UNMEASURED_PLAIN  # the script has made the step already
 
     def read(self) -> Parameters:
         """Copy the model as it is now: the script may have moved it or changed its precision."""

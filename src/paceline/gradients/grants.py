@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from paceline.core.settings import rate_factor
 from paceline.model.store import Store
 from paceline.server.phases import standing
 from paceline.server.workers import GrantOrder
@@ -18,6 +21,7 @@ class Grants:
         self._run = run
         self._store = store
         self._slots: dict[int, int] = {}  # each worker's last slot in its region
+        self._rate_factor = rate_factor(run.plan.config.scale_lr, run.plan.workers)
 
     def grant(self, order: GrantOrder) -> None:
         """Publish the current version to the worker and send it the work."""
@@ -35,9 +39,12 @@ class Grants:
         if region is not None:
             slot = self._slots[worker] = self._store.free_slot(region, self._slots.get(worker, 0))
         save = run.checkpoints.number_for(worker) if run.checkpoints.possible else None
+        own = order.own
+        if own is not None:
+            own = msgspec.structs.replace(own, rate_factor=self._rate_factor)
         work = Work(
             order.ticket, order.allotment, parameters, order.rounds_done, slot, save=save, phase=run.phases.number,
-            standing=standing(run),
+            standing=standing(run), own=own,
         )  # fmt: skip
         run.engine.dispatch(worker, work, timing)
 

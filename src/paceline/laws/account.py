@@ -19,7 +19,10 @@ Blame = Callable[[str, str], None]  # (law, what happened)
 
 @dataclass
 class Running:
-    """A running grant; `read_*` are the version and the mass applied so far when the model was read."""
+    """A running grant; `read_*` are the version and the mass applied so far when the model was read.
+
+    `kept` are those of the model that a cached grant lets the worker go on from; whether it pulls, its push says.
+    """
 
     at: float
     work: int
@@ -27,6 +30,16 @@ class Running:
     extends: int | None
     read_version: int
     read_mass: float
+    kept: "Read | None" = None
+
+
+@dataclass
+class Read:
+    """The model that a worker read last: its version, the mass applied so far, and where the slowest stood."""
+
+    version: int
+    mass: float
+    slowest: int
 
 
 @dataclass
@@ -74,6 +87,7 @@ class Presence:
     min: int = 0
     free_at: dict[int, float] = field(default_factory=dict)
     waits: dict[int, Wait] = field(default_factory=dict)  # of the parked workers
+    reads: dict[int, Read] = field(default_factory=dict)  # of present processes
     round_before: int = 0  # `round_samples` before the event
 
     @property
@@ -203,6 +217,7 @@ class Account:
                 self.blame("samples", f"w{worker} left and its grant of {running.work} samples was not taken back")
         workers.waits.pop(worker, None)
         workers.completed.pop(worker, None)
+        workers.reads.pop(worker, None)
         self._raise_min()
 
     def _raise_min(self) -> None:
@@ -219,6 +234,9 @@ class Account:
             self.blame("grants", f"w{worker} pushed without a grant: {event}")
             return
         before = self.held.get(event.push)
+        if running.kept is not None and event.read_version == running.kept.version and not event.bytes_down:
+            workers.reads[worker] = running.kept
+            running.read_version, running.read_mass = running.kept.version, running.kept.mass
         self._check_push(event, running, before)
         piece = event.samples - (before.samples if before else 0) + workers.unkept.pop(worker, 0)
         if piece > running.work or (self.exact_work and piece != running.work):
@@ -317,8 +335,13 @@ class Account:
             read_version, read_mass = held.read_version, held.read_mass
             if held.clock != action.through:
                 self.blame("clocks", f"w{worker} extends push {action.extends} of clock {held.clock}: {action}")
+        kept = workers.reads.get(worker) if action.cached else None
+        if action.cached and kept is None:
+            self.blame("grants", f"w{worker} is to go on from a model that it does not have: {action.reason}")
+        if action.extends is None:
+            workers.reads[worker] = Read(read_version, read_mass, workers.min)
         workers.running[worker] = Running(
-            self.now, action.work, action.through, action.extends, read_version, read_mass
+            self.now, action.work, action.through, action.extends, read_version, read_mass, kept
         )
 
     # -- observations ------------------------------------------------------------------------------------------------

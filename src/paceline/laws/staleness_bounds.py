@@ -14,6 +14,7 @@ from paceline.core.actions import Apply, Grant
 from paceline.core.events import Event, Joined, Left, Pushed
 from paceline.laws.account import Account, Blame
 from paceline.records.journal import Decision
+from paceline.strategies.model_cache import TIMER
 
 RETRY_ROUNDS = 20  # after so many rounds `balanced` retries a worker that it left out
 
@@ -36,7 +37,7 @@ class Bound:
         """Check that no wait lasts for ever: for each, some computing worker has pushed less than `patience` since."""
         running, patience = self.account.workers.running, self.patience()
         for worker, wait in self.account.workers.waits.items():
-            if all(wait.pushes[other] >= patience for other in running):
+            if all(wait.pushes[other] >= patience for other in running) and not self.awaits_timer(worker):
                 pushes = dict(wait.pushes)
                 self.blame("progress", f"w{worker} is parked although all who compute have pushed since: {pushes}")
         for push, held in self.account.held.items():
@@ -47,6 +48,10 @@ class Bound:
     def patience(self) -> int:
         """Return how many pushes of each computing worker a parked one may have to wait for."""
         return 1
+
+    def awaits_timer(self, worker: int) -> bool:  # noqa: ARG002
+        """Return whether a timer is set that lets this worker go on."""
+        return False
 
 
 @dataclass
@@ -68,8 +73,26 @@ class Lead(Bound):
                 self.blame("bound", f"w{worker} computes {lead} clocks ahead of the slowest, bound {self.upper:g}")
         for worker in workers.parked():
             lead = workers.completed[worker] - workers.min
-            if lead <= self.lower:
+            if lead <= self.lower and not self.awaits_timer(worker):
                 self.blame("bound", f"w{worker} is parked {lead} clocks ahead of the slowest, bound {self.lower:g}")
+
+
+@dataclass
+class CachedLead(Lead):
+    """ssp with a cache: what a worker goes on from is recent enough, and who is to pull waits until a timer at most."""
+
+    def before(self, decision: Decision) -> None:
+        reads = self.account.workers.reads
+        for action in decision.actions:
+            if not isinstance(action, Grant) or not action.cached or action.worker not in reads:
+                continue
+            clock, slowest = action.through - 1, reads[action.worker].slowest
+            if clock - slowest > self.upper:
+                what = f"what all had done when the slowest was at {slowest}"
+                self.blame("bound", f"w{action.worker} reads at clock {clock} {what}, bound {self.upper:g}")
+
+    def awaits_timer(self, worker: int) -> bool:
+        return f"{TIMER}{worker}" in self.account.timers
 
 
 @dataclass
@@ -212,7 +235,9 @@ class GlobalBatch(Bound):
 
 BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy; `given` are its options
     "asp": lambda account, blame, _: Lead(account, blame, inf, inf),
-    "ssp": lambda account, blame, given: Lead(account, blame, given.staleness, given.staleness),
+    "ssp": lambda account, blame, given: (CachedLead if given.cache else Lead)(
+        account, blame, given.staleness, given.staleness
+    ),
     "dssp": lambda account, blame, given: Lead(account, blame, given.lower, given.upper),
     "bsp": lambda account, blame, _: RoundsBound(account, blame, inf),
     "fastest_k": lambda account, blame, given: RoundsBound(account, blame, given.k),

@@ -289,6 +289,14 @@ def _mean(values: list[Any], shares: list[float]) -> Any:
 _AS_IT_IS = contextlib.nullcontext()
 
 
+def is_plain(spec: OptimizerSpec, options: Sequence[GroupOptions]) -> bool:
+    """Return whether a step's change follows from the gradient and the options alone: SGD without momentum, whose
+    change depends on earlier steps, and without weight decay, whose change depends on the parameters."""
+    return set(spec.name.split(JOIN)) == {"SGD"} and not any(
+        group.get("momentum") or group.get("weight_decay") for group in options
+    )
+
+
 class MassOptimizer:
     """A torch optimizer that takes fractional steps on weighted mean gradients."""
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
+from paceline.core.updates import UNMEASURED, UNMEASURED_PLAIN, Contents, Merged, PushRef
 from paceline.model.flat import HALVES, Layout, master_dtype
 from paceline.model.joint_optimizer import make_optimizer
-from paceline.model.mass_optimizer import GroupOptions, mean_options
+from paceline.model.mass_optimizer import GroupOptions, is_plain, mean_options
 from paceline.model.regions import Region
 from paceline.model.sharding import GRADIENT, joined_files
 from paceline.model.spec import ModelSpec, dtype_of, state_of
@@ -160,6 +160,17 @@ def gradient_norm(gradient: Gradient) -> float:
 def _finite_buffers(gradient: Gradient) -> bool:
     moved = [c for c in gradient.buffer_change if c is not None and c.is_floating_point()]
     return all(bool(torch.isfinite(change).all()) for change in moved)
+
+
+def add_changes(buffers: Sequence[torch.Tensor], changes: Sequence[torch.Tensor | None], weight: float) -> None:
+    """Apply a push's changes of buffers, in place: weighted, of counters the maximum."""
+    for buffer, change in zip(buffers, changes, strict=False):  # a push may bring no changes at all
+        if change is None:
+            continue
+        if buffer.is_floating_point() or buffer.is_complex():
+            buffer.add_(change, alpha=weight)
+        else:
+            torch.maximum(buffer, change, out=buffer)
 
 
 def extend(
@@ -431,7 +442,8 @@ class Store:
             flat, views = self._merge(gradients, weights, mass)
         else:
             flat, views = first.flat, first.views or self.layout.views(first.flat)
-        merged = self._measure(flat) if self.statistics else UNMEASURED
+        plain = alone and self._is_plain(options)
+        merged = self._measure(flat, plain) if self.statistics else UNMEASURED_PLAIN if plain else UNMEASURED
         absent = first.missing if alone else frozenset.intersection(*[g.missing for g in gradients])
         given = [None if i in absent else view for i, view in enumerate(views)] if absent else views
         self.optimizer.step(mass, options, stock=stock, gradients=given)
@@ -453,29 +465,24 @@ class Store:
                 total.add_(gradient.flat[place], alpha=weight / mass)
         return self._sum, self._summed
 
-    def _measure(self, flat: Sequence[torch.Tensor]) -> Merged:
+    def _is_plain(self, options: Sequence[GroupOptions]) -> bool:
+        """Return whether a worker can make a step of a push with these options itself, in its own precision."""
+        return is_plain(self.spec.optimizer, options) and not self.has_masters
+
+    def _measure(self, flat: Sequence[torch.Tensor], plain: bool) -> Merged:
         norm = flat_norm(flat)
         if self._previous is None:
             self._previous = [total.clone() for total in flat]
-            return Merged(norm, None)
+            return Merged(norm, None, plain)
         pairs = list(zip(flat, self._previous, strict=True))
         inner = math.fsum(float(torch.dot(total, previous)) for total, previous in pairs)
         for total, previous in pairs:
             previous.copy_(total)
-        return Merged(norm, inner)
+        return Merged(norm, inner, plain)
 
     def _merge_buffers(self, gradients: Sequence[Gradient], weights: Sequence[float]) -> None:
-        for position, buffer in enumerate(self._buffers):
-            for gradient, weight in zip(gradients, weights, strict=True):
-                if not gradient.buffer_change:
-                    continue
-                change = gradient.buffer_change[position]
-                if change is None:
-                    continue
-                if buffer.is_floating_point() or buffer.is_complex():
-                    buffer.add_(change, alpha=weight)
-                else:
-                    torch.maximum(buffer, change, out=buffer)
+        for gradient, weight in zip(gradients, weights, strict=True):
+            add_changes(self._buffers, gradient.buffer_change, weight)
 
     def state(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return copies of parameters and buffers, in the spec's order."""

@@ -21,6 +21,12 @@ from paceline.records.journal import Decision, Observation, Sink
 from paceline.server.guard import Watch
 from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, turned_away
 from paceline.strategies.base import Strategy
+from paceline.transport.messages import OwnUpdate
+
+PULLS = (
+    "{}: workers cannot compute their own updates as the server does, so each of their clocks pulls the model: a cache "
+    "needs SGD without momentum and weight decay, and parameters in float32 or float64"
+)
 
 OnVersion = Callable[[int, float], None]  # takes the version's number and time
 
@@ -97,6 +103,7 @@ class Coordinator:
         self.busy = False  # in the middle of a decision
         self.undecided = False  # a decision was not carried out to its end
         self.timers = Timers()
+        self._told_pulls = False  # that nobody can go on from what it has
         self._last_version = sys.maxsize if max_versions is None else max_versions
         self._queue: deque[Event] = deque()
 
@@ -164,7 +171,7 @@ class Coordinator:
         if record is None or arrived.ticket != record.ticket or arrived.incarnation != record.incarnation:
             self.observe(at, *turned_away(arrived, record), worker)
             return
-        record.ticket = 0
+        record.ticket, record.delivered = 0, arrived.ticket
         if self.ledger is not None:
             self.ledger.delivered(worker)
         wait_s = record.granted_at - record.free_at
@@ -333,15 +340,28 @@ class Coordinator:
         record.through = action.through
         record.allotments = (allotment,)
         extends = record.extends = action.extends
-        if extends is None:
+        own = self._own_update(record) if action.cached else None
+        record.applied = None
+        record.fresh = fresh = extends is None and own is None
+        if fresh:
             record.read_version = self.version
+        elif extends is None:
+            pass  # it reads the version that it had, and its own update
         elif extends in self.held and self.held[extends].worker == worker:
             self.held[extends].extending = True
         else:
             raise InternalError(f"{self.strategy.name} extends push {extends}, which worker {worker} does not hold")
-        self._out.grant(
-            GrantOrder(worker, record.incarnation, ticket, allotment, extends is None, totals.rounds_done, at)
-        )
+        self._out.grant(GrantOrder(worker, record.incarnation, ticket, allotment, fresh, totals.rounds_done, at, own))
+
+    def _own_update(self, record: WorkerRecord) -> OwnUpdate | None:
+        """Return what the worker must add to what it has instead of a pull; None if it cannot do so exactly."""
+        applied = record.applied
+        if applied is not None:
+            return OwnUpdate(applied.weights[0], applied.stock)
+        if not self._told_pulls and self.updates is not None and self.version:
+            self._told_pulls = True
+            self._warn(PULLS.format(self.strategy.name))
+        return None
 
     def _apply(self, action: Apply) -> None:
         weights = action.weights
@@ -357,6 +377,8 @@ class Coordinator:
         if mass <= 0.0:
             for push in held:
                 self._forget(push)
+            if len(held) == 1:
+                self._note_alone(held[0], action)
             return
         merged = None
         if self.updates is not None:
@@ -366,6 +388,8 @@ class Coordinator:
             )  # fmt: skip
             share = used / self.totals.round_samples
             self.watch.applied(held, share, mass, merged.norm, self.version, self.strategy)
+        if self.strategy.keeps_models and len(held) == 1 and (merged is None or merged.plain):
+            self._note_alone(held[0], action)
         self.version += 1
         if self.version == self._last_version:
             self.effects.on_work_used_up()
@@ -375,6 +399,12 @@ class Coordinator:
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
+
+    def _note_alone(self, push: PushRef, action: Apply) -> None:
+        """Note that a worker's last push, which extended no other, was applied alone."""
+        record = self.records.get(push.worker)
+        if record is not None and record.incarnation == push.incarnation and record.extends is None:
+            record.applied = action if record.delivered == push.ticket else None
 
     def _release(self, push: int) -> PushRef:
         held = self.held.pop(push, None)
@@ -426,7 +456,7 @@ class Coordinator:
         if not record.ticket:
             return False
         seconds, samples = at - record.granted_at, sum(a.samples for a in record.allotments)
-        sent = self.model_bytes if record.extends is None else 0
+        sent = self.model_bytes if record.fresh else 0
         data = {"samples": samples, "seconds": seconds, "cause": cause, "bytes_down": sent}
         self.observe(at, "cancelled", data, record.worker)
         tried = suspects and self._accuse(record, at)

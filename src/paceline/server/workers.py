@@ -4,11 +4,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from paceline.core.actions import Apply
 from paceline.core.events import Cause
 from paceline.core.ledger import Allotment
 from paceline.core.updates import PushRef
 from paceline.server.emulation import Timing
-from paceline.transport.messages import Hello, Ready
+from paceline.transport.messages import Hello, OwnUpdate, Ready
 
 
 class GrantOrder(msgspec.Struct, frozen=True, gc=False):
@@ -18,9 +19,10 @@ class GrantOrder(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
     ticket: int
     allotment: Allotment
-    fresh: bool  # False: compute on the version of the push that is extended
+    fresh: bool  # False: compute on the version that the worker has, which is that of the push that is extended
     rounds_done: float  # by the run, in nominal rounds
     at: float
+    own: OwnUpdate | None = None  # first add this to it: the worker's last push, as it was applied
 
 
 class Carrier(Protocol):
@@ -79,8 +81,8 @@ class WorkerRecord:
     """One worker: its process, whether it is present or idle to the strategy, and its grant."""
 
     __slots__ = (
-        "allotments", "cancelled", "extends", "free_at", "granted_at", "idle", "incarnation", "present", "read_version",
-        "refusals", "script", "through", "ticket", "work", "worker",
+        "allotments", "applied", "cancelled", "delivered", "extends", "free_at", "fresh", "granted_at", "idle",
+        "incarnation", "present", "read_version", "refusals", "script", "through", "ticket", "work", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: int, script: ScriptState | None = None) -> None:
@@ -91,6 +93,9 @@ class WorkerRecord:
         self.idle = False
         self.work = 0
         self.ticket = 0  # 0: nothing granted
+        self.delivered = 0  # the ticket of its last push
+        self.applied: Apply | None = None  # that push alone, if the worker could add it itself to what it read
+        self.fresh = True  # its grant brought the model
         self.cancelled = 0  # the ticket taken back last, whose push may still be on its way
         self.free_at = 0.0
         self.granted_at = 0.0

@@ -25,7 +25,7 @@ import msgspec
 import torch
 
 from paceline.core.errors import InternalError, UserError
-from paceline.core.updates import UNMEASURED, Contents, Merged, PushRef
+from paceline.core.updates import UNMEASURED, UNMEASURED_PLAIN, Contents, Merged, PushRef
 from paceline.model.mass_optimizer import mean_options
 from paceline.model.regions import MasterMemory, Region
 from paceline.model.sharding import (
@@ -616,12 +616,15 @@ class ShardedStore(Store):
         self._merge_buffers(gradients, weights)
         self.version += 1
         self._read = None
-        return self._combined(self._links.collect(c.PartMeasured)) if self.statistics else UNMEASURED
+        plain = len(gradients) == 1 and self._is_plain(options)
+        if not self.statistics:
+            return UNMEASURED_PLAIN if plain else UNMEASURED
+        return self._combined(self._links.collect(c.PartMeasured), plain)
 
-    def _combined(self, parts: Sequence[c.PartMeasured]) -> Merged:
+    def _combined(self, parts: Sequence[c.PartMeasured], plain: bool) -> Merged:
         norm = math.hypot(*(part.norm for part in parts))
         products = [part.inner_product for part in parts if part.inner_product is not None]
-        return Merged(norm, math.fsum(products) if len(products) == len(parts) else None)
+        return Merged(norm, math.fsum(products) if len(products) == len(parts) else None, plain)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -29,3 +29,7 @@ class Asp(Ssp):
     def bound_of(options: Any) -> float:  # noqa: ARG004
         """Return no bound."""
         return inf
+
+    @staticmethod
+    def cache_of(options: Any) -> None:
+        """Return no cache: without a bound nothing would ask for a newer model."""

@@ -79,6 +79,8 @@ class Strategy(Machine):
     needs_norms: bool = False  # put the gradient's norm on each Pushed
     needs_losses: bool = False  # the script must report a loss
 
+    keeps_models: bool = False  # some grants are `cached`: the worker goes on from the model that it has
+
     # For workers on tables, where a clock may begin without a message to the server:
     serves_tables: ClassVar[bool] = False
     free_lead: float = 0.0  # clocks by which a worker may lead the slowest without ever being made to wait

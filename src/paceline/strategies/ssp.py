@@ -5,6 +5,9 @@ Published, exact (Ho et al., "More effective distributed ML via a stale synchron
 2013). A computing worker never exceeds min + staleness; a parked one may stand one clock further. A read at clock c
 therefore sees every update stamped c - staleness - 1 or older.
 
+With `cache`, a worker whose model is recent enough for the bound goes on with it and its own updates instead of pulling
+(`model_cache.py`); without, and wherever a worker cannot compute its own updates exactly, every clock pulls.
+
 Parked workers are kept by the value of `min` that lets them go, so a push costs no scan over the workers.
 """
 
@@ -19,6 +22,7 @@ from paceline.core.errors import OptionError
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks, park, released
+from paceline.strategies.model_cache import TIMER, CacheRule, ModelCache, clear
 from paceline.strategies.roster import Roster
 
 WholeSteps = Annotated[
@@ -31,24 +35,43 @@ class SspOptions(Options, frozen=True, kw_only=True):
 
     staleness: Annotated[float, Meta(ge=0, description="clocks a worker may lead the slowest by; inf is asp")] = 3
     whole_steps: WholeSteps = False
+    cache: Annotated[
+        bool, Meta(description="true: pull a model only when the bound asks (plain SGD); false: at every clock")
+    ] = False
+    refresh: Annotated[float, Meta(ge=1, description="with cache: clocks after which a worker pulls anyway")] = inf
+    patience: Annotated[
+        float, Meta(ge=0, description="with cache: clocks for which a worker that is to pull awaits the slowest")
+    ] = 0
 
     def __post_init__(self) -> None:
-        if self.staleness != inf and self.staleness != int(self.staleness):
-            raise OptionError(f"staleness must be a whole number of clocks or inf, not {self.staleness:g}; round it")
+        for name in ("staleness", "refresh"):
+            value = getattr(self, name)
+            if value != inf and value != int(value):
+                raise OptionError(f"{name} must be a whole number of clocks or inf, not {value:g}; round it")
+        if not self.cache and (self.refresh != inf or self.patience):
+            name = "patience" if self.patience else "refresh"
+            raise OptionError(f"{name} is of the cache, which is off; add cache=true, or leave {name} out")
+        if self.patience == inf:
+            raise OptionError("patience must be < inf: a worker would wait for the slowest at every pull, as under bsp")
+        if self.cache and self.staleness == self.refresh == inf:
+            raise OptionError("cache with staleness=inf never pulls; give refresh, a number of clocks")
 
 
 class SspState(State):
-    """Every worker's clock, and the parked workers by the `min` that releases them."""
+    """Every worker's clock, the parked workers by the `min` that releases them, and what each worker has."""
 
     roster: Roster = msgspec.field(default_factory=Roster)
     clocks: Clocks = msgspec.field(default_factory=Clocks)
     parked: dict[int, set[int]] = {}
+    cache: ModelCache | None = None  # None: every clock pulls
 
     def joined(self, event: Joined) -> list[Action]:
         """Start a newcomer at `min`, which every bound allows."""
         if not self.roster.join(event):
             return []
         clock = self.clocks.join(event.worker)
+        if self.cache is not None:
+            self.cache.pulled(event.worker, clock, clock)
         reason = f"w{event.worker} joins at clock {clock}, the slowest's"
         return [Grant(event.worker, event.work, clock + 1, reason)]
 
@@ -64,17 +87,27 @@ class SspState(State):
         clock, before = clocks.of[worker], clocks.min
         if clock - before > bound:
             self.parked.get(clock - int(bound), set()).discard(worker)
+        timers: list[Action] = []
+        caught_up: list[int] = []
+        if self.cache is not None and self.cache.stop_waiting(worker, clock):
+            timers.append(clear(worker, "it has left"))
         if not clocks.leave(worker):
-            return []
-        return self.grants(dict.fromkeys(self.released(before), f"w{worker} left"))
+            return timers
+        if self.cache is not None:
+            caught_up = self.cache.caught_up(before, clocks.min)
+        timers += [clear(w, "it pulls") for w in caught_up]
+        return [*self.grants(dict.fromkeys([*self.released(before), *caught_up], f"w{worker} left")), *timers]
 
     def released(self, before: int) -> list[int]:
         """Unpark and return the workers that the rise of `min` from `before` releases."""
         return released(self.parked, before, self.clocks.min)
 
     def grants(self, causes: dict[int, str]) -> list[Action]:
-        """Grant each of these workers its next clock, in worker order."""
+        """Grant each of these workers its next clock on the current model, in worker order."""
         slowest, of, present = self.clocks.min, self.clocks.of, self.roster.present
+        if self.cache is not None:
+            for worker in causes:
+                self.cache.pulled(worker, of[worker], slowest)
         return [
             Grant(w, present[w], of[w] + 1, f"w{w} goes on: {of[w]} clocks done, slowest at {slowest}, {causes[w]}")
             for w in sorted(causes)
@@ -95,6 +128,10 @@ class Ssp(Strategy):
     def set_up(self) -> None:
         self.bound: float = self.bound_of(self.options)  # clocks a computing worker may lead the slowest by
         self.free_lead = self.max_lead = self.bound
+        self.cache_rule: CacheRule | None = self.cache_of(self.options)
+        self.keeps_models = self.cache_rule is not None
+        if self.keeps_models:
+            self.state.cache = ModelCache()
         self._cause = f"staleness {self.bound:g}"
         # Parts of reasons that many pushes share, with the values they state; rebuilt only when those change.
         self._pace, self._slowest = "", -1
@@ -106,6 +143,11 @@ class Ssp(Strategy):
         """Return the bound that these options set."""
         staleness: float = options.staleness
         return staleness
+
+    @staticmethod
+    def cache_of(options: Any) -> CacheRule | None:
+        """Return when these options have workers pull; None: at every clock."""
+        return CacheRule(options.staleness, options.refresh, options.patience) if options.cache else None
 
     def handle(self, event: Event) -> list[Action]:
         # In one function, because a simulated cluster spends most of its time on pushes.
@@ -121,6 +163,8 @@ class Ssp(Strategy):
         whole_steps = self.options.whole_steps
         apply = Apply((event.push,), self._weights, f"w{worker} pushed {self._share}", whole_steps)
         goes = clock - slowest <= self.bound
+        if state.cache is not None and self.cache_rule is not None:
+            return [apply, *self._with_cache(event, before, goes, state.cache, self.cache_rule)]
         if not goes:
             state.park(worker, clock - int(self.bound))
         if moved and state.parked:
@@ -135,6 +179,41 @@ class Ssp(Strategy):
         reason = f"w{worker} goes on: {clock} {self._pace}"
         return [apply, Grant(worker, roster.present[worker], clock + 1, reason)]
 
+    def _with_cache(
+        self, event: Pushed, before: int, goes: bool, cache: ModelCache, rule: CacheRule
+    ) -> list[Action]:  # fmt: skip
+        """Let go whom the bound releases or the slowest has come up to, and say what the pusher computes on."""
+        state, worker, clock = self.state, event.worker, event.clock
+        slowest = state.clocks.min
+        if slowest > before:
+            cache.moved_at = event.at
+        caught_up = cache.caught_up(before, slowest)
+        pulling = [*caught_up, *state.released(before)]
+        timers: list[Action] = [clear(w, f"the slowest is at {slowest}") for w in caught_up]
+        going: Grant | None = None
+        if not goes:
+            state.park(worker, clock - int(self.bound))
+        elif cache.serves(worker, clock, rule):
+            going = cache.go_on(worker, state.roster.present[worker], clock)
+        elif clock > slowest:
+            timers.append(cache.wait(event, rule, slowest))
+        else:
+            pulling.append(worker)
+        grants = state.grants(dict.fromkeys(pulling, f"{self._cause}, pulls"))
+        if going is not None:
+            grants.insert(sum(other < worker for other in pulling), going)
+        return [*grants, *timers]
+
+    def _pull_after_all(self, event: TimerFired) -> list[Action]:
+        """Let a worker pull that has waited for the slowest long enough."""
+        state = self.state
+        if state.cache is None or not event.name.startswith(TIMER):
+            return []
+        worker = int(event.name.removeprefix(TIMER))
+        if not state.cache.stop_waiting(worker, state.clocks.of.get(worker, -1)):
+            return []
+        return state.grants({worker: f"{self._cause}, pulls after all"})
+
     def _describe_share(self, samples: int, round_samples: int) -> None:
         self._samples, self._round_samples = samples, round_samples
         self._weights, self._share = share_of_round(samples, round_samples)
@@ -145,7 +224,9 @@ class Ssp(Strategy):
                 return self.state.joined(event)
             case Left():
                 return self.state.left(event, self.bound)
-            case Applied() | TimerFired():
+            case TimerFired():
+                return self._pull_after_all(event)
+            case Applied():
                 return []
             case _:
                 assert_never(event)

@@ -130,6 +130,8 @@ class TableExchange(RunExchange):
         if not strategy.serves_tables:
             serving = [name for name in names() if strategy_class(name).serves_tables]
             raise OptionError(f"{strategy.name} does not work on tables: choose {', '.join(serving)}")
+        if strategy.keeps_models:
+            raise OptionError(f"{strategy.name}: cache is for models; tables have caches of their own: leave it out")
         _refuse_others(run.plan.config)
         self.store = self._make_store(run)
         self._traffic = TableTraffic(run)

@@ -330,13 +330,21 @@ class Welcome(ToWorker, frozen=True):
     state: bytes | None = None  # of this worker, if the run resumes from a checkpoint
 
 
+class OwnUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """How the server applied a worker's last push: the worker does the same to the version that it has."""
+
+    mass: float  # 0: not at all
+    stock: bool  # one unscaled step on the gradient times the mass, instead of the mass rule
+    rate_factor: float = 1.0  # on the learning rate that the push brought
+
+
 @registered(66)
 class Work(ToWorker, frozen=True):
     """A grant, as sent to the worker."""
 
     ticket: int
     allotment: Allotment
-    parameters: Parameters | None  # None: keep the current ones
+    parameters: Parameters | None  # None: keep the current ones, and add `own` if it is given
     rounds_done: float
     slot: int = 0  # of the worker's region, to write the push to
     delay_s: float = 0.0  # emulation: seconds until the model arrives; negative: it arrived that long ago
@@ -345,6 +353,7 @@ class Work(ToWorker, frozen=True):
     phase: int | None = None  # of the grant; an earlier one crossed the worker's `Done` on the way
     step: int = 0  # in a run without a server: the number of the step that the node makes with this grant
     standing: Standing = Standing()
+    own: OwnUpdate | None = None
 
 
 @registered(67)

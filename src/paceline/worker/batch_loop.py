@@ -437,9 +437,12 @@ class BatchLoop:
         grant.ticket = work.ticket
         self._position.granted = True
         self._note_standing(work)
-        self.replica.use(work.slot, extends=work.parameters is None)
+        if work.own is not None:
+            self.replica.add_own(work.own)  # before the push's slot is used again
+        self.replica.use(work.slot, extends=work.parameters is None and work.own is None)
         if work.parameters is not None:
             self.replica.load(work.parameters)
+        if work.parameters is not None or work.own is not None:
             self.replica.watch_writes()
             if self._watches_edits():
                 self.replica.watch_edits()

@@ -15,9 +15,11 @@ import torch
 from paceline.core.errors import InternalError, OptionError, UserError
 from paceline.model.buffers import difference
 from paceline.model.flat import Layout
-from paceline.model.mass_optimizer import NO_OPTIMIZER, GroupOptions, describe, group_options, joined
+from paceline.model.mass_optimizer import NO_OPTIMIZER, GroupOptions, describe, group_options, is_plain, joined
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Parameters
+from paceline.model.store import Gradient, Parameters, add_changes
+from paceline.transport.messages import OwnUpdate
+from paceline.worker.own_updates import OwnUpdates
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
 
@@ -74,6 +76,11 @@ class Replica:
         self._values = [parameter.data for parameter in self.parameters]
         self.layout = Layout.of(self._values)
         self._read: Parameters | None = None
+        self._base: list[torch.Tensor] = []  # the buffers of what it reads, with its own updates
+        self._pushed: Gradient | None = None  # until the next version comes
+        self._unedited: list[torch.Tensor] | None = None  # copies of parameters that are not those of `_read`
+        self._ahead = False  # of `_read`, by its own updates
+        self._own_updates = OwnUpdates(self.spec)
         self._writes: list[tuple[int, int]] = []
         self._marks: list[Any] = [None] * len(self.parameters)
         self._after_backward: list[Any] = [None] * len(self.parameters)  # each gradient then
@@ -153,7 +160,22 @@ class Replica:
             torch._foreach_copy_([parameter.data for parameter in self.parameters], self.layout.views(version.flat))
             for buffer, value in zip(self.buffers, version.buffers, strict=True):
                 buffer.copy_(value)
-        self._read = version
+        self._read, self._base = version, version.buffers
+        self._pushed, self._unedited, self._ahead = None, None, False
+
+    def add_own(self, own: OwnUpdate) -> None:
+        """Go on without a new version: do to the parameters and buffers that are here what the server did with the
+        last push, by the same kernels, so that both change by the same bits."""
+        pushed, self._pushed = self._pushed, None
+        self._unedited, self._ahead = None, True
+        with torch.no_grad():
+            if pushed is not None and own.mass:
+                views = self.layout.views(pushed.flat)
+                self._own_updates.add([parameter.data for parameter in self.parameters], views, pushed, own)
+                self._base = [buffer.clone() for buffer in self._base]  # other workers read the version's
+                add_changes(self._base, pushed.buffer_change, own.mass)
+            for buffer, value in zip(self.buffers, self._base, strict=True):
+                buffer.copy_(value)
 
     def use(self, slot: int, *, extends: bool) -> None:
         """Write the next push to this slot; `extends`: the server adds a held push to it."""
@@ -214,16 +236,18 @@ class Replica:
     @property
     def knows_edits(self) -> bool:
         """Whether `edited` can tell."""
-        return self._read is not None
+        return self._read is not None and (not self._ahead or self._unedited is not None)
 
     def watch_edits(self) -> None:
-        """Prepare for `edited`: remember the parameters of the loaded version."""
+        """Prepare for `edited`: remember the parameters as they are without a change of the script's."""
+        if self._ahead:
+            self._unedited = [parameter.detach().clone() for parameter in self.parameters]
 
     def edited(self) -> bool:
-        """Return whether the parameters differ from the loaded version."""
-        if self._read is None:
+        """Return whether the script has changed the parameters, as far as it is known."""
+        if self._read is None or not self.knows_edits:
             return False
-        pairs = zip(self.parameters, self.layout.views(self._read.flat), strict=True)
+        pairs = zip(self.parameters, self._unedited or self.layout.views(self._read.flat), strict=True)
         return not all(torch.equal(parameter.detach().to(read.device), read) for parameter, read in pairs)
 
     def model_copy(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -270,9 +294,14 @@ class Replica:
         self.forget()
         if flat is None:
             return None
-        read = self._read.buffers if self._read is not None else []
-        change = [_change(buffer, before) for buffer, before in zip(self.buffers, read, strict=True)]
-        return Gradient(flat, missing, self.options(), change, loss)
+        change = [_change(buffer, before) for buffer, before in zip(self.buffers, self._base, strict=True)]
+        gradient = Gradient(flat, missing, self.options(), change, loss)
+        self._remember(gradient)
+        return gradient
+
+    def _remember(self, gradient: Gradient) -> None:
+        """Keep a push until the next version comes, if its update can be made here too."""
+        self._pushed = gradient if is_plain(self.spec.optimizer, gradient.options) else None
 
     def options(self) -> Sequence[GroupOptions]:
         """Return the options of each group; the same object as long as they do not change."""

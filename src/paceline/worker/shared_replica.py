@@ -27,7 +27,8 @@ from paceline.model.buffers import Changes, write_changes
 from paceline.model.flat import master_dtype
 from paceline.model.regions import SLOTS, Region, Slot
 from paceline.model.spec import ModelSpec
-from paceline.model.store import Gradient, Parameters, Unwritten, buffer_norm
+from paceline.model.store import Gradient, Parameters, Unwritten, add_changes, buffer_norm
+from paceline.transport.messages import OwnUpdate
 from paceline.worker.replica import News, Replica
 
 HOOKED = 1 << 15  # elements; from here on copying a gradient from the cache saves more than the hook costs
@@ -226,6 +227,19 @@ class SlotReplica(Replica):
         self._stage.fetch(version.flat)
         if not self._at_home():
             self._move_in()
+        self._checksum = self._pushed = None
+
+    def add_own(self, own: OwnUpdate) -> None:
+        pushed, self._pushed = self._pushed, None
+        self._write()
+        if pushed is not None and own.mass:
+            with torch.no_grad():
+                self._own_updates.add(self._stage.parameters, self._gathered.views, pushed, own)
+                add_changes(self.region.buffers, pushed.buffer_change, own.mass)
+        if self._buffer_homes:
+            self._stage.write_buffers(self.buffers)
+        if not self._at_home():
+            self._move_in()
         self._checksum = None
 
     def use(self, slot: int, *, extends: bool) -> None:
@@ -330,7 +344,10 @@ class SlotReplica(Replica):
         if finite:  # what is sent from the slot is measured by the server as it arrives
             norm = None if self._sent_from_slot else _norm(self._gathered.flat)
         self._stage.deliver(self._slot, missing, extends=self._extends)
-        return Gradient(slot.flat, missing, self.options(), change, loss, norm, self._slot, slot.views, unwritten)
+        options = self.options()
+        gradient = Gradient(slot.flat, missing, options, change, loss, norm, self._slot, slot.views, unwritten)
+        self._remember(gradient)
+        return gradient
 
 
 def _bring(homes: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
