@@ -41,7 +41,8 @@ def test_mean_seconds_are_exact_without_chance():
     times = {worker: [0.5] for worker in range(4)}
     samples = {worker: [float(worker + 1)] for worker in range(4)}
     points = mean_seconds(times, samples, [1, 3], [2, 10], random.Random(0))
-    assert points == [Point(1, 2, 2.5), Point(3, 2, 6.5), Point(1, 10, 10.5), Point(3, 10, 30.5)]
+    found = [(point.k, point.load, point.seconds) for point in points]
+    assert found == [(1, 2, 2.5), (3, 2, 6.5), (1, 10, 10.5), (3, 10, 30.5)]
 
 
 def test_mean_seconds_meet_the_order_statistics_of_exponential_times():
@@ -72,9 +73,9 @@ def test_the_batch_never_falls_and_ends_at_everybody_at_full_load():
     cluster = run()
     walked = list(zip(tracked(cluster, "k"), tracked(cluster, "load")[1:], strict=True))
     batches = [k * load for k, load in walked]
-    assert batches == sorted(set(batches))
+    assert batches == sorted(batches)
     assert walked[-1] == (6, 8)
-    assert len(walked) > 4
+    assert len(set(walked)) > 4
     assert {a.work for d in cluster.decisions[-50:] for a in d.actions if isinstance(a, Grant)} == {8}
 
 
