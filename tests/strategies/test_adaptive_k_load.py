@@ -3,12 +3,25 @@
 import random
 
 import pytest
+from switching import switches
 from virtual_cluster import VirtualCluster
 
 from paceline import strategies
-from paceline.core.actions import Grant
-from paceline.strategies.adaptive_k_load import MEASURED_ROUNDS
-from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds
+from paceline.core.actions import Apply, Grant, Track
+from paceline.core.errors import OptionError
+from paceline.core.events import Pushed
+from paceline.strategies.error_bound import Constants, error_after, fastest_falling, floor_of, mean_response
+from paceline.strategies.load_frontier import (
+    MEASURED_ROUNDS,
+    WATCHED_ROUNDS,
+    Expected,
+    Point,
+    Watch,
+    frontier,
+    growing_ks,
+    mean_seconds,
+    times_of,
+)
 
 LOADS = "adaptive_k_load:loads=2/4/8,window=10,burn_in=10"
 
@@ -106,3 +119,240 @@ def test_loads_default_to_fractions_of_nominal_work():
 def test_the_walk_depends_on_the_injected_chance_alone():
     first, second = run(pushes=400), run(pushes=400)
     assert first.decisions == second.decisions
+
+
+# -- a cluster whose times change ------------------------------------------------------------------------------------
+
+STEADY = "adaptive_k_load:loads=2/4/8,window=10,burn_in=1000000"  # stays where its walk begins
+AGAIN = "measure the cluster again"
+
+
+def rounds_before(cluster, at):
+    """How many rounds had ended by then."""
+    return sum(isinstance(a, Apply) for d in cluster.decisions if d.event.at <= at for a in d.actions)
+
+
+def said(cluster, name="k"):
+    """(time, value, reason) of every Track of that name."""
+    return [
+        (d.event.at, a.value, a.reason) for d in cluster.decisions for a in d.actions
+        if isinstance(a, Track) and a.name == name
+    ]  # fmt: skip
+
+
+def changed(factor, seed, at=60.0, spec=STEADY, workers=10, until=260.0, who=None, **options):
+    cluster = VirtualCluster(
+        strategies.build(spec, seed), seconds=[1.0] * workers, transfer=0.1, exponential=True, seed=seed,
+        statistics=lambda apply, pushes: (None, 1.0, 1.0), **options,
+    )  # fmt: skip
+    for worker in range(workers) if who is None else who:
+        cluster.at(at, "slow", worker=worker, value=factor)
+    return cluster.run(until=until)
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("start", [1, 5])
+def test_the_frontier_follows_a_change_of_all_within_50_rounds(factor, seed, start):
+    cluster = changed(factor, seed, spec=f"{STEADY},start={start}")
+    after = [each for each in said(cluster) if each[0] > 60.0]
+    assert AGAIN in after[0][2]
+    assert "on the measured frontier" in after[1][2]
+    assert rounds_before(cluster, after[1][0]) - rounds_before(cluster, 60.0) <= 50
+    expected = {point.load * point.k: point for point in cluster.strategy.state.points}
+    load = cluster.strategy.state.load
+    assert cluster.strategy.state.points[0].k * load in expected
+    measured = cluster.strategy.state.points[-1]  # everybody at full load: the mean of the largest of ten
+    true = 0.1 + factor * sum(1 / i for i in range(1, 11))
+    assert measured.seconds == pytest.approx(true, rel=0.45)
+
+
+def test_a_change_beyond_the_first_k_shows_when_k_reaches_it():
+    cluster = changed(20.0, 0, spec=f"{STEADY},start=3,step=3,stop=9", who=[8, 9], until=150.0)
+    assert not [reason for _, _, reason in said(cluster) if AGAIN in reason]
+    cluster = changed(20.0, 0, spec="adaptive_k_load:loads=8,window=5,burn_in=40,start=3,step=6,stop=9", who=[8, 9],
+                      until=700.0)  # fmt: skip
+    again = [at for at, _, reason in said(cluster) if AGAIN in reason]
+    assert again and again[0] > next(at for at, k, _ in said(cluster) if k == 9)
+
+
+@pytest.mark.parametrize("exponential", [True, False])
+def test_a_cluster_that_stays_as_it_is_is_hardly_ever_measured_again(exponential):
+    clusters = [changed(1.0, seed, until=150.0, **({} if exponential else {"jitter": 0.2})) for seed in range(8)]
+    again = sum(AGAIN in reason for cluster in clusters for _, _, reason in said(cluster))
+    rounds = sum(len(cluster.applies()) for cluster in clusters)
+    assert again / rounds < 1 / 500
+
+
+def test_while_it_is_measured_again_steps_are_no_smaller_and_so_afterwards():
+    for factor in (4.0, 0.25):
+        spec = "adaptive_k_load:loads=2/4/8,window=10,burn_in=30"
+        cluster = changed(factor, 1, spec=spec, until=400.0)
+        assert any(AGAIN in reason for _, _, reason in said(cluster))
+        k, batches = {}, []
+        for (_, now, _), (_, load, _) in zip(said(cluster), said(cluster, "load")[1:], strict=True):
+            batches.append(now * load)
+        assert batches, k
+        # Waiting for everybody makes steps larger for a while; the walk never falls behind where it was.
+        walked = [b for b, (_, _, reason) in zip(batches, said(cluster), strict=True) if AGAIN not in reason]
+        assert walked == sorted(walked)
+        for before, after in zip(batches, batches[1:], strict=False):
+            assert after >= min(before, max(w for w in walked if w <= before))
+
+
+def test_refreshes_that_find_what_was_known_come_ever_later():
+    strategy = strategies.build(STEADY, 0)
+    VirtualCluster(strategy, seconds=[1.0] * 6, exponential=True, statistics=lambda a, p: (None, 1.0, 1.0)).run(
+        pushes=60
+    )
+    state = strategy.state
+    point = state.points[state.position]
+    for patience in (32, 64):
+        strategy._measure_again(point, 6, "a test says so")
+        state.communication = {w: [0.1] for w in range(6)}
+        state.computation = {w: [point.seconds / point.load] for w in range(6)}
+        strategy._begin_walk()
+        found = state.points[state.position]
+        in_vain = (found.k, found.load) == (point.k, point.load) and 2 / 3 < found.seconds / point.seconds < 1.5
+        assert state.watch.patience == (patience if in_vain else WATCHED_ROUNDS)
+        if not in_vain:
+            break
+        point = found
+
+
+def test_expected_times_of_the_first_k_are_theirs_not_the_clusters():
+    times = {worker: [0.5] for worker in range(4)}
+    samples = {worker: [float(worker + 1)] for worker in range(4)}
+    (point,) = mean_seconds(times, samples, [2], [3], random.Random(0))
+    assert point.expected == Expected((6.5, 0.5, 1.5), (0.0, 0.0, 0.0))
+
+
+def push_of(worker, compute, transfer=0.5, samples=3):
+    return Pushed(0.0, worker, worker, 1, 0, samples, compute, transfer, 0.0, 0, 0)
+
+
+def test_what_a_round_shows():
+    assert times_of([push_of(0, 3.0), push_of(1, 6.0)]) == (6.5, 0.5, 1.5)
+    assert times_of([push_of(0, 3.0), push_of(1, 6.0, samples=0)]) is None
+    assert times_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "what"),
+    [
+        ((26.0, 0.5, 1.5), "the k-th response took 4 times the expected 6.5 s"),
+        ((6.5, 0.1, 1.5), "transfers took 0.2 times the expected 0.5 s"),
+        ((6.5, 0.5, 6.0), "computing a sample took 4 times the expected 1.5 s"),
+        ((7.0, 0.6, 1.2), None),
+    ],
+)
+def test_the_watch_names_what_has_changed(seen, what):
+    watch, point = Watch(), Point(2, 3, 6.5, Expected((6.5, 0.5, 1.5), (0.2, 0.2, 0.2)))
+    early = [watch.left(point, seen) for _ in range(WATCHED_ROUNDS - 1)]
+    assert early == [None] * (WATCHED_ROUNDS - 1)
+    found = watch.left(point, seen)
+    assert found == (what and f"in {WATCHED_ROUNDS} rounds {what}")
+
+
+def test_the_watch_allows_for_chance_and_for_points_that_know_nothing():
+    watch, noisy = Watch(), Point(1, 3, 6.5, Expected((6.5, 0.5, 1.5), (1.0, 1.0, 1.0)))
+    assert [watch.left(noisy, (13.0, 1.0, 3.0)) for _ in range(40)] == [None] * 40
+    assert Watch().left(Point(1, 3, 6.5), (100.0, 1.0, 3.0)) is None
+    assert Watch().left(noisy, None) is None
+
+
+def test_a_newcomer_in_rounds_that_measure_again_is_waited_for():
+    cluster = changed(4.0, 0, until=66.0)
+    while cluster.strategy.state.left is None:
+        cluster.run(pushes=cluster.arrived + 1)
+    from paceline.core.events import Joined
+
+    tracks = [a for a in cluster.strategy.handle(Joined(cluster.now, 10, 8)) if isinstance(a, Track)]
+    assert [(a.name, a.value) for a in tracks] == [("k", 11)]
+
+
+# -- the error bound -------------------------------------------------------------------------------------------------
+
+BOUND = "test=bound,eta=0.001,L=2,c=1,sigma2=10,error=100"
+PUBLISHED = Constants(eta=0.001, smoothness=2, convexity=1, sigma2=10, samples=10)
+
+
+def walk(points, error, constants):
+    """Every change of the argmax, step by step: (time, error, position)."""
+    at, position, found = 0.0, 0, []
+    floors = [floor_of(1, Constants(*[getattr(constants, f) for f in ("eta", "smoothness", "convexity", "sigma2")],
+                                    p.batch)) for p in points]  # fmt: skip
+    while position < len(points) - 1:
+        best = position + fastest_falling(error, floors[position:], [p.seconds for p in points[position:]])
+        if best != position:
+            found.append((at, error, best))
+            position = best
+        error = floors[position] + constants.contraction * (error - floors[position])
+        at += points[position].seconds
+    return found
+
+
+def test_with_one_load_the_bound_makes_the_published_switches():
+    points = [Point(k, 10, mean_response(k, 5, 5.0)) for k in range(1, 6)]
+    published = switches(5, 5.0, 100.0, PUBLISHED)
+    found = walk(points, 100.0, PUBLISHED)
+    assert [position for _, _, position in found] == [1, 2, 3, 4]
+    steps = [mean_response(k, 5, 5.0) for k in range(1, 6)]
+    for switch, (at, error, _) in zip(published, found, strict=True):
+        assert at == pytest.approx(switch.at, abs=sum(steps[: switch.k]))  # a switch waits for the end of a step
+        assert error == pytest.approx(switch.error, rel=2e-3)
+    assert [round(at) for at, _, _ in found] == pytest.approx([12423, 15541, 19841, 27563], abs=10)
+
+
+def test_with_one_load_the_strategy_is_at_k_when_adaptive_k_is():
+    spec = "loads=8,start=1"
+    cluster = VirtualCluster(
+        strategies.build(f"adaptive_k_load:{spec},test=bound,eta=0.01,L=2,c=1,sigma2=10,error=100", 0),
+        seconds=[5.0] * 5, exponential=True, seed=3, transfer=0.0,
+    )  # fmt: skip
+    constants = Constants(eta=0.01, smoothness=2, convexity=1, sigma2=10, samples=8)
+    expected = [switch.at for switch in switches(5, 5.0, 100.0, constants)]
+    cluster.run(until=expected[-1] * 1.4)
+    walked = [(at, k) for at, k, reason in said(cluster) if AGAIN not in reason]
+    first = {k: at for at, k in reversed(walked)}
+    assert sorted(first) == [1, 2, 3, 4, 5]
+    # mu is measured in eight rounds of five workers, so times may be off by what such a mean is.
+    assert [first[k] for k in range(2, 6)] == pytest.approx(expected, rel=0.35)
+
+
+def test_the_bound_needs_neither_losses_nor_gradients_and_no_s():
+    strategy = strategies.build(f"adaptive_k_load:{BOUND}", 0)
+    assert (strategy.needs_applied, strategy.needs_losses) == (False, False)
+    with pytest.raises(OptionError, match="test=bound needs c, error; give them or choose test=pflug"):
+        strategies.build("adaptive_k_load:test=bound,eta=0.001,L=2,sigma2=10", 0)
+    with pytest.raises(OptionError, match="eta is for test=bound, not trend"):
+        strategies.build("adaptive_k_load:eta=0.001", 0)
+    with pytest.raises(OptionError, match="adaptive_k_load has no option 's'"):
+        strategies.build(f"adaptive_k_load:{BOUND},s=10", 0)
+
+
+def test_the_bound_always_takes_the_steepest_point_and_its_steps_never_shrink():
+    cluster = run(f"adaptive_k_load:loads=2/4/8,{BOUND}".replace("0.001", "0.05"), pushes=4000)
+    strategy = cluster.strategy
+    state = strategy.state
+    batches = [k * load for (_, k, r), (_, load, _) in zip(said(cluster), said(cluster, "load")[1:], strict=True)
+               if AGAIN not in r]  # fmt: skip
+    assert batches == sorted(batches)
+    rates = [
+        (state.error - floor_of(1, strategy.options.constants_of(p.batch))) / p.seconds
+        for p in state.points[state.position :]
+    ]
+    assert max(rates) == rates[0] or state.position == len(state.points) - 1
+
+
+def test_below_all_floors_the_lowest_floor_is_taken():
+    assert fastest_falling(0.1, [0.3, 0.2, 0.15], [1.0, 2.0, 3.0]) == 2
+    assert fastest_falling(10.0, [0.3, 0.2, 0.15], [1.0, 2.0, 3.0]) == 0
+    assert fastest_falling(0.31, [0.3, 0.2, 0.15], [1.0, 2.0, 3.0]) == 1
+
+
+def test_the_bound_falls_with_steps_as_it_does_with_mean_time():
+    error, floor = 100.0, floor_of(2, PUBLISHED)
+    for _ in range(500):
+        error = floor + PUBLISHED.contraction * (error - floor)
+    assert error == pytest.approx(error_after(500 * 2.25, 2, 2.25, 100.0, PUBLISHED))

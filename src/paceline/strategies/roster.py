@@ -113,7 +113,7 @@ class Rounds(State):
         summary = f"round {ended} ends: {len(held)} of {len(present)} present workers pushed, {samples} samples"
         if self.left_behind:
             summary += f" with {len(self.left_behind)} pushes of workers that left"
-        counted = _counted(held.values(), cover) if cover is not None and late else None
+        counted = _counted(list(held.values()), cover) if cover is not None and late else None
         if counted:
             summary += f" and {len(late)} late, counted as {sum(counted.values()):.4g} samples"
         self.left_behind = []
@@ -146,8 +146,10 @@ class Rounds(State):
 
 
 def _counted(on_time: Iterable[Pushed], cover: Cover) -> dict[int, float]:
-    """Return the samples that each late push counts as: those of a push in time, as often as the worker owes pushes."""
-    timely = [push for push in on_time if push.samples]
-    usual = sum(push.samples for push in timely) / len(timely) if timely else None
-    times = cover.times(timely)
-    return {cover.arrived[w].push: each * (usual or cover.arrived[w].samples) for w, each in times.items()}
+    """Return the samples that each late push has to count as for its share of the step; none if all of it is late."""
+    samples = sum(push.samples for push in on_time)
+    shares = cover.shares(on_time)
+    if not samples:
+        return {}
+    in_step = 1 - sum(shares.values())
+    return {cover.arrived[w].push: samples * share / in_step for w, share in shares.items()}
