@@ -31,6 +31,13 @@ K_ALONE = "adaptive_k:start=10,stop=40,step=10,test=trend"
 K_LOAD = "adaptive_k_load:start=10,stop=40,step=10"
 COMMUNICATIONS = (1.0, 0.2)
 PLANTED = "fastest_k:k=7"
+CONTESTS = (  # name, ours, theirs, communication, bar
+    ("adaptive k over fixed k=40", ADAPTIVE, FIXED, 0.0, 0.5),
+    *(
+        (f"k and load over k alone, communication mean {mean:g}", K_LOAD, K_ALONE, mean, 0.75)
+        for mean in COMMUNICATIONS
+    ),
+)
 TUNING_SEED = 100
 RATES = {0.0: (5e-4, 2.5e-4), 0.9: (5e-5, 2.5e-5)}  # by momentum; extended while the best lies on their edge
 PUBLISHED = (5e-4, 0.0)
@@ -174,14 +181,24 @@ def load(bench: Bench) -> list[Bar]:
 def tuning(bench: Bench) -> list[Bar]:
     """The same comparisons, each side at the learning rate and momentum that were best for it."""
     found = []
-    for name, ours, theirs, mean, bound in (
-        ("adaptive k over fixed k=40", ADAPTIVE, FIXED, 0.0, 0.5),
-        *((f"k and load over k alone, communication mean {m:g}", K_LOAD, K_ALONE, m, 0.75) for m in COMMUNICATIONS),
-    ):
+    for name, ours, theirs, mean, bound in CONTESTS:
         made = [bench.side("tuned", side, side, mean, bench.best(side, mean)) for side in (ours, theirs)]
-        word = "adaptive" if mean == 0.0 else f"load_{mean:g}"
-        told = f"both sides tuned, {name}: time to the target"
-        found.append(compared(f"tuned_{word}", told, bound, seconds(made[0]), seconds(made[1])))
+        found.append(compared(*tuned_bar(name, mean), bound, seconds(made[0]), seconds(made[1])))
+    return found
+
+
+def tuned_bar(name: str, mean: float) -> tuple[str, str]:
+    """The name and the meaning of a tuned contest's bar."""
+    word = "adaptive" if mean == 0.0 else f"load_{mean:g}"
+    return f"tuned_{word}", f"both sides tuned, {name}: time to the target"
+
+
+def untuned() -> list[Bar]:
+    """The bars of tuned contests that were not run."""
+    found = []
+    for title, _, _, mean, bound in CONTESTS:
+        name, meaning = tuned_bar(title, mean)
+        found.append(Bar(name, None, bound, False, meaning, "left out with --untuned"))
     return found
 
 
@@ -257,11 +274,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = bars.parser("what adapting k, and k and load, gains on the publications' regression")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts; writes only with --out")
     parser.add_argument("--keep", type=Path, help="file of runs that are made already; new ones are added")
+    parser.add_argument("--untuned", action="store_true", help="without the part tuning; its bars count as missed")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long; needs --keep")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else Size()
     options = bars.asked(given, size.repeats)
     parts = tuple(given.only) if given.only else size.parts
+    parts = tuple(part for part in parts if not (given.untuned and part == "tuning"))
     size = msgspec.structs.replace(size, repeats=options.repeats, parts=parts)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     bench = Bench(size, Kept(given.keep), given.minutes)
@@ -271,6 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
             verdicts += MEASURES[part](bench)
     except UnfinishedError:
         raise SystemExit(f"not done after {given.minutes:g} minutes: give the same command again") from None
+    verdicts += untuned() if given.untuned else []
     facts = {"target_error": bench.target()} if {"growth", "load", "tuning"} & set(size.parts) else {}
     bars.tell("fastest_k", options, verdicts, bench.rows, NOTES, facts=facts)
 
