@@ -85,6 +85,11 @@ def levels(rows: Rows) -> list[svg.Bar]:
     ]
 
 
+def judged_at_published_rate(row: dict[str, Any]) -> bool:
+    """Whether a row is of fresh seeds, at the learning rate of the publications."""
+    return row.get("part") in ("growth", "load")
+
+
 def saved(rows: Rows) -> list[svg.Bar]:
     """Share of the time that is saved, by bandwidth."""
     times = [row for row in rows if row.get("side") == "time"]
@@ -188,6 +193,20 @@ PAGES: dict[str, Page] = {
             "Simulated nodes; times follow from a modelled line.",
             "Behind the baseline's accuracy in every contest, more on CIFAR than on MNIST: the missed bars say by how much.",
             "A well-tuned fixed period for each tensor comes close, and under a step of the rate is level.",
+        ],
+    ),
+    "fastest_k": Page(
+        title="Adapting k, and k and load",
+        question="Do adaptive k, and adaptive k and load, keep what their publications claim on the publications' own "
+        "regression, and what becomes of lastingly slow workers?",
+        plot=medians("side", "communication", value="seconds", told="{:,.0f} s", among=judged_at_published_rate),
+        plot_title="Seconds to the target, by side and mean communication",
+        unit="virtual seconds; less is better; median and range of the seeds",
+        quote="fastest_k",
+        caveats=[
+            "Simulated: virtual time, response times exponential as in the publications.",
+            "The learning rate is the publications', three quarters of the largest that is stable, unless a row says more.",
+            "The rule of adaptive k and load is a reconstruction: the publication's abstract is public, its pseudo-code is not.",
         ],
     ),
     "staleness": Page(
