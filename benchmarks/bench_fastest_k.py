@@ -73,7 +73,7 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
         self._kept = kept
         self._ends = time.monotonic() + 60 * minutes
-        self._target = size.target
+        self.known_target = size.target
 
     def run(self, job: Job) -> Ran:
         """One run."""
@@ -86,9 +86,9 @@ class Bench:
 
     def target(self) -> float:
         """The error to be reached: a little above where fixed k ends."""
-        if self._target is None:
-            self._target = FLOORS * self.run(Job(FIXED, TUNING_SEED, self.size.floor_s)).level
-        return self._target
+        if self.known_target is None:
+            self.known_target = FLOORS * self.run(Job(FIXED, TUNING_SEED, self.size.floor_s)).level
+        return self.known_target
 
     def job(self, strategy: str, seed: int, communication: float, setting: tuple[float, float]) -> Job:
         """A run to the target."""
@@ -193,13 +193,9 @@ def tuned_bar(name: str, mean: float) -> tuple[str, str]:
     return f"tuned_{word}", f"both sides tuned, {name}: time to the target"
 
 
-def untuned() -> list[Bar]:
-    """The bars of tuned contests that were not run."""
-    found = []
-    for title, _, _, mean, bound in CONTESTS:
-        name, meaning = tuned_bar(title, mean)
-        found.append(Bar(name, None, bound, False, meaning, "left out with --untuned"))
-    return found
+def unfinished(part: str) -> Bar:
+    """What stands for the bars of a part of which runs are missing."""
+    return Bar(f"{part}_unfinished", None, 0.0, False, f"the part {part}", "not all of its runs are made")
 
 
 def true_seconds(k: int, load: int, communication: float, slowness: float, rounds: int = 4000) -> float:
@@ -274,24 +270,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser = bars.parser("what adapting k, and k and load, gains on the publications' regression")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts; writes only with --out")
     parser.add_argument("--keep", type=Path, help="file of runs that are made already; new ones are added")
-    parser.add_argument("--untuned", action="store_true", help="without the part tuning; its bars count as missed")
+    parser.add_argument("--partial", action="store_true", help="make no run: tell of the parts that --keep has all of")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long; needs --keep")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else Size()
     options = bars.asked(given, size.repeats)
     parts = tuple(given.only) if given.only else size.parts
-    parts = tuple(part for part in parts if not (given.untuned and part == "tuning"))
     size = msgspec.structs.replace(size, repeats=options.repeats, parts=parts)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    bench = Bench(size, Kept(given.keep), given.minutes)
+    bench = Bench(size, Kept(given.keep), 0.0 if given.partial else given.minutes)
     verdicts: list[Bar] = []
-    try:
-        for part in size.parts:
+    for part in size.parts:
+        rows = len(bench.rows)
+        try:
             verdicts += MEASURES[part](bench)
-    except UnfinishedError:
-        raise SystemExit(f"not done after {given.minutes:g} minutes: give the same command again") from None
-    verdicts += untuned() if given.untuned else []
-    facts = {"target_error": bench.target()} if {"growth", "load", "tuning"} & set(size.parts) else {}
+        except UnfinishedError:
+            if not given.partial:
+                raise SystemExit(f"not done after {given.minutes:g} minutes: give the same command again") from None
+            del bench.rows[rows:]
+            verdicts.append(unfinished(part))
+    facts = {} if bench.known_target is None else {"target_error": bench.known_target}
     bars.tell("fastest_k", options, verdicts, bench.rows, NOTES, facts=facts)
 
 
