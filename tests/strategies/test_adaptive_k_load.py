@@ -367,3 +367,21 @@ def test_the_bound_falls_with_steps_as_it_does_with_mean_time():
     for _ in range(500):
         error = floor + PUBLISHED.contraction * (error - floor)
     assert error == pytest.approx(error_after(500 * 2.25, 2, 2.25, 100.0, PUBLISHED))
+
+
+def test_a_snapshot_of_before_refreshes_goes_on_with_its_frontier():
+    cluster = run(pushes=200)
+    data = cluster.strategy.snapshot()
+    for added in ("watch", "left", "error", "cover"):
+        del data["state"][added]
+    for point in data["state"]["points"]:
+        del point["expected"]
+    restored = strategies.build(LOADS, 1).restore(data)
+    before = cluster.strategy.state
+    assert [(p.k, p.load, p.seconds) for p in restored.state.points] == [
+        (p.k, p.load, p.seconds) for p in before.points
+    ]
+    cluster.strategy = restored
+    cluster.run(pushes=600)
+    assert not [reason for _, _, reason in said(cluster) if AGAIN in reason]
+    assert restored.state.position > before.position
