@@ -219,6 +219,22 @@ def staleness() -> str:
     return f"{results.table(rows)}\n\n{_met_and_missed(found)}"
 
 
+def fastest_k() -> str:
+    """What adapting k, and k and load, gains, and how it stands to the publications' claims."""
+    if not _path("fastest_k").exists():
+        return "*No result yet: `python benchmarks/bench_fastest_k.py` writes it.*"
+    found = _result("fastest_k")
+    rows = [
+        {
+            "claim or bar": re.sub(r" \(`\w+`\)", "", verdict["name"]),
+            "measured": verdict["value"],
+            "": "met" if verdict["passed"] else "**missed**",
+        }
+        for verdict in found["verdicts"]
+    ]
+    return results.table(rows)
+
+
 def scale() -> str:
     """What one coordinator has to do for many workers, and what a push costs."""
     if not _path("shards").exists():
@@ -280,6 +296,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "scale": scale,
     "shards": lambda: bars("shards"),
     "staleness": staleness,
+    "fastest_k": fastest_k,
     "strategies": strategies,
     "tables": lambda: bars("tables"),
     "uneven8": uneven8,

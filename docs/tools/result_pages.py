@@ -108,6 +108,11 @@ def _time(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:.1f} s"
 
 
+def judged_at_published_rate(row: dict[str, Any]) -> bool:
+    """Whether a row is of fresh seeds, at the learning rate of the publications."""
+    return row.get("part") in ("growth", "load")
+
+
 def saved(rows: Rows) -> list[svg.Bar]:
     """Share of the time that is saved, by bandwidth."""
     times = [row for row in rows if row.get("side") == "time"]
@@ -250,6 +255,20 @@ PAGES: dict[str, Page] = {
             "One group of authors, one program, one cloud: ten logs with stragglers, all of them of delayed messages.",
             "The number of workers of the logs with stragglers is inferred: the files do not say it.",
             "Whole rates are compared, not the course of a run; pauses for evaluations are in them.",
+        ],
+    ),
+    "fastest_k": Page(
+        title="Adapting k, and k and load",
+        question="Do adaptive k, and adaptive k and load, keep what their publications claim on the publications' own "
+        "regression, and what becomes of lastingly slow workers?",
+        plot=medians("side", "communication", value="seconds", told="{:,.0f} s", among=judged_at_published_rate),
+        plot_title="Seconds to the target, by side and mean communication",
+        unit="virtual seconds; less is better; median and range of the seeds",
+        quote="fastest_k",
+        caveats=[
+            "Simulated: virtual time, response times exponential as in the publications.",
+            "The learning rate is the publications', three quarters of the largest that is stable, unless a row says more.",
+            "The rule of adaptive k and load is a reconstruction: the publication's abstract is public, its pseudo-code is not.",
         ],
     ),
     "staleness": Page(

@@ -36,7 +36,7 @@ VARIATIONS = {
     "dssp": ["dssp", "dssp:lower=0,upper=3", "dssp:lower=1,upper=6", "dssp:lower=2,upper=2"],
     "adaptive_sync": ["adaptive_sync", "adaptive_sync:cap=0", "adaptive_sync:cap=2,gamma=1", "adaptive_sync:delta=0"],
     "dasp": ["dasp", "dasp:fit=merge", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1,rho=1"],
-    "fastest_k": ["fastest_k:k=1", "fastest_k:k=2", "fastest_k:k=4"],
+    "fastest_k": ["fastest_k:k=1", "fastest_k:k=2", "fastest_k:k=4", "fastest_k:k=2,cover=true"],
     "k_async": ["k_async:k=1", "k_async:k=2", "k_async:k=5"],
     "adaptive_k": [
         "adaptive_k:burn_in=3,threshold=1",
@@ -45,6 +45,7 @@ VARIATIONS = {
         "adaptive_k:test=bound,eta=0.01,L=2,c=1,sigma2=10,s=10,error=100",
     ],
     "adaptive_k_load": [
+        "adaptive_k_load:loads=1/2,test=bound,eta=0.01,L=2,c=1,sigma2=10,error=100,cover=true",
         "adaptive_k_load:window=2,burn_in=2",
         "adaptive_k_load:loads=1/2/4,test=pflug,threshold=1,burn_in=3",
     ],

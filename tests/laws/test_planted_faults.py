@@ -220,6 +220,7 @@ class PatientKAsync(KAsync):
         (TightSsp, "ssp:staleness=2"),
         (LooseDssp, "dssp:lower=1,upper=3"),
         (HastyFastestK, "fastest_k:k=3"),
+        (HastyFastestK, "fastest_k:k=3,cover=true"),
         (PatientKAsync, "k_async:k=2"),
     ],
 )
@@ -289,6 +290,7 @@ def heavier(event: Event, actions: list[Action], strategy: Any) -> list[Action]:
     [
         (Bsp, "bsp", equal_weights),
         (KAsync, "k_async:k=2", equal_weights),
+        (FastestK, "fastest_k:k=2,cover=true", heavier),
         (Ssp, "ssp", heavier),
         (Dasp, "dasp", heavier),
     ],

@@ -22,11 +22,13 @@ SPECS = [
     "ssp:staleness=3,cache=true,refresh=3,patience=0.4",
     "dssp:lower=1,upper=6",
     "fastest_k:k=3",
+    "fastest_k:k=3,cover=true",
     "k_async:k=3",
     "adaptive_k:start=1,burn_in=20,threshold=2",
     "adaptive_k:start=2,stop=4,test=trend,window=8,burn_in=5",
     "adaptive_k:test=bound,eta=0.01,L=2,c=1,sigma2=10,s=10,error=100",
     "adaptive_k_load:loads=2/4/8,window=5,burn_in=5",
+    "adaptive_k_load:loads=2/4/8,test=bound,eta=0.01,L=2,c=1,sigma2=10,error=100,cover=true",
 ]
 
 

@@ -21,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -58,6 +58,8 @@ class DeathVerdict(msgspec.Struct, frozen=True):
 
 class Ledger(ABC):
     """The samples of one phase: used, lost and still available."""
+
+    own_data: ClassVar[Literal["", "rows", "stream"]] = ""  # of each worker, that no other one gets
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -415,6 +417,8 @@ class _Unbounded(Ledger):
 class ShardLedger(_Unbounded):
     """Fixed rows per worker, as in the fastest-k publications; rows of a worker that left stay unused."""
 
+    own_data = "rows"
+
     def __init__(self, size: int, total: int, seed: tuple[int, int], workers: int, least: int = 1) -> None:
         super().__init__(total)
         if workers > size:
@@ -510,6 +514,8 @@ class ReplacementLedger(_Unbounded):
 
 class StreamLedger(Ledger):
     """Counts whole batches of the workers' own streams; any worker's batch will do for any other's."""
+
+    own_data = "stream"
 
     def __init__(self, total: int, batch: int) -> None:
         super().__init__(total)

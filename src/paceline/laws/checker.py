@@ -15,10 +15,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline import strategies
 from paceline.core.actions import Apply, Cancel, Discard, Grant, Mark, SetTimer, Track
 from paceline.laws.account import Account
-from paceline.laws.staleness_bounds import WEIGHTS, Bound, bound_of, check_weights
+from paceline.laws.staleness_bounds import Bound, Weights, bound_of, check_weights, weights_of
 from paceline.records import metrics
 from paceline.records.journal import Decision, Header, Line, Observation
 
@@ -45,7 +44,7 @@ class Checker:
         self.account = Account(self.blame, exact_work=exact_work)
         self._number = 0
         self._bound: Bound | None = None
-        self._name = ""
+        self._weights: Weights | None = None
 
     def blame(self, law: str, text: str) -> None:
         """Record that the current line breaks a law."""
@@ -58,7 +57,7 @@ class Checker:
             self._decision(line)
         elif isinstance(line, Header):
             self.account.start(line)
-            self._name = strategies.parse(line.strategy)[0].name
+            self._weights = weights_of(line.strategy)
             self._bound = bound_of(line.strategy, self.account, self.blame)
         elif isinstance(line, Observation):
             if self.account.ended is not None:
@@ -75,7 +74,7 @@ class Checker:
         for action in decision.actions:
             if isinstance(action, Apply):
                 self._check_order(action)
-                check_weights(WEIGHTS.get(self._name), self.account, decision.event, action, self.blame)
+                check_weights(self._weights, self.account, decision.event, action, self.blame)
             self.account.act(action)
         self.account.workers.note_waits()
         self._bound.after(decision)

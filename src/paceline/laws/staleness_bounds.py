@@ -138,6 +138,39 @@ class RoundsBound(Barrier):
 
 
 @dataclass
+class CoveredRounds(Barrier):
+    """A barrier of rounds in which some workers go on with work of earlier rounds, whose pushes do not count."""
+
+    def counting(self) -> tuple[int, int]:
+        """Return how many workers have pushed in this round, and how many present ones can."""
+        account = self.account
+        running = {worker: run.through for worker, run in account.workers.running.items()}
+        pushed = {worker: account.held[push].clock for push, worker in account.counting().items()}
+        clocks = {**running, **pushed}
+        current = max(clocks.values(), default=0)
+        return sum(clock == current for clock in pushed.values()), sum(clock == current for clock in clocks.values())
+
+    def before(self, decision: Decision) -> None:
+        pushed, able = self.counting()
+        needed = min(self.needed(), able)
+        applies = any(isinstance(action, Apply) for action in decision.actions)
+        if self.account.workers.present and applies and pushed < needed:
+            self.blame("bound", f"a round ends with {pushed} pushes in time, k is {needed}")
+
+    def after(self, decision: Decision) -> None:
+        self.require_progress()
+        account, workers = self.account, self.account.workers
+        if not workers.present or not any(isinstance(action, Apply) for action in decision.actions):
+            return
+        current = max((run.through for run in workers.running.values()), default=0)
+        stale = [
+            w for w, run in workers.running.items() if run.through == current and run.read_version < account.version
+        ]
+        if workers.parked() or stale:
+            self.blame("bound", f"a round ends, parked {workers.parked()}, started on an old version {stale}")
+
+
+@dataclass
 class Allowance(Bound):
     """adaptive_sync: while a node has not pushed, `cap` limits the rounds that end and the starts of other nodes."""
 
@@ -240,14 +273,18 @@ BOUNDS: dict[str, Callable[[Account, Blame, Any], Bound]] = {  # by strategy; `g
     ),
     "dssp": lambda account, blame, given: Lead(account, blame, given.lower, given.upper),
     "bsp": lambda account, blame, _: RoundsBound(account, blame, inf),
-    "fastest_k": lambda account, blame, given: RoundsBound(account, blame, given.k),
-    "adaptive_k": lambda account, blame, given: RoundsBound(account, blame, given.start, tracked=True),
-    "adaptive_k_load": lambda account, blame, _: RoundsBound(account, blame, inf, tracked=True),
+    "fastest_k": lambda account, blame, given: _rounds(given)(account, blame, given.k),
+    "adaptive_k": lambda account, blame, given: _rounds(given)(account, blame, given.start, tracked=True),
+    "adaptive_k_load": lambda account, blame, given: _rounds(given)(account, blame, inf, tracked=True),
     "k_async": lambda account, blame, given: Barrier(account, blame, given.k),
     "adaptive_sync": lambda account, blame, given: Allowance(account, blame, given.cap),
     "dasp": lambda account, blame, given: Merging(account, blame, inf if given.theta is None else given.theta),
     "balanced": lambda account, blame, given: GlobalBatch(account, blame, given.pieces == "guided"),
 }
+
+
+def _rounds(given: Any) -> type[RoundsBound | CoveredRounds]:
+    return CoveredRounds if given.cover else RoundsBound
 
 
 def bound_of(spec: str, account: Account, blame: Blame) -> Bound:
@@ -266,6 +303,20 @@ def whole_step(account: Account, event: Event, action: Apply) -> list[set[float]
     samples = [account.held[push].samples for push in action.pushes]
     total = sum(samples)
     return [{count / total if total else 0.0} for count in samples]
+
+
+def covered_step(account: Account, event: Event, action: Apply) -> list[set[float]]:  # noqa: ARG001
+    """Allow late pushes any weights; the others share the rest of a step of mass 1 by their samples."""
+    counting = account.counting()
+    current = max((account.held[push].clock for push in action.pushes if push in counting), default=0)
+    late = [push in counting and account.held[push].clock < current for push in action.pushes]
+    samples = [0 if is_late else account.held[push].samples for push, is_late in zip(action.pushes, late, strict=True)]
+    total = sum(samples)
+    theirs = sum(weight for weight, is_late in zip(action.weights, late, strict=True) if is_late)
+    return [
+        set() if is_late else {count / total * (1 - theirs) if total else 0.0}
+        for count, is_late in zip(samples, late, strict=True)
+    ]
 
 
 def share_of_round(account: Account, event: Event, action: Apply) -> list[set[float]]:
@@ -288,6 +339,12 @@ WEIGHTS: dict[str, Weights] = {
     **dict.fromkeys(("asp", "ssp", "dssp", "k_async", "adaptive_sync"), share_of_round),
     "dasp": damped_share,
 }
+
+
+def weights_of(spec: str) -> Weights | None:
+    """Return the weights that the strategy of this spec may give."""
+    cls, options = strategies.parse(spec)
+    return covered_step if getattr(options, "cover", False) else WEIGHTS.get(cls.name)
 
 
 def check_weights(rule: Weights | None, account: Account, event: Event, action: Apply, blame: Blame) -> None:

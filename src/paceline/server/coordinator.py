@@ -18,6 +18,7 @@ from paceline.core.events import Applied, Cause, Event, Joined, Left, Pushed, Ti
 from paceline.core.ledger import Allotment, Indices, Ledger
 from paceline.core.updates import PushRef, Updates
 from paceline.records.journal import Decision, Observation, Sink
+from paceline.server.contributions import Contributions, warning
 from paceline.server.guard import Watch
 from paceline.server.workers import Carrier, Effects, GrantOrder, WorkerRecord, Workers, turned_away
 from paceline.strategies.base import Strategy
@@ -95,6 +96,7 @@ class Coordinator:
         self.records = self.workers.records
         self.watch = Watch(self._warn, effects)
         self.totals = Totals()
+        self._contributions = Contributions()
         self.ledger: Ledger | None = None
         self.version = 0
         self.model_bytes = 0  # sent down with a grant
@@ -124,6 +126,7 @@ class Coordinator:
     def join(self, worker: int, work: int, at: float) -> None:
         """Add a worker that is ready for work."""
         self.workers.occupy(self.records[worker], work, at)
+        self._contributions.joined(worker)
         self.feed(Joined(at, worker, work))
 
     def leave(self, worker: int, cause: Cause, at: float, *, suspects: bool = False) -> bool:
@@ -136,6 +139,7 @@ class Coordinator:
             return False
         tried = self._take_back(record, cause, at, suspects=suspects)
         self.workers.vacate(record, cause)
+        self._contributions.left(worker)
         self.feed(Left(at, worker, cause))
         return tried
 
@@ -313,6 +317,7 @@ class Coordinator:
             return
         record = self.records[min(self.workers.idle)]
         self.workers.occupy(record, record.work, self.at)
+        self._contributions.joined(record.worker)
         self._queue.append(Joined(self.at, record.worker, record.work))
 
     # -- actions -----------------------------------------------------------------------------------------------------
@@ -330,6 +335,7 @@ class Coordinator:
             allotment = ledger.allot(worker, action.work)
         if allotment is None:
             self.workers.vacate(record, "idle")
+            self._contributions.left(worker)
             self._queue.append(Left(self.at, worker, "idle"))
             return
         totals = self.totals
@@ -396,6 +402,8 @@ class Coordinator:
         if self._on_version:
             for call in self._on_version:
                 call(self.version, self.at)
+        if self.strategy.may_leave_out:
+            self._name_who_brings_nothing(held)
         if self.strategy.needs_applied:
             norm, inner = (merged.norm, merged.inner_product) if merged is not None else (None, None)
             self._queue.append(Applied(self.at, self.version, action.pushes, mass, inner, norm, self.watch.loss))
@@ -405,6 +413,11 @@ class Coordinator:
         record = self.records.get(push.worker)
         if record is not None and record.incarnation == push.incarnation and record.extends is None:
             record.applied = action if record.delivered == push.ticket else None
+
+    def _name_who_brings_nothing(self, applied: Sequence[PushRef]) -> None:
+        silent = self._contributions.applied(push.worker for push in applied)
+        if silent is not None:
+            self._warn(warning(silent, self.strategy, self.ledger))
 
     def _release(self, push: int) -> PushRef:
         held = self.held.pop(push, None)

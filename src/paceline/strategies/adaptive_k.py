@@ -11,7 +11,7 @@ communication-efficient distributed learning", 2022):
   first end of a round after its time.
 - `trend` is ours: the losses of the last `window` iterations are not two standard errors below those of the window
   before (see stationarity.py).
-With start = stop = k this is fastest_k, decision for decision.
+With start = stop = k this is fastest_k, decision for decision. `cover` is ours, too (see cover.py).
 """
 
 from typing import Annotated, Any, Literal, assert_never
@@ -19,19 +19,20 @@ from typing import Annotated, Any, Literal, assert_never
 import msgspec
 from msgspec import Meta
 
-from paceline.core.actions import Action, Track
+from paceline.core.actions import Action, Cancel, Track
 from paceline.core.errors import OptionError
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
+from paceline.strategies.cover import Cover
 from paceline.strategies.error_bound import Constants, error_after, mean_response, seconds_until_switch
 from paceline.strategies.roster import Rounds
 from paceline.strategies.stationarity import SinceChange
 
-CONSTANTS = ("eta", "L", "c", "sigma2", "s", "error")
+CONSTANTS = ("eta", "L", "c", "sigma2", "s", "error")  # s only where the load does not change
 
 
 class GrowthOptions(Options, frozen=True, kw_only=True):
-    """From which k to which, and how patient the tests are."""
+    """From which k to which, which test, how patient the tests are, and the constants of `bound`."""
 
     start: Annotated[int, Meta(ge=1, description="workers to wait for at first")] = 1
     stop: Annotated[int, Meta(ge=1, description="workers to wait for at most; none: all present")] | None = None
@@ -41,15 +42,6 @@ class GrowthOptions(Options, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=2, description="trend: iterations whose losses are compared with those before")] = (
         100
     )
-
-    def __post_init__(self) -> None:
-        if self.stop is not None and self.stop < self.start:
-            raise OptionError(f"stop must be >= start ({self.start}), not {self.stop}; raise stop or lower start")
-
-
-class AdaptiveKOptions(GrowthOptions, frozen=True, kw_only=True):
-    """Which test, and the constants that `bound` needs."""
-
     test: Annotated[
         Literal["pflug", "trend", "bound"], Meta(description="what ends a k; trend needs reported losses")
     ] = "pflug"
@@ -57,25 +49,39 @@ class AdaptiveKOptions(GrowthOptions, frozen=True, kw_only=True):
     L: Annotated[float, Meta(gt=0, description="bound: Lipschitz constant of the gradient")] | None = None
     c: Annotated[float, Meta(gt=0, description="bound: strong convexity")] | None = None
     sigma2: Annotated[float, Meta(gt=0, description="bound: variance of a one-sample gradient")] | None = None
-    s: Annotated[float, Meta(gt=0, description="bound: samples per push")] | None = None
-    error: Annotated[float, Meta(gt=0, description="bound: error of the initial model")] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [name for name in CONSTANTS if getattr(self, name) is not None]
-        if self.test == "bound" and len(given) < len(CONSTANTS):
-            missing = ", ".join(name for name in CONSTANTS if name not in given)
+        if self.stop is not None and self.stop < self.start:
+            raise OptionError(f"stop must be >= start ({self.start}), not {self.stop}; raise stop or lower start")
+        needed = [name for name in CONSTANTS if hasattr(self, name)]
+        given = [name for name in needed if getattr(self, name) is not None]
+        if self.test == "bound" and len(given) < len(needed):
+            missing = ", ".join(name for name in needed if name not in given)
             raise OptionError(f"test=bound needs {missing}; give them or choose test=pflug")
         if self.test != "bound" and given:
             raise OptionError(f"{given[0]} is for test=bound, not {self.test}; add test=bound or drop it")
         if self.eta is not None and self.c is not None and self.eta * self.c >= 1:
             raise OptionError(f"eta * c must be < 1, not {self.eta * self.c:g}; lower eta")
 
+    def constants_of(self, samples: float | None) -> Constants:
+        """Return the constants of the bound for pushes of so many samples; only with test=bound."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in CONSTANTS if hasattr(self, name)}
+        return Constants(values["eta"], values["L"], values["c"], values["sigma2"], samples or 0.0)
+
+
+class AdaptiveKOptions(GrowthOptions, frozen=True, kw_only=True):
+    """Those of growth, and the constant of `bound` that is no constant where the load changes."""
+
+    s: Annotated[float, Meta(gt=0, description="bound: samples per push")] | None = None
+    error: Annotated[float, Meta(gt=0, description="bound: error of the initial model")] | None = None
+    cover: Annotated[
+        bool, Meta(description="keep late pushes of workers hardly ever among the first k, for a share of each shard")
+    ] = False
+
     @property
     def constants(self) -> Constants:
         """The constants of the bound; only with test=bound."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in CONSTANTS}
-        return Constants(values["eta"], values["L"], values["c"], values["sigma2"], values["s"])
+        return self.constants_of(self.s)
 
 
 class AdaptiveKState(Rounds):
@@ -103,6 +109,8 @@ class AdaptiveK(Strategy):
 
     def set_up(self) -> None:
         options = self.options
+        self.may_leave_out = not options.cover
+        self.state.cover = Cover() if options.cover else None
         grows = options.start != options.stop
         self.needs_applied = grows and options.test != "bound"
         self.needs_losses = grows and options.test == "trend"
@@ -147,10 +155,10 @@ class AdaptiveK(Strategy):
 
     def _end_round(self, at: float) -> list[Action]:
         state = self.state
-        cancelled = len(state.roster.present) - len(state.held)
+        actions = state.end()
+        cancelled = sum(isinstance(action, Cancel) for action in actions)
         state.computed_s += cancelled * (at - state.round_began)
         state.round_began = at
-        actions = state.end()
         return actions + self._follow_bound(at) if self.options.test == "bound" else actions
 
     def _observe(self, event: Applied) -> list[Action]:

@@ -5,11 +5,19 @@ Published claims (Egger, Kas Hanna, Bitar, "Fast and straggler-tolerant distribu
 of each converges faster with significantly less computation and slightly more communication than adapting k alone.
 Reconstruction, the rule: response C + b P for b samples; walk the Pareto frontier of (k b, mu(k, b)) upwards, one
 point at a time, when a test (see adaptive_k.py) says that the present point makes no more progress; k b never falls.
+With `bound`, for known constants, every round is at the point of the largest (E - phi(k, b)) / mu(k, b), where
+phi(k, b) = eta L sigma2 / (2 c k b) and each step brings the bound E nearer to phi by the factor 1 - eta c. With one
+load these are the published switches of adaptive_k.
 
 The frontier is measured: the first MEASURED_ROUNDS rounds wait for everybody at the smallest load, because the fastest
 k alone would make the cluster look faster than it is; Pushed.transfer_s and Pushed.compute_s per sample are kept by
 worker, and mu comes from them by Monte Carlo with the injected chance. `loads` defaults to 1/8, 1/4, 1/2 and all of
 the smallest nominal work present.
+
+When later rounds leave what was measured (`Watch` in load_frontier.py), it is measured again: MEASURED_ROUNDS rounds
+wait for everybody, at the smallest load whose steps are no smaller than the last ones, and the walk goes on at the
+first point of the new frontier with at least as many samples per step. A refresh that finds what was known makes the
+next one wait for twice as many rounds. A change that slows only workers beyond the first k shows when k reaches them.
 """
 
 from typing import Annotated, Literal, assert_never
@@ -22,22 +30,39 @@ from paceline.core.errors import OptionError
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.adaptive_k import GrowthOptions
 from paceline.strategies.base import Strategy, require_k_within
-from paceline.strategies.load_frontier import Point, frontier, growing_ks, mean_seconds
+from paceline.strategies.cover import Cover
+from paceline.strategies.error_bound import fastest_falling, floor_of
+from paceline.strategies.load_frontier import (
+    LEAST_CHANGE,
+    MEASURED_ROUNDS,
+    WATCHED_ROUNDS,
+    Point,
+    Watch,
+    frontier,
+    growing_ks,
+    mean_seconds,
+    times_of,
+)
 from paceline.strategies.roster import Rounds
 from paceline.strategies.stationarity import SinceChange
 
-MEASURED_ROUNDS = 8
 FRACTIONS = (8, 4, 2, 1)  # of nominal work, as divisors
 
 
 class AdaptiveKLoadOptions(GrowthOptions, frozen=True, kw_only=True):
     """Which test, and which loads to choose from."""
 
-    test: Annotated[Literal["trend", "pflug"], Meta(description="what ends a point; trend needs losses")] = "trend"
+    test: Annotated[
+        Literal["pflug", "trend", "bound"], Meta(description="what ends a point; trend needs reported losses")
+    ] = "trend"
     loads: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...] | None,
         Meta(description="samples per push to choose from; none: 1/8, 1/4, 1/2 and all of nominal work"),
     ] = None
+    error: Annotated[float, Meta(gt=0, description="bound: error of the initial model")] | None = None
+    cover: Annotated[
+        bool, Meta(description="keep late pushes of workers hardly ever among the first k, for a share of each shard")
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +81,9 @@ class AdaptiveKLoadState(Rounds):
     points: list[Point] = []  # empty while measuring
     position: int = 0
     progress: SinceChange = msgspec.field(default_factory=SinceChange)
+    watch: Watch = msgspec.field(default_factory=Watch)
+    left: Point | None = None  # where the walk was interrupted to measure again
+    error: float = 0.0  # the bound, with test=bound
 
 
 class AdaptiveKLoad(Strategy):
@@ -70,8 +98,13 @@ class AdaptiveKLoad(Strategy):
     state: AdaptiveKLoadState
 
     def set_up(self) -> None:
-        self.needs_applied = True
-        self.needs_losses = self.options.test == "trend"
+        options = self.options
+        self.may_leave_out = not options.cover
+        self.state.cover = Cover() if options.cover else None
+        self.needs_applied = options.test != "bound"
+        self.needs_losses = options.test == "trend"
+        if options.error is not None:
+            self.state.error = options.error
 
     def handle(self, event: Event) -> list[Action]:
         state = self.state
@@ -102,7 +135,10 @@ class AdaptiveKLoad(Strategy):
     def _joined(self, event: Joined) -> list[Action]:
         state = self.state
         if state.load:
-            return state.join(event, state.load)
+            actions = state.join(event, state.load)
+            if actions and state.left is not None:
+                actions.append(Track("k", len(state.roster.present), "everybody is waited for while they are measured"))
+            return actions
         state.load = self.options.loads[0] if self.options.loads else max(1, event.work // FRACTIONS[0])
         reason = f"{MEASURED_ROUNDS} rounds of {state.load} samples each measure the cluster"
         return [*state.join(event, state.load), Track("load", state.load, reason)]
@@ -115,29 +151,92 @@ class AdaptiveKLoad(Strategy):
 
     def _end_round(self) -> list[Action]:
         state = self.state
-        tracks: list[Action] = []
+        seen = times_of(state.held.values())
+        pushed, present = len(state.held), len(state.roster.present)
+        load = state.load
+        actions: list[Action]
         if not state.points:
             state.measured += 1
-            if state.measured >= MEASURED_ROUNDS and state.communication:
-                tracks = self._begin_walk()
-        return [*state.end(state.load), *tracks]
+            self._contract(pushed * load)
+            tracks = self._begin_walk() if self._is_measured() else []
+        else:
+            point = state.points[state.position]
+            self._contract(point.batch)
+            changed = state.watch.left(point, seen) if pushed == point.k else None
+            tracks = self._measure_again(point, present, changed) if changed and present else self._follow_bound()
+        actions = state.end(state.load)
+        return [*actions, *tracks]
+
+    def _is_measured(self) -> bool:
+        """Whether the rounds suffice; covered workers that still compute on older versions are to be measured, too."""
+        state = self.state
+        under_way = state.cover is not None and bool(state.cover.running)
+        return state.measured >= MEASURED_ROUNDS and bool(state.communication) and not under_way
+
+    def _contract(self, batch: int) -> None:
+        """Bring the bound on the error one step nearer to the floor of such steps."""
+        if self.options.test == "bound" and batch:
+            constants = self.options.constants_of(batch)
+            floor = floor_of(1, constants)
+            self.state.error = floor + constants.contraction * (self.state.error - floor)
+
+    def _measure_again(self, point: Point, present: int, changed: str) -> list[Action]:
+        state = self.state
+        state.left, state.points, state.position, state.measured = point, [], 0, 0
+        state.load = next((load for load in self._loads() if load * present >= point.batch), state.load)
+        reason = f"{MEASURED_ROUNDS} rounds of everybody measure the cluster again: {changed}"
+        return [Track("k", present, reason), Track("load", state.load, reason)]
+
+    def _loads(self) -> tuple[int, ...] | list[int]:
+        nominal = min(self.state.roster.present.values(), default=self.state.load * FRACTIONS[0])
+        return self.options.loads or sorted({max(1, nominal // part) for part in FRACTIONS})
 
     def _begin_walk(self) -> list[Action]:
         state, options = self.state, self.options
         measured = len(state.communication)
         start = min(options.start, measured)
         ks = growing_ks(start, max(start, min(options.stop or measured, measured)), options.step)
-        nominal = min(state.roster.present.values(), default=state.load * FRACTIONS[0])
-        loads = options.loads or sorted({max(1, nominal // part) for part in FRACTIONS})
-        points = mean_seconds(state.communication, state.computation, ks, loads, self.rng)
+        points = mean_seconds(state.communication, state.computation, ks, self._loads(), self.rng)
         state.points = frontier(points)
         state.communication, state.computation = {}, {}
         found = f"{len(state.points)} of {len(points)} pairs of k and load are on the measured frontier"
-        return self._move_to(0, found)
+        if state.left is not None:
+            return self._resume_walk(state.left, found)
+        return self._move_to(self._best(0), found)
+
+    def _resume_walk(self, left: Point, found: str) -> list[Action]:
+        """Go on at the first point whose steps are no smaller than those before the frontier was measured again."""
+        state, last = self.state, len(self.state.points) - 1
+        position = next((i for i, point in enumerate(state.points) if point.batch >= left.batch), last)
+        same = (left.k, left.load) == (state.points[position].k, state.points[position].load)
+        progress = state.progress
+        in_vain = same and 1 / LEAST_CHANGE < state.points[position].seconds / left.seconds < LEAST_CHANGE
+        patience = 2 * state.watch.patience if in_vain else WATCHED_ROUNDS
+        state.left = None
+        actions = self._move_to(self._best(position), found)
+        state.watch = Watch(patience=patience)
+        if same:
+            state.progress = progress
+        return actions
+
+    def _best(self, least: int) -> int:
+        """Return the position where the bound falls fastest, from `least` on; `least` without a bound."""
+        state = self.state
+        if self.options.test != "bound":
+            return least
+        floors = [floor_of(1, self.options.constants_of(point.batch)) for point in state.points[least:]]
+        return least + fastest_falling(state.error, floors, [point.seconds for point in state.points[least:]])
+
+    def _follow_bound(self) -> list[Action]:
+        state = self.state
+        position = self._best(state.position)
+        if position == state.position:
+            return []
+        return self._move_to(position, f"the error bound is {state.error:.4g}, and falls fastest there")
 
     def _observe(self, event: Applied) -> list[Action]:
         state, options, progress = self.state, self.options, self.state.progress
-        if state.position + 1 >= len(state.points):
+        if options.test == "bound" or state.position + 1 >= len(state.points):
             return []
         progress.observe(event, options.window)
         if progress.iterations <= options.burn_in:
@@ -148,6 +247,7 @@ class AdaptiveKLoad(Strategy):
     def _move_to(self, position: int, cause: str) -> list[Action]:
         state = self.state
         state.position, state.progress = position, SinceChange()
+        state.watch.rounds = []
         point = state.points[position]
         state.load = point.load
         reason = f"k={point.k} and load {point.load}, {point.seconds:.3g} s a step expected: {cause}"

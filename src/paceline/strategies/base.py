@@ -78,6 +78,7 @@ class Strategy(Machine):
     needs_applied: bool = False  # feed Applied with the inner product and norm of applied gradients
     needs_norms: bool = False  # put the gradient's norm on each Pushed
     needs_losses: bool = False  # the script must report a loss
+    may_leave_out: bool = False  # a slow worker's pushes may never be used: the run warns of such workers
 
     keeps_models: bool = False  # some grants are `cached`: the worker goes on from the model that it has
 

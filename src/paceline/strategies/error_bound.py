@@ -5,6 +5,7 @@ mean time of an iteration and phi_k = eta L sigma2 / (2 c k s) the floor. The st
 largest (E - phi_k) / mu_k, so k is left for a larger one where the two are equal.
 """
 
+from collections.abc import Sequence
 from math import log
 
 import msgspec
@@ -50,3 +51,10 @@ def seconds_until_switch(k: int, larger: int, workers: int, mean: float, error: 
     if error - floor <= excess_at_switch:
         return 0.0
     return mu / -log(constants.contraction) * log((error - floor) / excess_at_switch)
+
+
+def fastest_falling(error: float, floors: Sequence[float], seconds: Sequence[float]) -> int:
+    """Return the argmax of (E - phi) / mu; the lowest floor if the error is below all of them."""
+    rates = [(error - floor) / mu if mu > 0 else (error - floor) for floor, mu in zip(floors, seconds, strict=True)]
+    best = max(range(len(rates)), key=rates.__getitem__)
+    return best if rates[best] > 0 else min(range(len(floors)), key=floors.__getitem__)

@@ -3,7 +3,8 @@
 Rule: all n work on version V; the first k pushes form one Apply, the other n - k are cancelled and all restart at V+1.
 Published, exact (Kas Hanna, Bitar, Parag, Dasari, El Rouayheb, "Adaptive distributed stochastic gradient descent for
 minimizing delay in the presence of stragglers", ICASSP 2020). An iteration takes the k-th order statistic of the
-response times. `k` is capped at the workers present; with k = n this is BSP.
+response times. `k` is capped at the workers present; with k = n this is BSP. With `cover` (ours, see cover.py) workers
+that are hardly ever among the first k are not cancelled, so that their rows have a share in the model.
 """
 
 from typing import Annotated, assert_never
@@ -13,6 +14,7 @@ from msgspec import Meta
 from paceline.core.actions import Action
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, Strategy, require_k_within
+from paceline.strategies.cover import Cover
 from paceline.strategies.roster import Rounds
 
 
@@ -20,6 +22,9 @@ class FastestKOptions(Options, frozen=True, kw_only=True):
     """How many to wait for."""
 
     k: Annotated[int, Meta(ge=1, description="workers whose pushes make a step; the others are cancelled")]
+    cover: Annotated[
+        bool, Meta(description="keep late pushes of workers hardly ever among the first k, for a share of each shard")
+    ] = False
 
 
 class FastestK(Strategy):
@@ -31,6 +36,10 @@ class FastestK(Strategy):
     Options = FastestKOptions
     State = Rounds
     state: Rounds
+
+    def set_up(self) -> None:
+        self.may_leave_out = not self.options.cover
+        self.state.cover = Cover() if self.options.cover else None
 
     def handle(self, event: Event) -> list[Action]:
         state = self.state

@@ -41,6 +41,7 @@ class KAsync(Strategy):
     Options = KAsyncOptions
     State = KAsyncState
     state: KAsyncState
+    may_leave_out = True
 
     def handle(self, event: Event) -> list[Action]:
         match event:

@@ -55,6 +55,7 @@ def train() -> None:
     noise = within("noise", session.option("noise", 1.0), low=0.0)  # standard deviation
     data_seed = within("data_seed", session.option("data_seed", 0), low=0)  # not the run's seed
     lr = session.option("lr", 5e-4)  # the publication's; 2 / (largest curvature) = 6.6e-4 is the limit of stability
+    momentum = within("momentum", session.option("momentum", 0.0), low=0.0)
     rows = session.option("batch_size", samples // session.workers)
     epochs = session.option("epochs", 400.0)  # 1e-4 of the first error takes about 270 rounds
 
@@ -71,7 +72,7 @@ def train() -> None:
         return {"error": error, "loss": error + float(half_mean_square(x_all @ best - y_all))}
 
     model = Linear(features).to(session.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     session.prepare(model, optimizer, evaluate=evaluate)
     for x, y in session.batches(train_set, batch_size=rows, epochs=epochs, sampling="shard"):
         optimizer.zero_grad()
