@@ -27,7 +27,7 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
     cause: Cause
 
 
-class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
+class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind", omit_defaults=True):
     """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with the new total."""
 
     at: float
@@ -43,6 +43,8 @@ class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kin
     bytes_down: int
     norm: float | None = None
     loss: float | None = None
+    queued_down_s: float = 0.0  # of `transfer_s`: the model waited until the server's line had carried others
+    queued_up_s: float = 0.0  # likewise the gradient; both are 0 where an engine cannot tell
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):

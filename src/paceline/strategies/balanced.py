@@ -22,7 +22,7 @@ from msgspec import Meta, field
 
 from paceline.core.actions import Action, Cancel, Grant, Mark
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
-from paceline.strategies.balanced_pace import Paces, seconds_for
+from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.roster import Roster, whole_step
 
@@ -56,6 +56,7 @@ class BalancedState(State):
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
     served: dict[int, int] = {}  # the round in which a worker last got samples
+    place: dict[int, int] = {}  # on the server's line: its model goes down after so many others, its push up before them
 
 
 class Balanced(Strategy):
@@ -201,17 +202,35 @@ class Balanced(Strategy):
         state.completed += 1
         state.gathering, state.end = False, None
         state.remaining = state.roster.round_samples if guided else sum(present.values())
-        known = {worker: state.paces.of(worker, False) for worker in sorted(present) if state.paces.known(worker)}
+        known = [worker for worker in sorted(present) if state.paces.known(worker)]
+        self._line_up(known, len(present) - len(known))
         if known:
-            unknown = sum(self._first_piece(worker) for worker in present if worker not in known)
-            span = seconds_for(max(1, state.remaining - unknown), known.values())
+            unknown = sum(self._first_piece(worker) for worker in present if worker not in state.place)
+            paces = {worker: self._pace(worker, False) for worker in known}
+            span = seconds_for(max(1, state.remaining - unknown), paces.values())
             state.end = now + span
-            for worker, pace in known.items():
+            for worker, pace in paces.items():
                 marks += self._take_in(worker, pace.fitting(span), span)
         state.speeds, state.speed = {}, 0.0
         for worker in present:
             self._count(worker)
         return [*self._some_pieces(now, list(present)), *marks]
+
+    def _line_up(self, workers: list[int], before: int = 0) -> None:
+        """Give these workers their places on the server's line, after `before` others.
+
+        The fastest get their models first and push last: a second of theirs is worth the most samples.
+        """
+        paces = self.state.paces
+        if paces.line:
+            workers = sorted(workers, key=lambda worker: (paces.of(worker, False).per_sample, worker))
+        self.state.place = {worker: before + place for place, worker in enumerate(workers)}
+
+    def _pace(self, worker: int, goes_on: bool) -> Pace:
+        """Return the pace of its next piece, with what it waits for others on the server's line."""
+        pace, line = self.state.paces.of(worker, goes_on), self.state.paces.line
+        ways = 1 if goes_on else 2
+        return Pace(pace.start + ways * line * self.state.place.get(worker, 0), pace.per_sample)
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
         """Decide whether the worker takes part in the round; return the marks of a change."""
@@ -243,7 +262,13 @@ class Balanced(Strategy):
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
                 grants[worker] = self._grant(worker, min(work, state.remaining), reason)
-        return [grants[worker] for worker in sorted(grants)]
+        order = sorted(grants)
+        if state.paces.line:
+            order.sort(key=lambda worker: state.place.get(worker, -1))
+        for worker in order:
+            if worker not in state.open:
+                state.paces.note_model(worker, now)
+        return [grants[worker] for worker in order]
 
     def _must_be_measured(self, worker: int) -> bool:
         """Whether its speed is unknown, or was measured so long ago that it may have changed."""
@@ -265,9 +290,9 @@ class Balanced(Strategy):
         if state.end is None:
             fitting, until = max(1, round(fair)), ""
         else:
-            fitting = paces.of(worker, goes_on).fitting(state.end - now)
+            fitting = self._pace(worker, goes_on).fitting(state.end - now)
             until = f", {fitting} fit until {state.end:.4g} s"
-        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on)
+        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, active - 1)
         return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
 
     def _first_piece(self, worker: int) -> int:

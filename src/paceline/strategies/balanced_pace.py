@@ -69,6 +69,10 @@ class Paces(msgspec.Struct):
     request: dict[int, float] = {}  # seconds that one more piece costs beside its samples
     spread: dict[int, float] = {}  # how far a piece's time is from the average, as a share of it
     took: dict[int, Took] = {}
+    line: float = 0.0  # seconds for which one model occupies the server's line, each way; 0: others are not kept waiting
+    ahead: dict[int, int] = {}  # models sent at the same moment before the one under way to this worker
+    sent: int = 0  # models sent at the moment `sent_at`
+    sent_at: float = -1.0
 
     def known(self, worker: int) -> bool:
         """Whether the worker has been measured."""
@@ -80,9 +84,23 @@ class Paces(msgspec.Struct):
         start = self.request.get(worker, node.transfer) if goes_on else node.transfer
         return Pace(start, node.per_sample)
 
+    def note_model(self, worker: int, at: float) -> None:
+        """Note that a model is sent down to the worker, after others of the same moment."""
+        if at != self.sent_at:
+            self.sent_at, self.sent = at, 0
+        self.ahead[worker] = self.sent
+        self.sent += 1
+
     def measure(self, event: Pushed, samples: int, nominal: int, goes_on: bool) -> None:
-        """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends."""
-        worker, compute_s, transfer_s = event.worker, event.compute_s, event.transfer_s
+        """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends.
+
+        A worker's own times leave out what it waited for others on the server's line, which depends on its place.
+        """
+        worker, compute_s = event.worker, event.compute_s
+        transfer_s = event.transfer_s - event.queued_down_s - event.queued_up_s
+        if ahead := self.ahead.pop(worker, 0):
+            took = event.queued_down_s / ahead
+            self.line = self.line + SMOOTHING * (took - self.line) if self.line else took
         if goes_on:
             before = self.request.get(worker, transfer_s)
             self.request[worker] = before + SMOOTHING * (transfer_s - before)
@@ -111,14 +129,16 @@ class Paces(msgspec.Struct):
         self.request.pop(worker, None)
         self.spread.pop(worker, None)
         self.took.pop(worker, None)
+        self.ahead.pop(worker, None)
 
-    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool) -> int:
+    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, others: int = 0) -> int:
         """Return the samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
-        Where one more request costs more than the unevenness that it would remove, all that fits.
+        Where one more request costs more than the unevenness that it would remove, all that fits. If `others` do the
+        same, their gradients pass the server's line first.
         """
         pace, spread = self.of(worker, goes_on), self.spread.get(worker, 0.0)
-        cost = self.request.get(worker, self.monitor.nodes[worker].transfer)
+        cost = self.request.get(worker, self.monitor.nodes[worker].transfer) + others * self.line
         if EVENED_OUT * fair * pace.per_sample * spread <= cost:
             return fitting
         return min(fitting, max(1, round(fair * max(0.5, 1 - RESERVE * spread))))
