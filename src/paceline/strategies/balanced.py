@@ -20,7 +20,7 @@ from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
-from paceline.core.actions import Action, Cancel, Grant, Mark
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
@@ -28,6 +28,11 @@ from paceline.strategies.roster import Roster, whole_step
 
 RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many rounds
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
+TIMER = "late"
+MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
+PATIENCE = 4  # mean deviations of a worker's times; likewise
+CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
+PLACE = {kind: place for place, kind in enumerate((Apply, Discard, Cancel, Grant, SetTimer, Mark))}
 
 
 class BalancedOptions(Options, frozen=True):
@@ -56,6 +61,12 @@ class BalancedState(State):
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
     served: dict[int, int] = {}  # the round in which a worker last got samples
+    began: float = 0.0  # when the round did
+    span: float = 0.0  # seconds from there to the end first predicted
+    stretch: float = 1.0  # how many times as long half of the workers took
+    due: dict[int, float] = {}  # when each grant under way should be answered
+    watched: bool = False  # the timer is set
+    checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
     place: dict[int, int] = {}  # on the server's line: its model goes down after so many others, its push up before them
 
 
@@ -78,13 +89,17 @@ class Balanced(Strategy):
                 return self._joined(event)
             case Left():
                 return self._left(event)
-            case TimerFired() | Applied():
+            case TimerFired():
+                return self._timer_fired(event.at)
+            case Applied():
                 return []
             case _:
                 assert_never(event)
 
     def _pushed(self, event: Pushed) -> list[Action]:
         state, worker = self.state, event.worker
+        if worker in state.checked:
+            return self._answered(event)
         asked, before = state.asked.pop(worker), state.open.pop(worker, None)
         marks: list[Action] = []
         if worker in state.on_trial:
@@ -131,6 +146,7 @@ class Balanced(Strategy):
         state.left_out.pop(worker, None)
         state.served.pop(worker, None)
         state.on_trial.discard(worker)
+        state.checked.pop(worker, None)
         asked = state.asked.pop(worker, 0)
         if not state.roster.present:
             state.gathering, state.remaining, state.end = True, 0, None
@@ -140,36 +156,42 @@ class Balanced(Strategy):
         if self.options.pieces == "guided":
             state.remaining += asked
             if asked and gone and state.asked:
-                return self._share_anew(event.at)
+                return [*self._share_anew(event.at), *self._watch(event.at)]
         return self._go_on(event.at, [], [])
 
-    def _go_on(self, now: float, free: list[int], marks: list[Action]) -> list[Action]:
+    def _go_on(self, now: float, free: list[int], others: list[Action]) -> list[Action]:
         """Offer the free workers more samples; if nobody computes any more, finish the round."""
+        actions = [*others, *self._next(now, free), *self._watch(now)]
+        return sorted(actions, key=lambda action: PLACE[type(action)])
+
+    def _next(self, now: float, free: list[int]) -> list[Action]:
         state, guided = self.state, self.options.pieces == "guided"
         grants = self._pieces(now, free) if guided else []
         if len(state.asked) > len(state.on_trial):
-            return [*grants, *marks]
+            return grants
         if guided and state.remaining:
-            return [*self._share_anew(now), *marks]
+            return self._share_anew(now)
         cancels: list[Action] = []
         for worker in sorted(state.on_trial):
             state.remaining += state.asked.pop(worker)
             state.left_out[worker] = state.completed + RETRY_ROUNDS
             reason = f"w{worker} is too slow for one sample in a round: all others are done"
-            cancels.append(Cancel(worker, reason))
-            marks.append(Mark(worker, "left out", f"{reason}; tried again in round {state.left_out[worker] + 1}"))
+            marked = f"{reason}; tried again in round {state.left_out[worker] + 1}"
+            cancels += [Cancel(worker, reason), Mark(worker, "left out", marked)]
         state.on_trial = set()
         if guided and state.remaining:
-            return [*cancels, *self._share_anew(now), *marks]
-        return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now, marks)]
+            return [*cancels, *self._share_anew(now)]
+        return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now)]
 
     def _share_anew(self, now: float) -> list[Action]:
         """Predict the round's end again, for the ungranted samples and the free workers, and grant pieces."""
         state = self.state
-        present = [worker for worker in state.roster.present if worker not in state.asked]
+        present = [w for w in state.roster.present if w not in state.asked and w not in state.checked]
         free = [worker for worker in present if worker not in state.left_out]
         if not free and state.on_trial:
             self._admit(state.on_trial)
+            return []
+        if not present:
             return []
         if not free:
             self._admit(present)
@@ -195,26 +217,30 @@ class Balanced(Strategy):
         self.state.end = None
         return self._pieces(now, free)
 
-    def _begin(self, now: float, marks: list[Action]) -> list[Action]:
+    def _begin(self, now: float) -> list[Action]:
         """Start a round: predict its end, and leave out workers too slow for it."""
         state, guided = self.state, self.options.pieces == "guided"
-        present = state.roster.present
+        timers: list[Action] = []
+        if state.watched:
+            timers.append(SetTimer(TIMER, None, f"round {state.completed + 1} is complete: nobody is late"))
+        present = [worker for worker in state.roster.present if worker not in state.checked]
         state.completed += 1
-        state.gathering, state.end = False, None
-        state.remaining = state.roster.round_samples if guided else sum(present.values())
+        state.gathering, state.end, state.began, state.watched = False, None, now, False
+        state.remaining = state.roster.round_samples if guided else sum(state.roster.present.values())
+        marks: list[Action] = []
         known = [worker for worker in sorted(present) if state.paces.known(worker)]
         self._line_up(known, len(present) - len(known))
         if known:
             unknown = sum(self._first_piece(worker) for worker in present if worker not in state.place)
             paces = {worker: self._pace(worker, False) for worker in known}
             span = seconds_for(max(1, state.remaining - unknown), paces.values())
-            state.end = now + span
+            state.end, state.span = now + span, span
             for worker, pace in paces.items():
                 marks += self._take_in(worker, pace.fitting(span), span)
         state.speeds, state.speed = {}, 0.0
         for worker in present:
             self._count(worker)
-        return [*self._some_pieces(now, list(present)), *marks]
+        return [*self._some_pieces(now, present), *timers, *marks]
 
     def _line_up(self, workers: list[int], before: int = 0) -> None:
         """Give these workers their places on the server's line, after `before` others.
@@ -257,11 +283,11 @@ class Balanced(Strategy):
         grants: dict[int, Action] = {}
         # Workers to be measured come first: by the prediction the others would take every sample.
         for worker in sorted(free, key=lambda w: (not self._must_be_measured(w), w)):
-            if worker in state.left_out or worker in state.asked:
+            if worker in state.left_out or worker in state.asked or worker in state.checked:
                 continue
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
-                grants[worker] = self._grant(worker, min(work, state.remaining), reason)
+                grants[worker] = self._grant(worker, min(work, state.remaining), now, reason)
         order = sorted(grants)
         if state.paces.line:
             order.sort(key=lambda worker: state.place.get(worker, -1))
@@ -284,7 +310,7 @@ class Balanced(Strategy):
             work = self._first_piece(worker)
             nominal = state.roster.present[worker]
             return work, f"w{worker}: {work} of {nominal} nominal samples, its time cannot be predicted"
-        active = len(state.roster.present) - len(state.left_out) - len(state.on_trial)
+        active = self._taking_part()
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
         if state.end is None:
@@ -300,8 +326,18 @@ class Balanced(Strategy):
         nominal = self.state.roster.present[worker]
         return nominal if self.options.pieces == "one" else max(1, nominal // PROBE)
 
-    def _grant(self, worker: int, work: int, reason: str) -> Action:
+    def _taking_part(self) -> int:
+        """Count the workers that share the round."""
         state = self.state
+        return len(state.roster.present) - len(state.left_out) - len(state.on_trial) - len(state.checked)
+
+    def _grant(self, worker: int, work: int, now: float, reason: str) -> Action:
+        state = self.state
+        if state.paces.known(worker):
+            pace = self._pace(worker, worker in state.open)
+            state.due[worker] = now + pace.start + work * pace.per_sample
+        else:
+            state.due[worker] = now + state.span
         state.asked[worker] = work
         state.served[worker] = state.completed
         state.remaining -= work
@@ -311,10 +347,100 @@ class Balanced(Strategy):
     def _count(self, worker: int) -> None:
         """Add the worker to the total speed if it is measured and takes part."""
         state = self.state
-        out = worker in state.left_out or worker in state.on_trial or worker in state.speeds
-        if state.paces.known(worker) and not out:
+        out = worker in state.left_out or worker in state.on_trial or worker in state.checked
+        if state.paces.known(worker) and not out and worker not in state.speeds:
             state.speeds[worker] = 1 / state.paces.of(worker, False).per_sample
             state.speed += state.speeds[worker]
+
+    # -- workers that do not answer ----------------------------------------------------------------------------------
+
+    def _watch(self, now: float) -> list[Action]:
+        """Once half of the workers are done, set the time from which one of the others is late.
+
+        A time that all of them took longer by delays nobody.
+        """
+        state = self.state
+        if state.checked and not state.asked and state.roster.idle and not state.watched:
+            state.watched = True
+            return [SetTimer(TIMER, now + state.span, f"{len(state.checked)} workers that do not answer hold data")]
+        computing = [worker for worker in state.asked if worker not in state.on_trial]
+        half_done = 0 < 2 * len(computing) <= self._taking_part()
+        if self.options.pieces == "one" or state.watched or state.end is None or not half_done:
+            return []
+        state.watched = True
+        state.stretch = max(1.0, (now - state.began) / state.span)
+        first = min(computing, key=lambda worker: (self._late_at(worker), worker))
+        at = self._late_at(first)
+        reason = f"{len(computing)} of {self._taking_part()} workers compute, w{first} is late from {at:.4g} s on"
+        return [SetTimer(TIMER, at, reason)]
+
+    def _late_at(self, worker: int) -> float:
+        """Return from when on the worker counts as one that does not answer.
+
+        Waiting is worth as long as the others would take to compute its samples again.
+        """
+        state = self.state
+        others = state.speed - state.speeds.get(worker, 0.0)
+        again = state.asked[worker] / others if others > 0 else state.span
+        margin = max(MARGIN * state.span, PATIENCE * state.paces.spread.get(worker, 0.0) * state.span, again)
+        return state.began + (state.due[worker] - state.began + margin) * state.stretch
+
+    def _timer_fired(self, now: float) -> list[Action]:
+        """Return the samples of late workers to the round, and see with a few others whether they still answer."""
+        state = self.state
+        state.watched = False
+        if state.checked and not state.asked:
+            return self._give_up(now)
+        late = [w for w in sorted(state.asked) if w not in state.on_trial and self._late_at(w) <= now]
+        actions: list[Action] = []
+        for worker in late:
+            asked = state.asked.pop(worker)
+            state.remaining += asked
+            state.checked[worker] = 0.0
+            state.speed -= state.speeds.pop(worker, 0.0)
+            reason = f"w{worker} has not answered for {now - state.began:.4g} s of a round of {state.span:.4g} s"
+            actions.append(Cancel(worker, f"{reason}: its {asked} samples return to the round"))
+            actions += [self._check(worker, reason), Mark(worker, "silent", reason)]
+        return self._go_on(now, [], actions)
+
+    def _check(self, worker: int, reason: str) -> Action:
+        """Grant samples outside the round, for which nobody waits: their push says that the worker is back."""
+        work = max(1, self.state.roster.present[worker] // PROBE)
+        return Grant(worker, work, self.state.completed + 1, f"{reason}: {work} samples outside the round as a check")
+
+    def _give_up(self, now: float) -> list[Action]:
+        """Take back the checks at the end of the data: the others come back from being idle for these samples."""
+        state = self.state
+        actions: list[Action] = []
+        for worker in sorted(state.checked):
+            state.left_out[worker] = state.completed + RETRY_ROUNDS
+            reason = f"w{worker} still does not answer at {now:.4g} s, and no other samples are left"
+            actions += [Cancel(worker, reason), Mark(worker, "left out", reason)]
+        state.checked = {}
+        return sorted(actions, key=lambda action: PLACE[type(action)])
+
+    def _answered(self, event: Pushed) -> list[Action]:
+        """Let a worker that answers again take part, unless it has just been found slower than before.
+
+        Then the answer may have been held up by the very trouble that has ended with it, and a second one must agree.
+        """
+        state, worker = self.state, event.worker
+        took = event.compute_s / event.samples if event.samples else 0.0
+        discard = Discard(event.push, f"w{worker} answers: the {event.samples} samples were outside the round")
+        before = state.checked[worker]
+        usual = state.paces.per_sample(worker)
+        tolerance = max(CHANGED, 1 + PATIENCE * state.paces.spread.get(worker, 0.0))
+        if usual is not None and took > tolerance * usual:
+            if took > tolerance * before:
+                state.checked[worker] = took
+                reason = f"w{worker}: {took:.4g} s for a sample, {usual:.4g} s before"
+                return [discard, self._check(worker, reason)]
+            state.paces.renew(worker, took)
+        del state.checked[worker]
+        state.served[worker] = state.completed
+        self._count(worker)
+        mark = Mark(worker, "active", f"w{worker} answers again: {took:.4g} s for a sample")
+        return self._go_on(event.at, [worker], [discard, mark])
 
     def _apply(self, reason: str) -> list[Action]:
         """Apply all pushes of the round as one whole step, and add its times to the averages."""

@@ -10,7 +10,7 @@ from math import floor
 import msgspec
 
 from paceline.core.events import Pushed
-from paceline.strategies.monitor import SMOOTHING, Monitor
+from paceline.strategies.monitor import SHORTEST, SMOOTHING, Monitor
 
 ROUNDING = 1e-3  # samples; the rounding error that differences of times leave
 
@@ -122,6 +122,15 @@ class Paces(msgspec.Struct):
             nominal = self.monitor.nodes[worker].nominal
             self.monitor.record(worker, took.samples, nominal, took.compute_s, took.transfer_s)
         self.took = {}
+
+    def per_sample(self, worker: int) -> float | None:
+        """Return the seconds that the worker usually takes for a sample; None if it was never measured."""
+        return self.monitor.nodes[worker].per_sample if self.known(worker) else None
+
+    def renew(self, worker: int, per_sample: float) -> None:
+        """Replace what was measured of a worker whose speed has changed."""
+        self.monitor.nodes[worker].per_sample = max(per_sample, SHORTEST)
+        self.took.pop(worker, None)
 
     def forget(self, worker: int) -> None:
         """Drop the measurements of a process that is gone or has to be measured again."""
