@@ -16,6 +16,7 @@ are done before it.
 """
 
 from collections.abc import Iterable
+from math import ceil, log2
 from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
@@ -32,6 +33,8 @@ TIMER = "late"
 MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
 PATIENCE = 4  # mean deviations of a worker's times; likewise
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
+CUSHION = 2.5  # mean deviations that the last to push are planned to be done before their turn; measured
+CLASSES = 4  # of speed, where it doubles
 PLACE = {kind: place for place, kind in enumerate((Apply, Discard, Cancel, Grant, SetTimer, Mark))}
 
 
@@ -67,6 +70,7 @@ class BalancedState(State):
     due: dict[int, float] = {}  # when each grant under way should be answered
     watched: bool = False  # the timer is set
     checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
+    sharing: int = 0  # workers with places that take part, by the prediction
     place: dict[int, int] = {}  # on the server's line: its model goes down after so many others, its push up before them
 
 
@@ -232,8 +236,13 @@ class Balanced(Strategy):
         self._line_up(known, len(present) - len(known))
         if known:
             unknown = sum(self._first_piece(worker) for worker in present if worker not in state.place)
+            samples = max(1, state.remaining - unknown)
             paces = {worker: self._pace(worker, False) for worker in known}
-            span = seconds_for(max(1, state.remaining - unknown), paces.values())
+            span = seconds_for(samples, paces.values())
+            if state.paces.line:
+                state.sharing = sum(pace.fitting(span) > 0 for pace in paces.values())
+                paces = {worker: self._pace(worker, False) for worker in known}
+                span = seconds_for(samples, paces.values())
             state.end, state.span = now + span, span
             for worker, pace in paces.items():
                 marks += self._take_in(worker, pace.fitting(span), span)
@@ -249,14 +258,20 @@ class Balanced(Strategy):
         """
         paces = self.state.paces
         if paces.line:
-            workers = sorted(workers, key=lambda worker: (paces.of(worker, False).per_sample, worker))
+            # By classes of speed: by the last digit, those that were lucky of late would get the work of the fastest.
+            workers = sorted(workers, key=lambda w: (round(CLASSES * log2(paces.of(w, False).per_sample)), w))
         self.state.place = {worker: before + place for place, worker in enumerate(workers)}
+        self.state.sharing = 0
 
     def _pace(self, worker: int, goes_on: bool) -> Pace:
         """Return the pace of its next piece, with what it waits for others on the server's line."""
-        pace, line = self.state.paces.of(worker, goes_on), self.state.paces.line
+        state, paces = self.state, self.state.paces
+        pace, place = paces.of(worker, goes_on), state.place.get(worker)
+        if not paces.line or place is None:
+            return pace
         ways = 1 if goes_on else 2
-        return Pace(pace.start + ways * line * self.state.place.get(worker, 0), pace.per_sample)
+        late = paces.spread.get(worker, 0.0) * CUSHION * max(0.0, 1 - place / max(1, state.sharing)) ** 2
+        return Pace(pace.start + ways * paces.line * place, pace.per_sample * (1 + late))
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
         """Decide whether the worker takes part in the round; return the marks of a change."""
@@ -314,7 +329,9 @@ class Balanced(Strategy):
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
         if state.end is None:
-            fitting, until = max(1, round(fair)), ""
+            # No piece shorter than the line takes for one of everybody.
+            least = (active - 1) * paces.line / paces.of(worker, goes_on).per_sample
+            fitting, until = max(1, round(fair), min(remaining, ceil(least))), ""
         else:
             fitting = self._pace(worker, goes_on).fitting(state.end - now)
             until = f", {fitting} fit until {state.end:.4g} s"
