@@ -15,6 +15,7 @@ sample in a round is left out and marked; every 20 rounds it is tried with one s
 are done before it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import ceil, log2
 from typing import Annotated, Literal, assert_never
@@ -31,7 +32,7 @@ RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many round
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
 TIMER = "late"
 MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
-PATIENCE = 4  # mean deviations of a worker's times; likewise
+PATIENCE = 6  # mean deviations of a worker's times; likewise
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
 CUSHION = 2.5  # mean deviations that the last to push are planned to be done before their turn; measured
 CLASSES = 4  # of speed, where it doubles
@@ -281,7 +282,7 @@ class Balanced(Strategy):
             state.left_out.pop(worker, None)
             return [] if retry is None else [Mark(worker, "active", f"w{worker}: {fitting} samples fit {span:.4g} s")]
         if retry is None:
-            retry = state.left_out[worker] = state.completed + RETRY_ROUNDS
+            retry = state.left_out[worker] = self._retry_round()
             per_sample = state.paces.of(worker, False).per_sample
             reason = f"w{worker} is left out: {per_sample:.4g} s for a sample, the round takes {span:.4g} s"
             return [Mark(worker, "left out", f"{reason}; tried again in round {retry + 1}")]
@@ -290,6 +291,12 @@ class Balanced(Strategy):
             state.on_trial.add(worker)
             return [Mark(worker, "on trial", f"w{worker} is tried with one sample after {RETRY_ROUNDS} rounds")]
         return []
+
+    def _retry_round(self) -> int:
+        """Return the last of the next rounds in which the fewest others are tried: trials share the server's line."""
+        state, planned = self.state, Counter(self.state.left_out.values())
+        rounds = range(state.completed + RETRY_ROUNDS, state.completed, -1)
+        return min(rounds, key=lambda number: planned[number])
 
     def _pieces(self, now: float, free: list[int]) -> list[Action]:
         """Return grants for these workers, as far as samples of the round remain and fit."""
@@ -335,7 +342,9 @@ class Balanced(Strategy):
         else:
             fitting = self._pace(worker, goes_on).fitting(state.end - now)
             until = f", {fitting} fit until {state.end:.4g} s"
-        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, active - 1)
+        # The fuller the line, the more each further gradient delays those of the others.
+        others = (active - 1) * min(1.0, active * paces.line / state.span) if state.end is not None else active - 1
+        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, others)
         return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
 
     def _first_piece(self, worker: int) -> int:
@@ -399,7 +408,8 @@ class Balanced(Strategy):
         state = self.state
         others = state.speed - state.speeds.get(worker, 0.0)
         again = state.asked[worker] / others if others > 0 else state.span
-        margin = max(MARGIN * state.span, PATIENCE * state.paces.spread.get(worker, 0.0) * state.span, again)
+        queue = self._taking_part() * state.paces.line / 2
+        margin = max(MARGIN * state.span, PATIENCE * state.paces.spread.get(worker, 0.0) * state.span, again, queue)
         return state.began + (state.due[worker] - state.began + margin) * state.stretch
 
     def _timer_fired(self, now: float) -> list[Action]:

@@ -140,7 +140,7 @@ class Paces(msgspec.Struct):
         self.took.pop(worker, None)
         self.ahead.pop(worker, None)
 
-    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, others: int = 0) -> int:
+    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, others: float = 0) -> int:
         """Return the samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
         Where one more request costs more than the unevenness that it would remove, all that fits. If `others` do the
