@@ -1,8 +1,8 @@
 """Actions: the outputs of a strategy, each with its reason, numbers included.
 
 Within one decision they come in the order of this file. The pushes of an Apply come in worker order, because
-floating-point sums follow it. The allotment of samples and the server's line follow the order of the Grants, at most one
-for each worker: worker order, unless the strategy has a reason to send one model before another.
+floating-point sums follow it. The Grants, at most one for each worker, come in the order in which samples are allotted
+and models are sent: worker order, unless the strategy has a reason to send one model before another.
 """
 
 import msgspec

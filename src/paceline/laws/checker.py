@@ -2,7 +2,7 @@
 
 The checker trusts no other code: it reads events, actions and observations, and counts everything else itself.
 
-* form, reasons: actions come in their order, pushes in worker order, one grant a worker, and each action gives its reason;
+* form, reasons: actions come in their order, pushes in worker order, grants one a worker, and each gives its reason;
 * pushes: each is applied or discarded exactly once, and never while it is being extended;
 * grants, presence: no worker holds two grants, none that has gone gets one, and a second one only extends a held push;
 * samples: what was granted is pushed or taken back, and an epoch's samples are all settled when it is done;

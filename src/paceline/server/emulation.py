@@ -22,7 +22,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     begin: float
     compute_s: float
     after_others: bool = False  # of all events at its end, the worker's comes last
-    queued_s: float = 0.0  # of the model's way, behind others on the server's line
+    queued_s: float | None = None  # of the model's way, behind others on the server's line
 
     @property
     def end(self) -> float:

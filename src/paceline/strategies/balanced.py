@@ -36,7 +36,12 @@ PATIENCE = 6  # mean deviations of a worker's times; likewise
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
 CUSHION = 2.5  # mean deviations that the last to push are planned to be done before their turn; measured
 CLASSES = 4  # of speed, where it doubles
-PLACE = {kind: place for place, kind in enumerate((Apply, Discard, Cancel, Grant, SetTimer, Mark))}
+ORDER = (Apply, Discard, Cancel, Grant, SetTimer, Mark)
+
+
+def in_order(actions: list[Action]) -> list[Action]:
+    """Return the actions of one decision by their kinds."""
+    return sorted(actions, key=lambda action: ORDER.index(type(action)))
 
 
 class BalancedOptions(Options, frozen=True):
@@ -72,7 +77,7 @@ class BalancedState(State):
     watched: bool = False  # the timer is set
     checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
     sharing: int = 0  # workers with places that take part, by the prediction
-    place: dict[int, int] = {}  # on the server's line: its model goes down after so many others, its push up before them
+    place: dict[int, int] = {}  # on the server's line: a model goes down after so many others, the push up before them
 
 
 class Balanced(Strategy):
@@ -167,7 +172,7 @@ class Balanced(Strategy):
     def _go_on(self, now: float, free: list[int], others: list[Action]) -> list[Action]:
         """Offer the free workers more samples; if nobody computes any more, finish the round."""
         actions = [*others, *self._next(now, free), *self._watch(now)]
-        return sorted(actions, key=lambda action: PLACE[type(action)])
+        return in_order(actions)
 
     def _next(self, now: float, free: list[int]) -> list[Action]:
         state, guided = self.state, self.options.pieces == "guided"
@@ -444,7 +449,7 @@ class Balanced(Strategy):
             reason = f"w{worker} still does not answer at {now:.4g} s, and no other samples are left"
             actions += [Cancel(worker, reason), Mark(worker, "left out", reason)]
         state.checked = {}
-        return sorted(actions, key=lambda action: PLACE[type(action)])
+        return in_order(actions)
 
     def _answered(self, event: Pushed) -> list[Action]:
         """Let a worker that answers again take part, unless it has just been found slower than before.

@@ -69,7 +69,7 @@ class Paces(msgspec.Struct):
     request: dict[int, float] = {}  # seconds that one more piece costs beside its samples
     spread: dict[int, float] = {}  # how far a piece's time is from the average, as a share of it
     took: dict[int, Took] = {}
-    line: float = 0.0  # seconds for which one model occupies the server's line, each way; 0: others are not kept waiting
+    line: float = 0.0  # seconds for which one model occupies the server's line, either way; 0: none waits for others
     ahead: dict[int, int] = {}  # models sent at the same moment before the one under way to this worker
     sent: int = 0  # models sent at the moment `sent_at`
     sent_at: float = -1.0
@@ -97,10 +97,11 @@ class Paces(msgspec.Struct):
         A worker's own times leave out what it waited for others on the server's line, which depends on its place.
         """
         worker, compute_s = event.worker, event.compute_s
-        transfer_s = event.transfer_s - event.queued_down_s - event.queued_up_s
+        queued_down_s = event.queued_down_s or 0.0
+        transfer_s = event.transfer_s - queued_down_s - (event.queued_up_s or 0.0)
         if ahead := self.ahead.pop(worker, 0):
-            took = event.queued_down_s / ahead
-            self.line = self.line + SMOOTHING * (took - self.line) if self.line else took
+            each = queued_down_s / ahead
+            self.line = self.line + SMOOTHING * (each - self.line) if self.line else each
         if goes_on:
             before = self.request.get(worker, transfer_s)
             self.request[worker] = before + SMOOTHING * (transfer_s - before)
