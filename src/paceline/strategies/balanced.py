@@ -17,13 +17,14 @@ are done before it.
 
 from collections import Counter
 from collections.abc import Iterable
-from math import ceil, log2
+from math import ceil
 from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
 from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.strategies.balanced_line import Line
 from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.roster import Roster, whole_step
@@ -34,8 +35,6 @@ TIMER = "late"
 MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
 PATIENCE = 6  # mean deviations of a worker's times; likewise
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
-CUSHION = 2.5  # mean deviations that the last to push are planned to be done before their turn; measured
-CLASSES = 4  # of speed, where it doubles
 ORDER = (Apply, Discard, Cancel, Grant, SetTimer, Mark)
 
 
@@ -58,6 +57,7 @@ class BalancedState(State):
 
     roster: Roster = field(default_factory=Roster)
     paces: Paces = field(default_factory=Paces)
+    line: Line = field(default_factory=Line)
     completed: int = 0
     gathering: bool = True  # the round has no prediction yet, and each newcomer adds its nominal work
     remaining: int = 0  # samples of the round that are not granted
@@ -76,8 +76,6 @@ class BalancedState(State):
     due: dict[int, float] = {}  # when each grant under way should be answered
     watched: bool = False  # the timer is set
     checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
-    sharing: int = 0  # workers with places that take part, by the prediction
-    place: dict[int, int] = {}  # on the server's line: a model goes down after so many others, the push up before them
 
 
 class Balanced(Strategy):
@@ -126,6 +124,7 @@ class Balanced(Strategy):
                 # A script that accumulates gradients pushes more than its grant.
                 state.remaining = max(0, state.remaining + asked - piece)
             if piece > 0:
+                state.line.measure(event)
                 state.paces.measure(event, piece, state.roster.present[worker], before is not None)
                 self._count(worker)
         return self._go_on(event.at, [worker], marks)
@@ -157,6 +156,8 @@ class Balanced(Strategy):
         state.served.pop(worker, None)
         state.on_trial.discard(worker)
         state.checked.pop(worker, None)
+        state.due.pop(worker, None)
+        state.line.forget(worker)
         asked = state.asked.pop(worker, 0)
         if not state.roster.present:
             state.gathering, state.remaining, state.end = True, 0, None
@@ -207,7 +208,9 @@ class Balanced(Strategy):
             self._admit(present)
             free = present
         if state.end is not None:
-            paces = [state.paces.of(worker, worker in state.open) for worker in free if state.paces.known(worker)]
+            known = [worker for worker in free if state.paces.known(worker)]
+            self._line_up(known)
+            paces = [self._pace(worker, worker in state.open) for worker in known]
             state.end = max(state.end, now + seconds_for(state.remaining, paces)) if paces else None
         return self._some_pieces(now, free)
 
@@ -239,14 +242,15 @@ class Balanced(Strategy):
         state.remaining = state.roster.round_samples if guided else sum(state.roster.present.values())
         marks: list[Action] = []
         known = [worker for worker in sorted(present) if state.paces.known(worker)]
+        state.line.place, state.line.sharing = {}, 0
         self._line_up(known, len(present) - len(known))
         if known:
-            unknown = sum(self._first_piece(worker) for worker in present if worker not in state.place)
+            unknown = sum(self._first_piece(worker) for worker in present if not state.paces.known(worker))
             samples = max(1, state.remaining - unknown)
             paces = {worker: self._pace(worker, False) for worker in known}
             span = seconds_for(samples, paces.values())
-            if state.paces.line:
-                state.sharing = sum(pace.fitting(span) > 0 for pace in paces.values())
+            if state.line.each:
+                state.line.sharing = sum(pace.fitting(span) > 0 for pace in paces.values())
                 paces = {worker: self._pace(worker, False) for worker in known}
                 span = seconds_for(samples, paces.values())
             state.end, state.span = now + span, span
@@ -258,26 +262,14 @@ class Balanced(Strategy):
         return [*self._some_pieces(now, present), *timers, *marks]
 
     def _line_up(self, workers: list[int], before: int = 0) -> None:
-        """Give these workers their places on the server's line, after `before` others.
-
-        The fastest get their models first and push last: a second of theirs is worth the most samples.
-        """
-        paces = self.state.paces
-        if paces.line:
-            # By classes of speed: by the last digit, those that were lucky of late would get the work of the fastest.
-            workers = sorted(workers, key=lambda w: (round(CLASSES * log2(paces.of(w, False).per_sample)), w))
-        self.state.place = {worker: before + place for place, worker in enumerate(workers)}
-        self.state.sharing = 0
+        self.state.line.line_up({worker: self.state.paces.of(worker, False) for worker in workers}, before)
 
     def _pace(self, worker: int, goes_on: bool) -> Pace:
         """Return the pace of its next piece, with what it waits for others on the server's line."""
-        state, paces = self.state, self.state.paces
-        pace, place = paces.of(worker, goes_on), state.place.get(worker)
-        if not paces.line or place is None:
-            return pace
-        ways = 1 if goes_on else 2
-        late = paces.spread.get(worker, 0.0) * CUSHION * max(0.0, 1 - place / max(1, state.sharing)) ** 2
-        return Pace(pace.start + ways * paces.line * place, pace.per_sample * (1 + late))
+        paces = self.state.paces
+        return self.state.line.delayed(
+            worker, paces.of(worker, goes_on), paces.spread.get(worker, 0.0), goes_on=goes_on
+        )
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
         """Decide whether the worker takes part in the round; return the marks of a change."""
@@ -315,12 +307,10 @@ class Balanced(Strategy):
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
                 grants[worker] = self._grant(worker, min(work, state.remaining), now, reason)
-        order = sorted(grants)
-        if state.paces.line:
-            order.sort(key=lambda worker: state.place.get(worker, -1))
+        order = state.line.in_turn(grants)
         for worker in order:
             if worker not in state.open:
-                state.paces.note_model(worker, now)
+                state.line.note_model(worker, now)
         return [grants[worker] for worker in order]
 
     def _must_be_measured(self, worker: int) -> bool:
@@ -340,16 +330,15 @@ class Balanced(Strategy):
         active = self._taking_part()
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
+        cost = state.line.cost(active - 1, state.span if state.end is not None else 0.0)
         if state.end is None:
             # No piece shorter than the line takes for one of everybody.
-            least = (active - 1) * paces.line / paces.of(worker, goes_on).per_sample
+            least = cost / paces.of(worker, goes_on).per_sample
             fitting, until = max(1, round(fair), min(remaining, ceil(least))), ""
         else:
             fitting = self._pace(worker, goes_on).fitting(state.end - now)
             until = f", {fitting} fit until {state.end:.4g} s"
-        # The fuller the line, the more each further gradient delays those of the others.
-        others = (active - 1) * min(1.0, active * paces.line / state.span) if state.end is not None else active - 1
-        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, others)
+        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, cost)
         return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
 
     def _first_piece(self, worker: int) -> int:
@@ -391,12 +380,12 @@ class Balanced(Strategy):
         A time that all of them took longer by delays nobody.
         """
         state = self.state
-        if state.checked and not state.asked and state.roster.idle and not state.watched:
+        if self._data_is_held() and not state.watched:
             state.watched = True
             return [SetTimer(TIMER, now + state.span, f"{len(state.checked)} workers that do not answer hold data")]
         computing = [worker for worker in state.asked if worker not in state.on_trial]
         half_done = 0 < 2 * len(computing) <= self._taking_part()
-        if self.options.pieces == "one" or state.watched or state.end is None or not half_done:
+        if self.options.pieces == "one" or state.watched or state.end is None or not half_done or not state.span:
             return []
         state.watched = True
         state.stretch = max(1.0, (now - state.began) / state.span)
@@ -404,6 +393,11 @@ class Balanced(Strategy):
         at = self._late_at(first)
         reason = f"{len(computing)} of {self._taking_part()} workers compute, w{first} is late from {at:.4g} s on"
         return [SetTimer(TIMER, at, reason)]
+
+    def _data_is_held(self) -> bool:
+        """Whether others are idle for want of data while workers that do not answer have the last of it."""
+        state = self.state
+        return bool(state.checked and state.roster.idle) and not state.asked
 
     def _late_at(self, worker: int) -> float:
         """Return from when on the worker counts as one that does not answer.
@@ -413,22 +407,26 @@ class Balanced(Strategy):
         state = self.state
         others = state.speed - state.speeds.get(worker, 0.0)
         again = state.asked[worker] / others if others > 0 else state.span
-        queue = self._taking_part() * state.paces.line / 2
+        queue = self._taking_part() * state.line.each / 2
         margin = max(MARGIN * state.span, PATIENCE * state.paces.spread.get(worker, 0.0) * state.span, again, queue)
-        return state.began + (state.due[worker] - state.began + margin) * state.stretch
+        due = state.due.get(worker, state.began + state.span)
+        return state.began + (due - state.began + margin) * state.stretch
 
     def _timer_fired(self, now: float) -> list[Action]:
         """Return the samples of late workers to the round, and see with a few others whether they still answer."""
         state = self.state
         state.watched = False
-        if state.checked and not state.asked:
+        if self._data_is_held():
             return self._give_up(now)
         late = [w for w in sorted(state.asked) if w not in state.on_trial and self._late_at(w) <= now]
+        if not late:
+            return self._watch(now)
         actions: list[Action] = []
         for worker in late:
             asked = state.asked.pop(worker)
             state.remaining += asked
             state.checked[worker] = 0.0
+            state.line.forget(worker)
             state.speed -= state.speeds.pop(worker, 0.0)
             reason = f"w{worker} has not answered for {now - state.began:.4g} s of a round of {state.span:.4g} s"
             actions.append(Cancel(worker, f"{reason}: its {asked} samples return to the round"))

@@ -69,10 +69,6 @@ class Paces(msgspec.Struct):
     request: dict[int, float] = {}  # seconds that one more piece costs beside its samples
     spread: dict[int, float] = {}  # how far a piece's time is from the average, as a share of it
     took: dict[int, Took] = {}
-    line: float = 0.0  # seconds for which one model occupies the server's line, either way; 0: none waits for others
-    ahead: dict[int, int] = {}  # models sent at the same moment before the one under way to this worker
-    sent: int = 0  # models sent at the moment `sent_at`
-    sent_at: float = -1.0
 
     def known(self, worker: int) -> bool:
         """Whether the worker has been measured."""
@@ -84,24 +80,13 @@ class Paces(msgspec.Struct):
         start = self.request.get(worker, node.transfer) if goes_on else node.transfer
         return Pace(start, node.per_sample)
 
-    def note_model(self, worker: int, at: float) -> None:
-        """Note that a model is sent down to the worker, after others of the same moment."""
-        if at != self.sent_at:
-            self.sent_at, self.sent = at, 0
-        self.ahead[worker] = self.sent
-        self.sent += 1
-
     def measure(self, event: Pushed, samples: int, nominal: int, goes_on: bool) -> None:
         """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends.
 
         A worker's own times leave out what it waited for others on the server's line, which depends on its place.
         """
         worker, compute_s = event.worker, event.compute_s
-        queued_down_s = event.queued_down_s or 0.0
-        transfer_s = event.transfer_s - queued_down_s - (event.queued_up_s or 0.0)
-        if ahead := self.ahead.pop(worker, 0):
-            each = queued_down_s / ahead
-            self.line = self.line + SMOOTHING * (each - self.line) if self.line else each
+        transfer_s = event.transfer_s - (event.queued_down_s or 0.0) - (event.queued_up_s or 0.0)
         if goes_on:
             before = self.request.get(worker, transfer_s)
             self.request[worker] = before + SMOOTHING * (transfer_s - before)
@@ -139,16 +124,15 @@ class Paces(msgspec.Struct):
         self.request.pop(worker, None)
         self.spread.pop(worker, None)
         self.took.pop(worker, None)
-        self.ahead.pop(worker, None)
 
-    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, others: float = 0) -> int:
+    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, delay_s: float = 0.0) -> int:
         """Return the samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
-        Where one more request costs more than the unevenness that it would remove, all that fits. If `others` do the
-        same, their gradients pass the server's line first.
+        Where one more request, with the seconds by which it delays others, costs more than the unevenness that it would
+        remove, all that fits.
         """
         pace, spread = self.of(worker, goes_on), self.spread.get(worker, 0.0)
-        cost = self.request.get(worker, self.monitor.nodes[worker].transfer) + others * self.line
+        cost = self.request.get(worker, self.monitor.nodes[worker].transfer) + delay_s
         if EVENED_OUT * fair * pace.per_sample * spread <= cost:
             return fitting
         return min(fitting, max(1, round(fair * max(0.5, 1 - RESERVE * spread))))
