@@ -34,6 +34,7 @@ PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal 
 TIMER = "late"
 MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
 PATIENCE = 6  # mean deviations of a worker's times; likewise
+HICCUP_S = 0.02  # likewise: a busy host does not run a process for so long
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
 ORDER = (Apply, Discard, Cancel, Grant, SetTimer, Mark)
 
@@ -72,7 +73,7 @@ class BalancedState(State):
     served: dict[int, int] = {}  # the round in which a worker last got samples
     began: float = 0.0  # when the round did
     span: float = 0.0  # seconds from there to the end first predicted
-    stretch: float = 1.0  # how many times as long half of the workers took
+    stretch: float = 0.0  # how many times as long as predicted half of the workers took; 0 before they are done
     due: dict[int, float] = {}  # when each grant under way should be answered
     watched: bool = False  # the timer is set
     checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
@@ -238,7 +239,8 @@ class Balanced(Strategy):
             timers.append(SetTimer(TIMER, None, f"round {state.completed + 1} is complete: nobody is late"))
         present = [worker for worker in state.roster.present if worker not in state.checked]
         state.completed += 1
-        state.gathering, state.end, state.began, state.watched = False, None, now, False
+        state.gathering, state.end = False, None
+        state.began, state.stretch, state.watched = now, 0.0, False
         state.remaining = state.roster.round_samples if guided else sum(state.roster.present.values())
         marks: list[Action] = []
         known = [worker for worker in sorted(present) if state.paces.known(worker)]
@@ -388,7 +390,7 @@ class Balanced(Strategy):
         if self.options.pieces == "one" or state.watched or state.end is None or not half_done or not state.span:
             return []
         state.watched = True
-        state.stretch = max(1.0, (now - state.began) / state.span)
+        state.stretch = state.stretch or max(1.0, (now - state.began) / state.span)
         first = min(computing, key=lambda worker: (self._late_at(worker), worker))
         at = self._late_at(first)
         reason = f"{len(computing)} of {self._taking_part()} workers compute, w{first} is late from {at:.4g} s on"
@@ -408,9 +410,10 @@ class Balanced(Strategy):
         others = state.speed - state.speeds.get(worker, 0.0)
         again = state.asked[worker] / others if others > 0 else state.span
         queue = self._taking_part() * state.line.each / 2
-        margin = max(MARGIN * state.span, PATIENCE * state.paces.spread.get(worker, 0.0) * state.span, again, queue)
+        rounds = max(MARGIN, PATIENCE * state.paces.spread.get(worker, 0.0))
         due = state.due.get(worker, state.began + state.span)
-        return state.began + (due - state.began + margin) * state.stretch
+        margin = max(rounds * state.span, again, queue, HICCUP_S)
+        return state.began + (due - state.began + margin) * (state.stretch or 1.0)
 
     def _timer_fired(self, now: float) -> list[Action]:
         """Return the samples of late workers to the round, and see with a few others whether they still answer."""
