@@ -425,6 +425,7 @@ class Balanced(Strategy):
         if not late:
             return self._watch(now)
         actions: list[Action] = []
+        checks: list[Action] = []
         for worker in late:
             asked = state.asked.pop(worker)
             state.remaining += asked
@@ -433,13 +434,15 @@ class Balanced(Strategy):
             state.speed -= state.speeds.pop(worker, 0.0)
             reason = f"w{worker} has not answered for {now - state.began:.4g} s of a round of {state.span:.4g} s"
             actions.append(Cancel(worker, f"{reason}: its {asked} samples return to the round"))
-            actions += [self._check(worker, reason), Mark(worker, "silent", reason)]
-        return self._go_on(now, [], actions)
+            actions.append(Mark(worker, "silent", reason))
+            checks.append(self._check(worker))
+        return in_order([*self._go_on(now, [], actions), *checks])
 
-    def _check(self, worker: int, reason: str) -> Action:
+    def _check(self, worker: int, found: str = "") -> Action:
         """Grant samples outside the round, for which nobody waits: their push says that the worker is back."""
         work = max(1, self.state.roster.present[worker] // PROBE)
-        return Grant(worker, work, self.state.completed + 1, f"{reason}: {work} samples outside the round as a check")
+        reason = f"w{worker}: samples outside the round, {work}, to see when it answers{found}"
+        return Grant(worker, work, self.state.completed + 1, reason)
 
     def _give_up(self, now: float) -> list[Action]:
         """Take back the checks at the end of the data: the others come back from being idle for these samples."""
@@ -459,15 +462,14 @@ class Balanced(Strategy):
         """
         state, worker = self.state, event.worker
         took = event.compute_s / event.samples if event.samples else 0.0
-        discard = Discard(event.push, f"w{worker} answers: the {event.samples} samples were outside the round")
+        discard = Discard(event.push, f"w{worker} answers: samples outside the round, {event.samples}")
         before = state.checked[worker]
         usual = state.paces.per_sample(worker)
         tolerance = max(CHANGED, 1 + PATIENCE * state.paces.spread.get(worker, 0.0))
         if usual is not None and took > tolerance * usual:
             if took > tolerance * before:
                 state.checked[worker] = took
-                reason = f"w{worker}: {took:.4g} s for a sample, {usual:.4g} s before"
-                return [discard, self._check(worker, reason)]
+                return [discard, self._check(worker, f": {took:.4g} s for a sample, {usual:.4g} s before")]
             state.paces.renew(worker, took)
         del state.checked[worker]
         state.served[worker] = state.completed
