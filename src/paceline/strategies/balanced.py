@@ -32,7 +32,7 @@ from paceline.strategies.roster import Roster, whole_step
 RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many rounds
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
 TIMER = "late"
-MARGIN = 0.2  # predicted rounds that a worker may be late at least: the others would only be idle for so long
+MARGIN = 0.15  # predicted rounds that a worker may be late at least: the others would only be idle for so long
 PATIENCE = 6  # mean deviations of a worker's times; likewise
 HICCUP_S = 0.02  # likewise: a busy host does not run a process for so long
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
@@ -139,9 +139,10 @@ class Balanced(Strategy):
             return []
         state.served[worker] = state.completed
         self._count(worker)
-        if state.gathering or self.options.pieces == "guided":
-            return self._pieces(event.at, [worker])
-        return []
+        guided = self.options.pieces == "guided"
+        if guided and not state.gathering and not state.asked:
+            return self._go_on(event.at, [worker], [])  # it comes back for samples that others did not deliver
+        return self._pieces(event.at, [worker]) if state.gathering or guided else []
 
     def _left(self, event: Left) -> list[Action]:
         state, worker = self.state, event.worker
@@ -281,20 +282,23 @@ class Balanced(Strategy):
             state.left_out.pop(worker, None)
             return [] if retry is None else [Mark(worker, "active", f"w{worker}: {fitting} samples fit {span:.4g} s")]
         if retry is None:
-            retry = state.left_out[worker] = self._retry_round()
+            retry = self._retry_round(worker)
+        if worker not in state.left_out and retry > state.completed:
+            state.left_out[worker] = retry
             per_sample = state.paces.of(worker, False).per_sample
             reason = f"w{worker} is left out: {per_sample:.4g} s for a sample, the round takes {span:.4g} s"
             return [Mark(worker, "left out", f"{reason}; tried again in round {retry + 1}")]
         if state.completed >= retry:
-            del state.left_out[worker]
+            state.left_out.pop(worker, None)
             state.on_trial.add(worker)
             return [Mark(worker, "on trial", f"w{worker} is tried with one sample after {RETRY_ROUNDS} rounds")]
         return []
 
-    def _retry_round(self) -> int:
+    def _retry_round(self, worker: int) -> int:
         """Return the last of the next rounds in which the fewest others are tried: trials share the server's line."""
         state, planned = self.state, Counter(self.state.left_out.values())
-        rounds = range(state.completed + RETRY_ROUNDS, state.completed, -1)
+        latest = state.served.get(worker, state.completed) + RETRY_ROUNDS
+        rounds = range(latest, min(latest - 1, state.completed), -1)
         return min(rounds, key=lambda number: planned[number])
 
     def _pieces(self, now: float, free: list[int]) -> list[Action]:
