@@ -3,7 +3,7 @@
 Workers that cost time alone, in virtual time. Throughput is counted once the workers are known.
 """
 
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -75,8 +75,8 @@ def speed_of(speeds):
 def synchronous_round_s(rates, samples, turn_s):
     """The shortest round: models down and gradients up one after the other, the fastest first down and last up.
 
-    A worker of rank r computes for T - 2 r turns, so T = (samples + 2 turns * sum of r * rate) / sum of rates over those
-    who take part.
+    A worker of rank r computes for T - 2 r turns, so T = (samples + 2 turns * sum of r * rate) / sum of rates, over the
+    workers that take part.
     """
     best, weighted, total = float("inf"), 0.0, 0.0
     for rank, rate in enumerate(sorted(rates, reverse=True), 1):
@@ -217,7 +217,7 @@ def test_a_worker_that_never_answers_again_does_not_keep_the_last_samples(at):
 def test_two_workers_are_told_apart_too():
     lines = run([1.0, 1.0], events=cut(0, 5.0, 5.0), seconds=15.0)
     at = [second for second, _ in rounds_of(lines)]
-    longest = max(later - earlier for earlier, later in zip(at, at[1:], strict=False))
+    longest = max(later - earlier for earlier, later in pairwise(at))
     assert longest < 3.2 * WORK * SECONDS_PER_SAMPLE
 
 

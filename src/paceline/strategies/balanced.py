@@ -297,7 +297,7 @@ class Balanced(Strategy):
     def _retry_round(self, worker: int) -> int:
         """Return the last of the next rounds in which the fewest others are tried: trials share the server's line."""
         state, planned = self.state, Counter(self.state.left_out.values())
-        latest = state.served.get(worker, state.completed) + RETRY_ROUNDS
+        latest = min(state.served.get(worker, state.completed) + 1, state.completed) + RETRY_ROUNDS
         rounds = range(latest, min(latest - 1, state.completed), -1)
         return min(rounds, key=lambda number: planned[number])
 
