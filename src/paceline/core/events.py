@@ -27,7 +27,7 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
     cause: Cause
 
 
-class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind", omit_defaults=True):
+class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
     """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with the new total."""
 
     at: float

@@ -8,11 +8,17 @@ more of its share of what remains, then of its share of the rest, and so on; eac
 even its times, the larger the pieces; where a request costs more than the unevenness it could remove, the worker takes
 all that fits at once. If nobody computes and samples of the round remain, the end is predicted again; samples that a
 grant did not yield, or that a leaver did not deliver, return to the round.
-With `pieces=one` each worker gets one share per round, and the round is what arrives.
+With `pieces=one` each worker gets one share per round, and the round is what arrives, and waits for everybody.
 The global batch is the nominal work of the workers present and idle at the round's start. A round in which workers
 come together, as the first one, has no prediction: a newcomer adds its own nominal work. A worker too slow for even one
-sample in a round is left out and marked; every 20 rounds it is tried with one sample, which is taken back if the others
-are done before it.
+sample in a round is left out and marked; within 20 rounds it is tried with one sample, which is taken back if the
+others are done before it.
+On a server's line where models and gradients wait for each other, the fastest get their models first and push last, and
+each worker's share is what fits between (see `balanced_line`); a piece more is then rarely worth its push.
+Guided, a worker is late when half of the others are done and more than its usual deviations, and more than the others
+would take for its samples, have passed since it should have answered. Its samples return to the round, and it gets a
+few others outside the round, for which nobody waits: once it has answered, it takes part again. What it pushes for the
+grant that was taken back is dropped on arrival, so nothing counts twice.
 """
 
 from collections import Counter
