@@ -175,6 +175,7 @@ class _Talk:
             at, worker, push, grant.through, version, samples,
             float(given.get("compute", at - granted_at - transfer)), transfer, waited, 1000, 1000,
             norm=1.0, loss=None if loss is None else float(loss),
+            queued_down_s=float(given["queued"]) if "queued" in given else None,
         )  # fmt: skip
 
     def _tell(self, event: Event) -> list[Action]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 WORDS = {"reason", "text", "folder"}
+LATER = {"queued_down_s", "queued_up_s"}  # fields that the first digests do not have
 MEASURED = {"loss", "norm", "mass", "inner_product", "metrics", "change", "changes", "distance", "value", "metric"}
 REPORTED = (
     "strategy", "workers", "seed", "seconds", "versions", "pushes", "samples_used", "samples_discarded",
@@ -90,7 +91,7 @@ def _fields(part: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}={shown(value, 6 if name in MEASURED else 9)}"
         for name, value in part.items()
-        if name not in WORDS and name != "kind" and value is not None and value is not False
+        if name not in WORDS | LATER and name != "kind" and value is not None and value is not False
     ]
 
 

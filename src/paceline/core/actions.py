@@ -1,7 +1,8 @@
 """Actions: the outputs of a strategy, each with its reason, numbers included.
 
-Within one decision they come in the order of this file. The pushes of an Apply, and the Grants, come in worker order,
-because floating-point sums and the allotment of samples follow that order.
+Within one decision they come in the order of this file. The pushes of an Apply come in worker order, because
+floating-point sums follow it. The Grants, at most one for each worker, come in the order in which samples are allotted
+and models are sent: worker order, unless the strategy has a reason to send one model before another.
 """
 
 import msgspec

@@ -43,6 +43,8 @@ class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kin
     bytes_down: int
     norm: float | None = None
     loss: float | None = None
+    queued_down_s: float | None = None  # of `transfer_s`: the model waited until the server's line had carried others
+    queued_up_s: float | None = None  # likewise the gradient; None: not at all, or the engine cannot tell
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):

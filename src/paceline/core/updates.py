@@ -29,6 +29,8 @@ class PushRef(msgspec.Struct, gc=False):
     nominal: int | None = None  # samples per push of a script that accumulates gradients
     read_version: int = 0  # set on arrival, as are the allotments
     allotments: tuple[Allotment, ...] = ()
+    queued_down_s: float | None = None  # of `transfer_s`, behind others on the server's line
+    queued_up_s: float | None = None
     extending: bool = False  # its worker is computing a further piece
 
 

@@ -44,6 +44,7 @@ class GradientExchange(ModelExchange):
         sent_at = at - late_s if late_s > JUST_SENT_S else at
         moments = run.emulation.arrivals(record.worker, timing.attempt, arrival.bytes_up, sent_at)
         arrival.transfer_s = timing.delay_s + (moments[0] - sent_at)
+        arrival.queued_down_s, arrival.queued_up_s = timing.queued_s, run.emulation.ways.up.queued_s
         for moment in moments:
             run.engine.call_at(moment, self._on_arrival, (arrival, message.gradient, moment))
 

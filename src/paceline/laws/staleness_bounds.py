@@ -10,7 +10,7 @@ from math import inf, isclose
 from typing import Any
 
 from paceline import strategies
-from paceline.core.actions import Apply, Grant
+from paceline.core.actions import Apply, Cancel, Grant
 from paceline.core.events import Event, Joined, Left, Pushed
 from paceline.laws.account import Account, Blame
 from paceline.records.journal import Decision
@@ -236,9 +236,11 @@ class GlobalBatch(Bound):
     guided: bool
     batch: int = 0
     undisturbed: bool = False  # no worker joined, left or was refused in this round
+    called_back: bool = False  # idle workers return at once for the samples of a Cancel
 
     def before(self, decision: Decision) -> None:
         event, account = decision.event, self.account
+        self.called_back = any(isinstance(a, Cancel) for a in decision.actions) and bool(account.workers.idle)
         if isinstance(event, Joined):
             self.batch += event.work
         if not isinstance(event, Pushed) or not event.samples:
@@ -256,13 +258,14 @@ class GlobalBatch(Bound):
             self.batch, self.undisturbed = self.account.workers.round_samples, not self.account.workers.idle
 
     def require_progress(self) -> None:
+        stands_still = not self.account.workers.running and not self.called_back
         for worker, wait in self.account.workers.waits.items():
-            if not self.account.workers.running:
+            if stands_still:
                 self.blame("progress", f"w{worker} is parked and nobody computes")
             if wait.applies > RETRY_ROUNDS + 1:
                 self.blame("progress", f"w{worker} is left out for {wait.applies} rounds")
         for push, held in self.account.held.items():
-            if held.wait.applies or not self.account.workers.running:
+            if held.wait.applies or stands_still:
                 self.blame("progress", f"push {push} is held and {held.wait.applies} rounds have ended since")
 
 

@@ -203,6 +203,7 @@ class Coordinator:
             at, worker, push, record.through, record.read_version, samples, arrived.compute_s, arrived.transfer_s,
             wait_s, arrived.bytes_up, arrived.bytes_down,
             norm if norm is not None and self.strategy.needs_norms else None, loss,
+            arrived.queued_down_s, arrived.queued_up_s,
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:

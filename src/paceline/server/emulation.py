@@ -22,6 +22,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     begin: float
     compute_s: float
     after_others: bool = False  # of all events at its end, the worker's comes last
+    queued_s: float | None = None  # of the model's way, behind others on the server's line
 
     @property
     def end(self) -> float:
@@ -54,7 +55,8 @@ class Emulation:
         """Time a grant: the model travels down, then the worker computes."""
         attempt = self.attempt(worker)
         begin = self.ways.down.arrival(worker, attempt, bytes_down, at)
-        return Timing(attempt, at, begin, self.times.compute_s(worker, attempt, samples, begin))
+        computed = self.times.compute_s(worker, attempt, samples, begin)
+        return Timing(attempt, at, begin, computed, queued_s=self.ways.down.queued_s)
 
     def compute(self, worker: int, samples: int, at: float, *, after_others: bool = False) -> Timing:
         """Time a computation that starts at once, on what the worker has."""
@@ -62,7 +64,10 @@ class Emulation:
         return Timing(attempt, at, at, self.times.compute_s(worker, attempt, samples, at), after_others)
 
     def arrivals(self, worker: int, attempt: int, bytes_up: int, sent_at: float) -> list[float]:
-        """Return when a push sent at that second arrives: once, unless a message fault hits it."""
+        """Return when a push sent at that second arrives: once, unless a message fault hits it.
+
+        `ways.up.queued_s` then says how long it waits behind others.
+        """
         at = self.ways.up.arrival(worker, attempt, bytes_up, sent_at)
         return self.ways.faults.deliveries(worker, attempt, sent_at, at)
 

@@ -8,26 +8,46 @@ more of its share of what remains, then of its share of the rest, and so on; eac
 even its times, the larger the pieces; where a request costs more than the unevenness it could remove, the worker takes
 all that fits at once. If nobody computes and samples of the round remain, the end is predicted again; samples that a
 grant did not yield, or that a leaver did not deliver, return to the round.
-With `pieces=one` each worker gets one share per round, and the round is what arrives.
+With `pieces=one` each worker gets one share per round, and the round is what arrives, and waits for everybody.
 The global batch is the nominal work of the workers present and idle at the round's start. A round in which workers
 come together, as the first one, has no prediction: a newcomer adds its own nominal work. A worker too slow for even one
-sample in a round is left out and marked; every 20 rounds it is tried with one sample, which is taken back if the others
-are done before it.
+sample in a round is left out and marked; within 20 rounds it is tried with one sample, which is taken back if the
+others are done before it.
+On a server's line where models and gradients wait for each other, the fastest get their models first and push last, and
+each worker's share is what fits between (see `balanced_line`); a piece more is then rarely worth its push.
+Guided, a worker is late when half of the others are done and more than its usual deviations, and more than the others
+would take for its samples, have passed since it should have answered. Its samples return to the round, and it gets a
+few others outside the round, for which nobody waits: once it has answered, it takes part again. What it pushes for the
+grant that was taken back is dropped on arrival, so nothing counts twice.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from math import ceil
 from typing import Annotated, Literal, assert_never
 
 from msgspec import Meta, field
 
-from paceline.core.actions import Action, Cancel, Grant, Mark
+from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
-from paceline.strategies.balanced_pace import Paces, seconds_for
+from paceline.strategies.balanced_line import Line
+from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.roster import Roster, whole_step
 
 RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many rounds
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
+TIMER = "late"
+MARGIN = 0.15  # predicted rounds that a worker may be late at least: the others would only be idle for so long
+PATIENCE = 6  # mean deviations of a worker's times; likewise
+HICCUP_S = 0.02  # likewise: a busy host does not run a process for so long
+CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
+ORDER = (Apply, Discard, Cancel, Grant, SetTimer, Mark)
+
+
+def in_order(actions: list[Action]) -> list[Action]:
+    """Return the actions of one decision by their kinds."""
+    return sorted(actions, key=lambda action: ORDER.index(type(action)))
 
 
 class BalancedOptions(Options, frozen=True):
@@ -44,6 +64,7 @@ class BalancedState(State):
 
     roster: Roster = field(default_factory=Roster)
     paces: Paces = field(default_factory=Paces)
+    line: Line = field(default_factory=Line)
     completed: int = 0
     gathering: bool = True  # the round has no prediction yet, and each newcomer adds its nominal work
     remaining: int = 0  # samples of the round that are not granted
@@ -56,6 +77,12 @@ class BalancedState(State):
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
     served: dict[int, int] = {}  # the round in which a worker last got samples
+    began: float = 0.0  # when the round did
+    span: float = 0.0  # seconds from there to the end first predicted
+    stretch: float = 0.0  # how many times as long as predicted half of the workers took; 0 before they are done
+    due: dict[int, float] = {}  # when each grant under way should be answered
+    watched: bool = False  # the timer is set
+    checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
 
 
 class Balanced(Strategy):
@@ -77,13 +104,17 @@ class Balanced(Strategy):
                 return self._joined(event)
             case Left():
                 return self._left(event)
-            case TimerFired() | Applied():
+            case TimerFired():
+                return self._timer_fired(event.at)
+            case Applied():
                 return []
             case _:
                 assert_never(event)
 
     def _pushed(self, event: Pushed) -> list[Action]:
         state, worker = self.state, event.worker
+        if worker in state.checked:
+            return self._answered(event)
         asked, before = state.asked.pop(worker), state.open.pop(worker, None)
         marks: list[Action] = []
         if worker in state.on_trial:
@@ -100,6 +131,7 @@ class Balanced(Strategy):
                 # A script that accumulates gradients pushes more than its grant.
                 state.remaining = max(0, state.remaining + asked - piece)
             if piece > 0:
+                state.line.measure(event)
                 state.paces.measure(event, piece, state.roster.present[worker], before is not None)
                 self._count(worker)
         return self._go_on(event.at, [worker], marks)
@@ -113,9 +145,10 @@ class Balanced(Strategy):
             return []
         state.served[worker] = state.completed
         self._count(worker)
-        if state.gathering or self.options.pieces == "guided":
-            return self._pieces(event.at, [worker])
-        return []
+        guided = self.options.pieces == "guided"
+        if guided and not state.gathering and not state.asked:
+            return self._go_on(event.at, [worker], [])  # it comes back for samples that others did not deliver
+        return self._pieces(event.at, [worker]) if state.gathering or guided else []
 
     def _left(self, event: Left) -> list[Action]:
         state, worker = self.state, event.worker
@@ -130,6 +163,9 @@ class Balanced(Strategy):
         state.left_out.pop(worker, None)
         state.served.pop(worker, None)
         state.on_trial.discard(worker)
+        state.checked.pop(worker, None)
+        state.due.pop(worker, None)
+        state.line.forget(worker)
         asked = state.asked.pop(worker, 0)
         if not state.roster.present:
             state.gathering, state.remaining, state.end = True, 0, None
@@ -139,42 +175,50 @@ class Balanced(Strategy):
         if self.options.pieces == "guided":
             state.remaining += asked
             if asked and gone and state.asked:
-                return self._share_anew(event.at)
+                return [*self._share_anew(event.at), *self._watch(event.at)]
         return self._go_on(event.at, [], [])
 
-    def _go_on(self, now: float, free: list[int], marks: list[Action]) -> list[Action]:
+    def _go_on(self, now: float, free: list[int], others: list[Action]) -> list[Action]:
         """Offer the free workers more samples; if nobody computes any more, finish the round."""
+        actions = [*others, *self._next(now, free), *self._watch(now)]
+        return in_order(actions)
+
+    def _next(self, now: float, free: list[int]) -> list[Action]:
         state, guided = self.state, self.options.pieces == "guided"
         grants = self._pieces(now, free) if guided else []
         if len(state.asked) > len(state.on_trial):
-            return [*grants, *marks]
+            return grants
         if guided and state.remaining:
-            return [*self._share_anew(now), *marks]
+            return self._share_anew(now)
         cancels: list[Action] = []
         for worker in sorted(state.on_trial):
             state.remaining += state.asked.pop(worker)
             state.left_out[worker] = state.completed + RETRY_ROUNDS
             reason = f"w{worker} is too slow for one sample in a round: all others are done"
-            cancels.append(Cancel(worker, reason))
-            marks.append(Mark(worker, "left out", f"{reason}; tried again in round {state.left_out[worker] + 1}"))
+            marked = f"{reason}; tried again in round {state.left_out[worker] + 1}"
+            cancels += [Cancel(worker, reason), Mark(worker, "left out", marked)]
         state.on_trial = set()
         if guided and state.remaining:
-            return [*cancels, *self._share_anew(now), *marks]
-        return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now, marks)]
+            return [*cancels, *self._share_anew(now)]
+        return [*self._apply(f"round {state.completed + 1} is complete"), *cancels, *self._begin(now)]
 
     def _share_anew(self, now: float) -> list[Action]:
         """Predict the round's end again, for the ungranted samples and the free workers, and grant pieces."""
         state = self.state
-        present = [worker for worker in state.roster.present if worker not in state.asked]
+        present = [w for w in state.roster.present if w not in state.asked and w not in state.checked]
         free = [worker for worker in present if worker not in state.left_out]
         if not free and state.on_trial:
             self._admit(state.on_trial)
+            return []
+        if not present:
             return []
         if not free:
             self._admit(present)
             free = present
         if state.end is not None:
-            paces = [state.paces.of(worker, worker in state.open) for worker in free if state.paces.known(worker)]
+            known = [worker for worker in free if state.paces.known(worker)]
+            self._line_up(known)
+            paces = [self._pace(worker, worker in state.open) for worker in known]
             state.end = max(state.end, now + seconds_for(state.remaining, paces)) if paces else None
         return self._some_pieces(now, free)
 
@@ -194,24 +238,47 @@ class Balanced(Strategy):
         self.state.end = None
         return self._pieces(now, free)
 
-    def _begin(self, now: float, marks: list[Action]) -> list[Action]:
+    def _begin(self, now: float) -> list[Action]:
         """Start a round: predict its end, and leave out workers too slow for it."""
         state, guided = self.state, self.options.pieces == "guided"
-        present = state.roster.present
+        timers: list[Action] = []
+        if state.watched:
+            timers.append(SetTimer(TIMER, None, f"round {state.completed + 1} is complete: nobody is late"))
+        present = [worker for worker in state.roster.present if worker not in state.checked]
         state.completed += 1
         state.gathering, state.end = False, None
-        state.remaining = state.roster.round_samples if guided else sum(present.values())
-        known = {worker: state.paces.of(worker, False) for worker in sorted(present) if state.paces.known(worker)}
+        state.began, state.stretch, state.watched = now, 0.0, False
+        state.remaining = state.roster.round_samples if guided else sum(state.roster.present.values())
+        marks: list[Action] = []
+        known = [worker for worker in sorted(present) if state.paces.known(worker)]
+        state.line.place, state.line.sharing = {}, 0
+        self._line_up(known, len(present) - len(known))
         if known:
-            unknown = sum(self._first_piece(worker) for worker in present if worker not in known)
-            span = seconds_for(max(1, state.remaining - unknown), known.values())
-            state.end = now + span
-            for worker, pace in known.items():
+            unknown = sum(self._first_piece(worker) for worker in present if not state.paces.known(worker))
+            samples = max(1, state.remaining - unknown)
+            paces = {worker: self._pace(worker, False) for worker in known}
+            span = seconds_for(samples, paces.values())
+            if state.line.each:
+                state.line.sharing = sum(pace.fitting(span) > 0 for pace in paces.values())
+                paces = {worker: self._pace(worker, False) for worker in known}
+                span = seconds_for(samples, paces.values())
+            state.end, state.span = now + span, span
+            for worker, pace in paces.items():
                 marks += self._take_in(worker, pace.fitting(span), span)
         state.speeds, state.speed = {}, 0.0
         for worker in present:
             self._count(worker)
-        return [*self._some_pieces(now, list(present)), *marks]
+        return [*self._some_pieces(now, present), *timers, *marks]
+
+    def _line_up(self, workers: list[int], before: int = 0) -> None:
+        self.state.line.line_up({worker: self.state.paces.of(worker, False) for worker in workers}, before)
+
+    def _pace(self, worker: int, goes_on: bool) -> Pace:
+        """Return the pace of its next piece, with what it waits for others on the server's line."""
+        paces = self.state.paces
+        return self.state.line.delayed(
+            worker, paces.of(worker, goes_on), paces.spread.get(worker, 0.0), goes_on=goes_on
+        )
 
     def _take_in(self, worker: int, fitting: int, span: float) -> list[Action]:
         """Decide whether the worker takes part in the round; return the marks of a change."""
@@ -221,15 +288,24 @@ class Balanced(Strategy):
             state.left_out.pop(worker, None)
             return [] if retry is None else [Mark(worker, "active", f"w{worker}: {fitting} samples fit {span:.4g} s")]
         if retry is None:
-            retry = state.left_out[worker] = state.completed + RETRY_ROUNDS
+            retry = self._retry_round(worker)
+        if worker not in state.left_out and retry > state.completed:
+            state.left_out[worker] = retry
             per_sample = state.paces.of(worker, False).per_sample
             reason = f"w{worker} is left out: {per_sample:.4g} s for a sample, the round takes {span:.4g} s"
             return [Mark(worker, "left out", f"{reason}; tried again in round {retry + 1}")]
         if state.completed >= retry:
-            del state.left_out[worker]
+            state.left_out.pop(worker, None)
             state.on_trial.add(worker)
             return [Mark(worker, "on trial", f"w{worker} is tried with one sample after {RETRY_ROUNDS} rounds")]
         return []
+
+    def _retry_round(self, worker: int) -> int:
+        """Return the last of the next rounds in which the fewest others are tried: trials share the server's line."""
+        state, planned = self.state, Counter(self.state.left_out.values())
+        latest = min(state.served.get(worker, state.completed) + 1, state.completed) + RETRY_ROUNDS
+        rounds = range(latest, min(latest - 1, state.completed), -1)
+        return min(rounds, key=lambda number: planned[number])
 
     def _pieces(self, now: float, free: list[int]) -> list[Action]:
         """Return grants for these workers, as far as samples of the round remain and fit."""
@@ -238,12 +314,16 @@ class Balanced(Strategy):
         grants: dict[int, Action] = {}
         # Workers to be measured come first: by the prediction the others would take every sample.
         for worker in sorted(free, key=lambda w: (not self._must_be_measured(w), w)):
-            if worker in state.left_out or worker in state.asked:
+            if worker in state.left_out or worker in state.asked or worker in state.checked:
                 continue
             work, reason = self._piece(worker, now, remaining)
             if min(work, state.remaining) > 0:
-                grants[worker] = self._grant(worker, min(work, state.remaining), reason)
-        return [grants[worker] for worker in sorted(grants)]
+                grants[worker] = self._grant(worker, min(work, state.remaining), now, reason)
+        order = state.line.in_turn(grants)
+        for worker in order:
+            if worker not in state.open:
+                state.line.note_model(worker, now)
+        return [grants[worker] for worker in order]
 
     def _must_be_measured(self, worker: int) -> bool:
         """Whether its speed is unknown, or was measured so long ago that it may have changed."""
@@ -259,15 +339,18 @@ class Balanced(Strategy):
             work = self._first_piece(worker)
             nominal = state.roster.present[worker]
             return work, f"w{worker}: {work} of {nominal} nominal samples, its time cannot be predicted"
-        active = len(state.roster.present) - len(state.left_out) - len(state.on_trial)
+        active = self._taking_part()
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
+        cost = state.line.cost(active - 1, state.span if state.end is not None else 0.0)
         if state.end is None:
-            fitting, until = max(1, round(fair)), ""
+            # No piece shorter than the line takes for one of everybody.
+            least = cost / paces.of(worker, goes_on).per_sample
+            fitting, until = max(1, round(fair), min(remaining, ceil(least))), ""
         else:
-            fitting = paces.of(worker, goes_on).fitting(state.end - now)
+            fitting = self._pace(worker, goes_on).fitting(state.end - now)
             until = f", {fitting} fit until {state.end:.4g} s"
-        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on)
+        work = fitting if self.options.pieces == "one" else paces.piece(worker, fair, fitting, goes_on, cost)
         return work, f"w{worker}: {work} of {remaining} samples left, its share {fair:.4g}{until}"
 
     def _first_piece(self, worker: int) -> int:
@@ -275,8 +358,18 @@ class Balanced(Strategy):
         nominal = self.state.roster.present[worker]
         return nominal if self.options.pieces == "one" else max(1, nominal // PROBE)
 
-    def _grant(self, worker: int, work: int, reason: str) -> Action:
+    def _taking_part(self) -> int:
+        """Count the workers that share the round."""
         state = self.state
+        return len(state.roster.present) - len(state.left_out) - len(state.on_trial) - len(state.checked)
+
+    def _grant(self, worker: int, work: int, now: float, reason: str) -> Action:
+        state = self.state
+        if state.paces.known(worker):
+            pace = self._pace(worker, worker in state.open)
+            state.due[worker] = now + pace.start + work * pace.per_sample
+        else:
+            state.due[worker] = now + state.span
         state.asked[worker] = work
         state.served[worker] = state.completed
         state.remaining -= work
@@ -286,10 +379,113 @@ class Balanced(Strategy):
     def _count(self, worker: int) -> None:
         """Add the worker to the total speed if it is measured and takes part."""
         state = self.state
-        out = worker in state.left_out or worker in state.on_trial or worker in state.speeds
-        if state.paces.known(worker) and not out:
+        out = worker in state.left_out or worker in state.on_trial or worker in state.checked
+        if state.paces.known(worker) and not out and worker not in state.speeds:
             state.speeds[worker] = 1 / state.paces.of(worker, False).per_sample
             state.speed += state.speeds[worker]
+
+    # -- workers that do not answer ----------------------------------------------------------------------------------
+
+    def _watch(self, now: float) -> list[Action]:
+        """Once half of the workers are done, set the time from which one of the others is late.
+
+        A time that all of them took longer by delays nobody.
+        """
+        state = self.state
+        if self._data_is_held() and not state.watched:
+            state.watched = True
+            return [SetTimer(TIMER, now + state.span, f"{len(state.checked)} workers that do not answer hold data")]
+        computing = [worker for worker in state.asked if worker not in state.on_trial]
+        half_done = 0 < 2 * len(computing) <= self._taking_part()
+        if self.options.pieces == "one" or state.watched or state.end is None or not half_done or not state.span:
+            return []
+        state.watched = True
+        state.stretch = state.stretch or max(1.0, (now - state.began) / state.span)
+        first = min(computing, key=lambda worker: (self._late_at(worker), worker))
+        at = self._late_at(first)
+        reason = f"{len(computing)} of {self._taking_part()} workers compute, w{first} is late from {at:.4g} s on"
+        return [SetTimer(TIMER, at, reason)]
+
+    def _data_is_held(self) -> bool:
+        """Whether others are idle for want of data while workers that do not answer have the last of it."""
+        state = self.state
+        return bool(state.checked and state.roster.idle) and not state.asked
+
+    def _late_at(self, worker: int) -> float:
+        """Return from when on the worker counts as one that does not answer.
+
+        Waiting is worth as long as the others would take to compute its samples again.
+        """
+        state = self.state
+        others = state.speed - state.speeds.get(worker, 0.0)
+        again = state.asked[worker] / others if others > 0 else state.span
+        queue = self._taking_part() * state.line.each / 2
+        rounds = max(MARGIN, PATIENCE * state.paces.spread.get(worker, 0.0))
+        due = state.due.get(worker, state.began + state.span)
+        margin = max(rounds * state.span, again, queue, HICCUP_S)
+        return state.began + (due - state.began + margin) * (state.stretch or 1.0)
+
+    def _timer_fired(self, now: float) -> list[Action]:
+        """Return the samples of late workers to the round, and see with a few others whether they still answer."""
+        state = self.state
+        state.watched = False
+        if self._data_is_held():
+            return self._give_up(now)
+        late = [w for w in sorted(state.asked) if w not in state.on_trial and self._late_at(w) <= now]
+        if not late:
+            return self._watch(now)
+        actions: list[Action] = []
+        checks: list[Action] = []
+        for worker in late:
+            asked = state.asked.pop(worker)
+            state.remaining += asked
+            state.checked[worker] = 0.0
+            state.line.forget(worker)
+            state.speed -= state.speeds.pop(worker, 0.0)
+            reason = f"w{worker} has not answered for {now - state.began:.4g} s of a round of {state.span:.4g} s"
+            actions.append(Cancel(worker, f"{reason}: its {asked} samples return to the round"))
+            actions.append(Mark(worker, "silent", reason))
+            checks.append(self._check(worker))
+        return in_order([*self._go_on(now, [], actions), *checks])
+
+    def _check(self, worker: int, found: str = "") -> Action:
+        """Grant samples outside the round, for which nobody waits: their push says that the worker is back."""
+        work = max(1, self.state.roster.present[worker] // PROBE)
+        reason = f"w{worker}: samples outside the round, {work}, to see when it answers{found}"
+        return Grant(worker, work, self.state.completed + 1, reason)
+
+    def _give_up(self, now: float) -> list[Action]:
+        """Take back the checks at the end of the data: the others come back from being idle for these samples."""
+        state = self.state
+        actions: list[Action] = []
+        for worker in sorted(state.checked):
+            state.left_out[worker] = state.completed + RETRY_ROUNDS
+            reason = f"w{worker} still does not answer at {now:.4g} s, and no other samples are left"
+            actions += [Cancel(worker, reason), Mark(worker, "left out", reason)]
+        state.checked = {}
+        return in_order(actions)
+
+    def _answered(self, event: Pushed) -> list[Action]:
+        """Let a worker that answers again take part, unless it has just been found slower than before.
+
+        Then the answer may have been held up by the very trouble that has ended with it, and a second one must agree.
+        """
+        state, worker = self.state, event.worker
+        took = event.compute_s / event.samples if event.samples else 0.0
+        discard = Discard(event.push, f"w{worker} answers: samples outside the round, {event.samples}")
+        before = state.checked[worker]
+        usual = state.paces.per_sample(worker)
+        tolerance = max(CHANGED, 1 + PATIENCE * state.paces.spread.get(worker, 0.0))
+        if usual is not None and took > tolerance * usual:
+            if took > tolerance * before:
+                state.checked[worker] = took
+                return [discard, self._check(worker, f": {took:.4g} s for a sample, {usual:.4g} s before")]
+            state.paces.renew(worker, took)
+        del state.checked[worker]
+        state.served[worker] = state.completed
+        self._count(worker)
+        mark = Mark(worker, "active", f"w{worker} answers again: {took:.4g} s for a sample")
+        return self._go_on(event.at, [worker], [discard, mark])
 
     def _apply(self, reason: str) -> list[Action]:
         """Apply all pushes of the round as one whole step, and add its times to the averages."""

@@ -10,7 +10,7 @@ from math import floor
 import msgspec
 
 from paceline.core.events import Pushed
-from paceline.strategies.monitor import SMOOTHING, Monitor
+from paceline.strategies.monitor import SHORTEST, SMOOTHING, Monitor
 
 ROUNDING = 1e-3  # samples; the rounding error that differences of times leave
 
@@ -81,8 +81,12 @@ class Paces(msgspec.Struct):
         return Pace(start, node.per_sample)
 
     def measure(self, event: Pushed, samples: int, nominal: int, goes_on: bool) -> None:
-        """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends."""
-        worker, compute_s, transfer_s = event.worker, event.compute_s, event.transfer_s
+        """Record a piece; a worker's first one is its estimate, later ones are averaged when the round ends.
+
+        A worker's own times leave out what it waited for others on the server's line, which depends on its place.
+        """
+        worker, compute_s = event.worker, event.compute_s
+        transfer_s = event.transfer_s - (event.queued_down_s or 0.0) - (event.queued_up_s or 0.0)
         if goes_on:
             before = self.request.get(worker, transfer_s)
             self.request[worker] = before + SMOOTHING * (transfer_s - before)
@@ -105,6 +109,15 @@ class Paces(msgspec.Struct):
             self.monitor.record(worker, took.samples, nominal, took.compute_s, took.transfer_s)
         self.took = {}
 
+    def per_sample(self, worker: int) -> float | None:
+        """Return the seconds that the worker usually takes for a sample; None if it was never measured."""
+        return self.monitor.nodes[worker].per_sample if self.known(worker) else None
+
+    def renew(self, worker: int, per_sample: float) -> None:
+        """Replace what was measured of a worker whose speed has changed."""
+        self.monitor.nodes[worker].per_sample = max(per_sample, SHORTEST)
+        self.took.pop(worker, None)
+
     def forget(self, worker: int) -> None:
         """Drop the measurements of a process that is gone or has to be measured again."""
         self.monitor.forget(worker)
@@ -112,13 +125,14 @@ class Paces(msgspec.Struct):
         self.spread.pop(worker, None)
         self.took.pop(worker, None)
 
-    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool) -> int:
+    def piece(self, worker: int, fair: float, fitting: int, goes_on: bool, delay_s: float = 0.0) -> int:
         """Return the samples to take of a fair share: half of it or more, so that the rest can still be shifted.
 
-        Where one more request costs more than the unevenness that it would remove, all that fits.
+        Where one more request, with the seconds by which it delays others, costs more than the unevenness that it would
+        remove, all that fits.
         """
         pace, spread = self.of(worker, goes_on), self.spread.get(worker, 0.0)
-        cost = self.request.get(worker, self.monitor.nodes[worker].transfer)
+        cost = self.request.get(worker, self.monitor.nodes[worker].transfer) + delay_s
         if EVENED_OUT * fair * pace.per_sample * spread <= cost:
             return fitting
         return min(fitting, max(1, round(fair * max(0.5, 1 - RESERVE * spread))))

@@ -40,17 +40,20 @@ class Direction:
         self._times = times
         self._upward = upward
         self._free_at = 0.0
+        self.queued_s: float | None = None  # for so long the transfer asked about last waits behind others
 
     def arrival(self, worker: int, attempt: int, size: int, sent_at: float) -> float:
         """Return when the last of `size` bytes sent at `sent_at` arrives. Call it in the order of sending."""
         times = self._times
         begin = times.reachable_at(worker, sent_at)
+        self.queued_s = None
         latency = times.latency_s(worker, attempt, self._upward)
         seconds = 0.0
         if size and times.server_bandwidth != math.inf:
             seconds = size / times.server_bandwidth
             if begin == sent_at:  # a push held back by a partition does not occupy the link
-                begin = max(begin, self._free_at)
+                if self._free_at > begin:
+                    begin, self.queued_s = self._free_at, self._free_at - begin
                 self._free_at = begin + seconds
         # A slower link of the worker stretches its transfer without occupying the server's link.
         return begin + max(seconds, size / times.bandwidth(worker)) + latency

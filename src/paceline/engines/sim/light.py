@@ -135,7 +135,8 @@ class LightCluster:
         moments = self.emulation.arrivals(order.worker, timing.attempt, self._bytes, now)
         arrival = PushRef(
             order.worker, order.incarnation, order.ticket, order.allotment.samples, now - timing.begin,
-            timing.delay_s + (moments[0] - now), self._bytes, flight.bytes_down,
+            timing.delay_s + (moments[0] - now), self._bytes, flight.bytes_down, queued_down_s=timing.queued_s,
+            queued_up_s=self.emulation.ways.up.queued_s,
         )  # fmt: skip
         self.bring(arrival)
         for moment in moments:
