@@ -420,7 +420,8 @@ class Balanced(Strategy):
         others = state.speed - state.speeds.get(worker, 0.0)
         again = state.asked[worker] / others if others > 0 else state.span
         queue = self._taking_part() * state.line.each / 2
-        rounds = max(MARGIN, PATIENCE * state.paces.spread.get(worker, 0.0))
+        # The first rounds tell little of how much times vary.
+        rounds = max(MARGIN, PATIENCE * state.paces.spread.get(worker, 0.0), 1 / max(1, state.completed))
         due = state.due.get(worker, state.began + state.span)
         margin = max(rounds * state.span, again, queue, HICCUP_S)
         return state.began + (due - state.began + margin) * (state.stretch or 1.0)
