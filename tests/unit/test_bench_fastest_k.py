@@ -197,7 +197,7 @@ def test_runs_are_kept_for_the_same_sources_alone(tmp_path, monkeypatch):
     [
         Job("fastest_k:k=2,cover=true", 1, 150.0, kind="planted", workers=5),
         Job("adaptive_k_load:start=2,stop=4,burn_in=20,window=20", 1, 60.0, communication=0.2, workers=5),
-        Job("adaptive_k:start=1,stop=3,burn_in=5,threshold=1", 2, 40.0, lr=1e-4, momentum=0.9, workers=5),
+        Job("adaptive_k:start=1,stop=3,burn_in=5,threshold=1", 2, 120.0, lr=1e-4, momentum=0.9, workers=5),
     ],
 )
 def test_runs_are_those_of_the_task_in_the_simulator(job):
