@@ -302,7 +302,9 @@ fixed k=40 ends (seed {TUNING_SEED}, not judged). Adaptive k goes from 10 to 40 
 exponential latencies of equal mean, and loads are 5, 10, 20 and 40 rows (Egger et al. 2023). Samples computed count
 cancelled grants whole, as the publications do. `tuning` gives every side the learning rate and momentum that are best
 for it on seed {TUNING_SEED}, from one grid, extended while the best lies on its edge; a run is cut at {CUT:g} times the
-best so far. All times are virtual. Ratios are geometric means over seeds, of runs with the same seed.
+best so far. The workers are the simulator's light ones, which here compute the gradients of the task `linreg`: the same
+numbers as a script's (tests/unit/test_bench_fastest_k.py), in less time. All times are virtual. Ratios are geometric
+means over seeds, of runs with the same seed.
 """
 
 if __name__ == "__main__":

@@ -10,19 +10,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 import paceline
-from paceline import scenario, tasks
+from paceline import scenario, strategies
 from paceline.core.actions import Apply, Track
-from paceline.core.errors import UserError
 from paceline.core.events import Pushed
+from paceline.core.ledger import make_ledger
+from paceline.core.updates import Contents, Merged, PushRef
+from paceline.engines.sim.kernel import Kernel
+from paceline.engines.sim.light import LightCluster
 from paceline.records.journal import Decision, Line, Observation
 from paceline.scenario import Scenario
+from paceline.server.coordinator import Coordinator
+from paceline.server.workers import GrantOrder
+from paceline.tasks.linreg import best_weights, make_data
 
 ROWS = 2000
 SHARD = 40  # rows of each of 50 workers
 SLOW_WORKERS, SLOWNESS = 3, 8.0  # of ten, in the planted case
-EVALUATED = "20v"
+EVALUATED = 20  # versions
+DIVERGED = 1e12  # of an error that begins at 4e8
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -80,10 +88,10 @@ def cluster(job: Job) -> Scenario:
 
 
 class Watched:
-    """A journal sink that keeps errors and refreshed frontiers, not the millions of grants."""
+    """A journal sink that counts what there is to know of a run, without keeping its millions of grants."""
 
     def __init__(self, change_at: float) -> None:
-        self.errors: list[float] = []
+        self.computed = 0  # samples
         self.refreshed: list[tuple[int, int, int, float]] = []
         self.weights: Counter[int] = Counter()
         self._pushed: dict[int, int] = {}  # held pushes, with their workers
@@ -93,13 +101,14 @@ class Watched:
 
     def write(self, line: Line) -> None:
         if isinstance(line, Observation):
-            if line.what == "evaluation":
-                self.errors.append(float(line.data["metrics"]["error"]))
+            if line.what == "cancelled":
+                self.computed += line.data["samples"]
             return
         if not isinstance(line, Decision):
             return
         if isinstance(line.event, Pushed):
             self._pushed[line.event.push] = line.event.worker
+            self.computed += line.event.samples
         for action in line.actions:
             if isinstance(action, Apply):
                 for push, weight in zip(action.pushes, action.weights, strict=True):
@@ -118,24 +127,100 @@ class Watched:
             self.refreshed.append((self._rounds, int(k.value), int(load.value), float(said[1])))
 
 
+class Regression(LightCluster):
+    """Light workers that compute the task's gradients: the simulator's times, coordinator and ledger without a script.
+
+    A script on 50 virtual workers changes threads at every push, which takes ten times as long; the numbers are the
+    same (tests/unit/test_bench_fastest_k.py compares them). It also holds the weights, as `Updates`.
+    """
+
+    def __init__(self, kernel: Kernel, job: Job) -> None:
+        super().__init__(kernel, cluster(job), ROWS // job.workers, 0)
+        features, targets = (tensor.numpy() for tensor in make_data(ROWS, 100, 1.0, job.seed).tensors)
+        self._x, self._y, self._job = features, targets, job
+        self._best = best_weights(*make_data(ROWS, 100, 1.0, job.seed).tensors).numpy()
+        self._weights = np.zeros(features.shape[1])
+        self._velocity = np.zeros_like(self._weights)
+        self._last = np.zeros_like(self._weights)
+        self._read: dict[int, np.ndarray] = {}
+        self._gradients: dict[int, np.ndarray] = {}  # by ticket
+        self._recent: list[tuple[float, float]] = []  # the last three evaluations: time and error
+        self.errors: list[float] = []
+        self.reached_s: float | None = None
+        self.diverged = False
+
+    def grant(self, order: GrantOrder) -> None:
+        self._read[order.worker] = self._weights  # replaced by every step, never written to
+        super().grant(order)
+
+    def bring(self, arrival: PushRef) -> None:
+        rows = self.coordinator.records[arrival.worker].allotments[0].indices
+        x = self._x[rows]
+        residual = x @ self._read[arrival.worker] - self._y[rows]
+        gradient = self._gradients[arrival.ticket] = residual @ x / len(rows)
+        arrival.loss, arrival.norm = float(residual @ residual) / (2 * len(rows)), float(np.linalg.norm(gradient))
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        self._gradients.pop(ticket, None)
+        super().cancel(worker, ticket)
+
+    def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
+        """One step of SGD: these strategies' steps have mass 1."""
+        gradient = sum(weight * self._gradients.pop(push.ticket) for push, weight in zip(pushes, weights, strict=True))
+        self._velocity = self._job.momentum * self._velocity + gradient
+        self._weights = self._weights - self._job.lr * self._velocity
+        inner, self._last = float(gradient @ self._last), gradient
+        return Merged(float(np.linalg.norm(gradient)), inner)
+
+    def extend(self, held: PushRef, piece: PushRef) -> PushRef:
+        raise NotImplementedError("no strategy here extends a push")
+
+    def discard(self, push: PushRef) -> None:
+        self._gradients.pop(push.ticket, None)
+
+    def contents(self) -> Contents:
+        raise NotImplementedError("these runs have no checkpoints")
+
+    def evaluate(self, version: int, at: float) -> None:
+        """Measure the error of every 20th version; the target is reached as in a run: the mean of three, the middle."""
+        if version % EVALUATED:
+            return
+        residual = self._x @ (self._weights - self._best)
+        error = float(residual @ residual) / (2 * ROWS)
+        self.errors.append(error)
+        self._recent = [*self._recent[-2:], (at, error)]
+        target = self._job.target
+        if target is not None and len(self._recent) == 3 and statistics.fmean(e for _, e in self._recent) <= target:
+            self.reached_s = self._recent[1][0]
+            self.kernel.stop()
+        if not error < DIVERGED:
+            self.diverged = True
+            self.kernel.stop()
+
+
 def run(job: Job) -> Ran:
     """One run; one that diverges reaches nothing."""
     watched = Watched(job.change_at)
-    options = {"data_seed": str(job.seed), "lr": str(job.lr), "momentum": str(job.momentum), "epochs": "1e6"}
-    try:
-        summary = paceline.launch(
-            tasks.get("linreg"), engine="sim", scenario=cluster(job), strategy=job.strategy, seed=job.seed,
-            evaluate_every=EVALUATED, options=options, sink=watched, max_seconds=job.until, on_divergence="stop",
-            target=None if job.target is None else f"error<={job.target!r}",
-        ).summary  # fmt: skip
-    except UserError:
+    regression = Regression(Kernel(), job)
+    strategy = strategies.build(job.strategy, job.seed)
+    strategy.check(job.workers)
+    coordinator = Coordinator(
+        strategy, regression, watched, regression, carrier=regression, on_version=[regression.evaluate]
+    )
+    regression.coordinator = coordinator
+    coordinator.open(make_ledger("shard", ROWS, 1e6, job.seed, job.workers), ROWS)
+    regression.begin()
+    regression.kernel.run(job.until)
+    now = regression.kernel.now
+    coordinator.stop(now, "the run is over")
+    if regression.diverged:
         return Ran(None, math.inf, 0, 0, 0, math.inf, [])
     fair = watched.weights.total() / job.workers or 1.0
-    last = watched.errors[-max(1, len(watched.errors) // 10) :]
+    errors = regression.errors or [math.inf]
+    last = errors[-max(1, len(errors) // 10) :]
     return Ran(
-        summary.target.reached_at_seconds if summary.target else None, summary.seconds, summary.versions,
-        summary.pushes, summary.samples_used + summary.samples_discarded, statistics.fmean(last),
-        [watched.weights[worker] / fair for worker in range(job.workers)], watched.refreshed,
+        regression.reached_s, now, coordinator.version, coordinator.totals.pushes, watched.computed,
+        statistics.fmean(last), [watched.weights[worker] / fair for worker in range(job.workers)], watched.refreshed,
     )  # fmt: skip
 
 

@@ -7,10 +7,13 @@ import msgspec
 import pytest
 
 import bench_fastest_k as bench
+import paceline
 from contenders import fastest_k_runs as runs
 from contenders.fastest_k_runs import Job, Kept, Ran, Watched
+from paceline import tasks
 from paceline.core.actions import Apply, Track
 from paceline.core.events import Pushed
+from paceline.records import journal
 from paceline.records.journal import Decision, Observation
 
 JOB = Job("fastest_k:k=40", 3, 100.0)
@@ -157,7 +160,8 @@ def test_clusters_are_the_publications_the_changed_and_the_planted():
 
 def test_what_is_kept_of_a_run_is_read_off_its_journal():
     watched = Watched(10.0)
-    watched.write(Observation(1.0, "evaluation", {"metrics": {"error": "4e8"}}))
+    watched.write(Observation(1.0, "cancelled", {"samples": 40, "seconds": 1.0, "cause": "cancel"}, 2))
+    watched.write(Observation(1.0, "warning", {"text": "another"}))
 
     def push(at, worker, number, *actions):
         watched.write(Decision(Pushed(at, worker, number, 1, 0, 5, 1.0, 0.1, 0.0, 0, 0), list(actions)))
@@ -169,7 +173,7 @@ def test_what_is_kept_of_a_run_is_read_off_its_journal():
     found = "k=2 and load 10, 1.25e-01 s a step expected: 5 of 8 pairs of k and load are on the measured frontier"
     push(13.0, 0, 4, Apply((4,), (1.0,), "a round"), Track("k", 2, found), Track("load", 10, found))
     push(14.0, 0, 5, Track("k", 2, found), Track("load", 10, found))
-    assert watched.errors == [4e8]
+    assert watched.computed == 40 + 5 * 5
     assert watched.weights == {0: 2.75, 1: 0.25}
     assert watched.refreshed == [(2, 2, 10, 0.125)]
 
@@ -188,13 +192,42 @@ def test_runs_are_kept_for_the_same_sources_alone(tmp_path, monkeypatch):
     assert Kept(path).get(JOB) is None
 
 
-def test_a_run_of_the_real_thing():
-    job = Job("fastest_k:k=2", 0, 60.0, target=1e7, workers=3)
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("fastest_k:k=2,cover=true", 1, 150.0, kind="planted", workers=5),
+        Job("adaptive_k_load:start=2,stop=4,burn_in=20,window=20", 1, 60.0, communication=0.2, workers=5),
+        Job("adaptive_k:start=1,stop=3,burn_in=5,threshold=1", 2, 120.0, lr=1e-4, momentum=0.9, workers=5),
+    ],
+)
+def test_runs_are_those_of_the_task_in_the_simulator(job):
+    lines = journal.Lines()
+    options = {"data_seed": str(job.seed), "lr": str(job.lr), "momentum": str(job.momentum), "epochs": "1e6"}
+    found = paceline.launch(
+        tasks.get("linreg"), engine="sim", scenario=runs.cluster(job), strategy=job.strategy, seed=job.seed,
+        evaluate_every=f"{runs.EVALUATED}v", options=options, sink=lines, max_seconds=job.until,
+    ).summary  # fmt: skip
+    errors = {
+        line.data["version"]: float(line.data["metrics"]["error"]) for line in lines
+        if isinstance(line, journal.Observation) and line.what == "evaluation"
+    }  # fmt: skip
+    made = runs.run(job)
+    assert (made.versions, made.sent, made.computed) == (
+        found.versions, found.pushes, found.samples_used + found.samples_discarded
+    )  # fmt: skip
+    last = made.versions // runs.EVALUATED * runs.EVALUATED
+    assert last >= 40
+    assert made.level == pytest.approx(errors[last], rel=1e-9)
+
+
+def test_a_target_is_reached_as_in_a_run_and_a_rate_that_diverges_reaches_nothing():
+    job = Job("fastest_k:k=2", 0, 2000.0, target=1e5, workers=5)
     found = runs.run(job)
-    assert found.sent > 2
-    assert sum(found.shares) == pytest.approx(3.0)
-    assert found.computed >= 600 * found.sent
-    assert found.reached_s is None or found.reached_s <= 60.0
+    assert found.reached_s is not None
+    assert found.reached_s < found.seconds < 2000.0
+    assert sum(found.shares) == pytest.approx(5.0)
+    assert runs.run(msgspec.structs.replace(job, lr=2e-3)).reached_s is None
+    assert runs.run(msgspec.structs.replace(job, lr=2e-3)).level == math.inf
 
 
 def test_parts_that_lack_runs_count_as_missed(tmp_path, monkeypatch):
