@@ -24,7 +24,7 @@ class Interference(msgspec.Struct):
 
     monitor: Monitor = field(default_factory=Monitor)
     suspected: Monitor = field(default_factory=Monitor)  # overdue pushes, until they are a level
-    missed: dict[int, int] = {}  # the disturbed nodes: rounds in a row without their push
+    disturbed: dict[int, bool] = {}
 
     def judge(self, event: Pushed, nominal: int, gamma: float) -> Verdict:
         """Record a push and return the verdict, which sets whether the node is disturbed."""
@@ -40,7 +40,7 @@ class Interference(msgspec.Struct):
             return "in time"
         self.suspected.record(*piece)
         if self.suspected.nodes[worker].pushes < LEVEL_PUSHES:
-            self.missed.setdefault(worker, 0)
+            self.disturbed[worker] = True
             return "overdue"
         self.monitor.nodes[worker] = self.suspected.nodes[worker]
         self.calm(worker)
@@ -49,17 +49,12 @@ class Interference(msgspec.Struct):
     def calm(self, worker: int) -> None:
         """Note that the node is not disturbed."""
         self.suspected.forget(worker)
-        self.missed.pop(worker, None)
+        self.disturbed.pop(worker, None)
 
     def forget(self, worker: int) -> None:
         """Drop all that is known of a node that is gone; its successor is measured again."""
         self.calm(worker)
         self.monitor.forget(worker)
-
-    def count_round(self, pushed: dict[int, bool]) -> None:
-        """Count a round in which these nodes pushed."""
-        for worker, rounds in self.missed.items():
-            self.missed[worker] = 0 if worker in pushed else rounds + 1
 
 
 def limit(node: Measured, gamma: float) -> float:
