@@ -27,6 +27,7 @@ import paceline
 from paceline import scenario
 from paceline.core.actions import Mark
 from paceline.core.errors import UserError
+from paceline.core.scenario.jitter import Jitter
 from paceline.records import journal
 from paceline.scenario import Scenario
 from paceline.tasks import mnist
@@ -43,6 +44,10 @@ HIDDEN = 32
 TARGET = 0.91  # accuracy, by the mean of three evaluations in a row
 GROUP = 32  # images of a sample that cannot be split
 STEP_ROUNDS = 1.5  # nominal rounds of all workers' summed speed between two evaluations
+
+RESAMPLED_SEED = 20261118  # committed before anything was measured on these clusters
+RESAMPLED_WORKERS, RESAMPLED_TRACES = (8, 8, 12, 16, 16), 2
+PIECE, PIECES = 25, 40  # iterations of a job that stay together, and how many of these a worker's times consist of
 
 Trouble = Literal["none", "interference", "stalls"]
 SLOWER, SLOW_S, SLOW_EVERY_S = 4.0, 3.0, 5.0  # interference: a node's factor, for how long, and how often
@@ -104,7 +109,21 @@ REPORTED = (
     Cell("alibaba2", EQUAL8, trace="job_2_norm.csv"),
     Cell("alibaba3", EQUAL8, trace="job_3_norm.csv"),
 )
-CELLS = {cell.name: cell for cell in (*JUDGED, *REPORTED)}
+
+
+def resampled(seed: int) -> tuple[Cell, ...]:
+    """Clusters that nobody has chosen: speeds between 1 and 1/8, and times put together from pieces of all jobs."""
+    chance = random.Random(seed)
+    made = []
+    for number, workers in enumerate(RESAMPLED_WORKERS):
+        speeds = sorted((round(2 ** -chance.uniform(0, 3), 3) for _ in range(workers)), reverse=True)
+        made.append(Cell(f"mix{number}", (1.0, *speeds[1:])))
+    names = (f"pieces{number}" for number in range(RESAMPLED_TRACES))
+    return (*made, *(Cell(name, EQUAL8, trace=f"resampled:{chance.randrange(1000)}") for name in names))
+
+
+RESAMPLED = resampled(RESAMPLED_SEED)
+CELLS = {cell.name: cell for cell in (*JUDGED, *REPORTED, *RESAMPLED)}
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -133,6 +152,7 @@ class Outcome(msgspec.Struct, frozen=True):
     staleness_p95: float
     waiting: float  # share of the workers' time
     changes: int  # of a node's state, where the strategy has states
+    states: dict[str, float]  # share of the nodes' time in each of them
     evaluations: int
     cpu_s: float
     ended: str
@@ -144,12 +164,30 @@ class Watch:
     def __init__(self) -> None:
         self.changes = 0
         self.evaluations = 0
+        self._seconds: dict[str, float] = {}
+        self._since: dict[int, tuple[str, float]] = {}
 
     def write(self, line: journal.Line) -> None:
         if isinstance(line, journal.Decision):
-            self.changes += sum(isinstance(action, Mark) for action in line.actions)
+            for action in line.actions:
+                if isinstance(action, Mark):
+                    self._mark(action.worker, action.state, line.event.at)
         elif isinstance(line, journal.Observation) and line.what == "evaluation":
             self.evaluations += 1
+
+    def _mark(self, worker: int, state: str, at: float) -> None:
+        self.changes += worker in self._since
+        before, since = self._since.get(worker, (state, at))
+        self._seconds[before] = self._seconds.get(before, 0.0) + at - since
+        self._since[worker] = (state, at)
+
+    def shares(self, end: float) -> dict[str, float]:
+        """Of the time of the nodes that ever had a state, until then."""
+        for worker, (state, _) in list(self._since.items()):
+            self._mark(worker, state, end)
+            self.changes -= 1
+        whole = sum(self._seconds.values()) or 1.0
+        return {state: round(seconds / whole, 4) for state, seconds in sorted(self._seconds.items())}
 
 
 def run(trial: Trial, cell: Cell | None = None) -> Outcome:
@@ -167,13 +205,13 @@ def run(trial: Trial, cell: Cell | None = None) -> Outcome:
         )  # fmt: skip
     except UserError as error:  # what is not finite is refused
         spent = time.process_time() - began
-        return Outcome(None, 0.0, 0.0, 0, 0, 0, 0.0, 0.0, 0.0, 0, watch.evaluations, spent, type(error).__name__)
+        return Outcome(None, 0.0, 0.0, 0, 0, 0, 0.0, 0.0, 0.0, 0, {}, watch.evaluations, spent, type(error).__name__)
     report = done.summary
     reached = report.target.reached_at_seconds if report.target is not None and done.ended == "target" else None
     return Outcome(
         reached, report.seconds, report.accuracy or 0.0, report.versions, report.pushes, report.samples_used,
         report.staleness.mean or 0.0, report.staleness.p95 or 0.0, report.wait_fraction or 0.0, watch.changes,
-        watch.evaluations, time.process_time() - began, done.ended,
+        watch.shares(report.seconds), watch.evaluations, time.process_time() - began, done.ended,
     )  # fmt: skip
 
 
@@ -240,7 +278,8 @@ def cluster(cell: Cell, seed: int) -> Scenario:
     if cell.line:
         mbps = 8 * bytes_of(cell) * len(cell.speeds) / (cell.line * FAST_S) / 1e6
         network = f"[network]\nbandwidth_mbps = {mbps:.6f}"
-    jitter = f"trace:{cell.trace}" if cell.trace else cell.jitter
+    own = cell.trace.startswith("resampled:")
+    jitter = "none" if own else f"trace:{cell.trace}" if cell.trace else cell.jitter
     text = f"""
 seed = {seed}
 [compute]
@@ -249,7 +288,33 @@ jitter = "{jitter}"
 {network}
 """
     text += "".join(f"[[workers]]\ncount = {count}\nspeed = {speed}\n" for count, speed in alike(cell.speeds))
-    return scenario.parse(text + events(cell, seed), cell.name, ALIBABA)
+    found = scenario.parse(text + events(cell, seed), cell.name, ALIBABA)
+    return found if not own else with_times(found, pieces(int(cell.trace.partition(":")[2]), len(cell.speeds)))
+
+
+def with_times(found: Scenario, rows: Sequence[tuple[float, ...]]) -> Scenario:
+    """The scenario with these factors, worker by worker, in place of its jitter."""
+    jitter = Jitter("trace:resampled", "trace", rows=tuple(rows))
+    workers = tuple(msgspec.structs.replace(worker, jitter=jitter) for worker in found.workers)
+    return msgspec.structs.replace(found, workers=workers)
+
+
+@functools.cache
+def pieces(seed: int, workers: int) -> tuple[tuple[float, ...], ...]:
+    """For each worker pieces of the recorded times of any worker of any job, each over the median of its job."""
+    chance = random.Random(seed)
+    jobs = [scenario.parse(
+        f'[compute]\nseconds_per_sample = 1\njitter = "trace:{file.name}"\n[[workers]]\n', file.name, ALIBABA
+    ).compute.jitter.rows for file in sorted(ALIBABA.glob("job_*_norm.csv"))]  # fmt: skip
+    made = []
+    for _ in range(workers):
+        row: list[float] = []
+        while len(row) < PIECES * PIECE:
+            times = chance.choice(chance.choice(jobs))
+            begin = chance.randrange(max(1, len(times) - PIECE))
+            row += times[begin : begin + PIECE]
+        made.append(tuple(row))
+    return tuple(made)
 
 
 def alike(speeds: Sequence[float]) -> list[tuple[int, float]]:
