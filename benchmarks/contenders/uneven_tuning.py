@@ -27,7 +27,7 @@ SIDES: dict[str, tuple[str, ...]] = {
     "balanced_one": ("balanced:pieces=one",),
 }
 RIVALS = ("bsp", "asp", "ssp", "dssp")
-MOMENTA = (0.0, 0.9)
+MOMENTA = (0.0, 0.9)  # all are tried; the order only saves time
 TUNING_SEEDS = (100, 101)
 FRESH_SEEDS = (0, 1, 2, 3, 4)
 START = {0.0: (-1, 1, 3), 0.9: (-7, -5, -3)}  # exponents of the root of 2; extended as far as need be
@@ -35,7 +35,7 @@ LOWEST, HIGHEST = -16, 11
 CUT = 3.0  # times the best so far: a run that is not there by then has missed
 CLOSE = 1.2  # of the best on the first seed: tried on the second
 CANDIDATES = 4  # at most
-SLOWEST_ROUNDS = 130  # of the slowest worker, until which a side's first runs may go on
+SLOWEST_ROUNDS = 300  # of the slowest worker, until which a side's first runs may go on
 FRESH_LIMIT = 4.0  # times the tuned time: a fresh run that takes longer counts as if it had taken that
 
 Make = Callable[[Trial], Outcome]
@@ -69,10 +69,10 @@ class Search:
         self._first = self.limit
         self.tried: dict[Trial, Outcome] = {}  # on the first seed
 
-    def run(self, forms: Iterable[str], momenta: Iterable[float] = MOMENTA) -> None:
-        """Try all forms and momenta on the first seed."""
+    def run(self, forms: Iterable[str]) -> None:
+        """Try all forms and momenta on the first seed, what is soon at the target first where that is known."""
         for form in forms:
-            for momentum in momenta:
+            for momentum in MOMENTA if self.side == "asp" else reversed(MOMENTA):
                 if momentum or form == min(forms, key=len):  # without momentum the forms are the same arithmetic
                     self._tune(form, momentum)
 
