@@ -27,6 +27,14 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
     cause: Cause
 
 
+class HostLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What went on on a worker's host when it pushed, besides the push: what others do there makes its times longer."""
+
+    load: float  # load average of a minute, per core that the process may use
+    steal: float = 0.0  # share of the CPUs' time that the hypervisor gave to others
+    throttled: float = 0.0  # share of the time for which the process's group was held back at its limit of the CPU
+
+
 class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
     """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with the new total."""
 
@@ -43,6 +51,7 @@ class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kin
     bytes_down: int
     norm: float | None = None
     loss: float | None = None
+    host: HostLoad | msgspec.UnsetType = msgspec.UNSET  # absent in virtual time, and where a system does not tell
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from paceline.core.events import HostLoad
 from paceline.core.ledger import Allotment, Indices
 
 
@@ -30,6 +31,7 @@ class PushRef(msgspec.Struct, gc=False):
     read_version: int = 0  # set on arrival, as are the allotments
     allotments: tuple[Allotment, ...] = ()
     extending: bool = False  # its worker is computing a further piece
+    host: HostLoad | None = None  # of its worker's host
 
 
 class Merged(msgspec.Struct, frozen=True):

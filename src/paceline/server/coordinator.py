@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from msgspec import UNSET
+
 from paceline.core.actions import Apply, Cancel, Discard, Grant, SetTimer
 from paceline.core.errors import InternalError
 from paceline.core.events import Applied, Cause, Event, Joined, Left, Pushed, TimerFired
@@ -192,6 +194,7 @@ class Coordinator:
             at, worker, push, record.through, record.read_version, samples, arrived.compute_s, arrived.transfer_s,
             wait_s, arrived.bytes_up, arrived.bytes_down,
             norm if norm is not None and self.strategy.needs_norms else None, loss,
+            UNSET if arrived.host is None else arrived.host,
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:

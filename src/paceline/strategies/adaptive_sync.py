@@ -9,14 +9,15 @@ transfer times; unrelated tasks on the cluster do not hurt training; the toleran
 Reconstruction: everything else. Of all sets of nodes whose times lie within `(1 + delta)^2` of each other, the one that
 computes most together is in step: its nodes begin a round together and wait for its end. The others, faster or slower,
 are apart: they go on at once, for at most `cap + 1` starts in a round, and at most `cap` rounds in a row end without a
-push of a node. Once half of the nodes in step have pushed, the round waits for the rest only until `1 + LATE` of the
-usual time, or of the time until then if that is longer, so that a slow-down of all leaves nobody behind. A late node
-goes on at once and is waited for again if it can be in time; if it cannot, its push waits for the round's end, after
-which it is in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart: such
-times stay out of the estimate until 8 of them in a row show a level to stay. If most nodes are overdue, none is
-disturbed more than the others, and none is apart for it. Who is in step is set at a round's start; a push counts in the
-round in which it arrives. Weights are samples over the nominal round, damped by `(1 + tau)^-1/2` with tau the mass
-applied since the push's read, so that what a node apart computed on an old model does not overshoot under momentum.
+push of a node. Once half of the nodes in step have pushed, the round waits for the rest only until 1.25 times the usual
+time, or the time until then if that is longer, so that a slow-down of all leaves nobody behind. A late node goes on at
+once and is waited for again if it can be in time; if it cannot, its push waits for the round's end, after which it is
+in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart. Such times stay out
+of the estimate until 8 of them in a row show a level to stay; while others load the node's host (load average, stolen
+time, a throttled group) they show none. If most nodes are overdue, none is disturbed more than the others, and none is
+apart for it. Who is in step is set at a round's start; a push counts in the round in which it arrives. Weights are
+samples over the nominal round, damped by `(1 + tau)^-1/2` with tau the mass applied since the push's read, so that what
+a node apart computed on an old model does not overshoot under momentum.
 """
 
 from typing import Annotated, assert_never
@@ -213,7 +214,7 @@ class AdaptiveSync(Strategy):
         verdict = interference.judge(event, nominal, self.options.gamma)
         took = f"w{worker}: {event.compute_s + event.transfer_s:.4g} s for {event.samples} samples"
         if verdict == "overdue":
-            return [] if was else [self._mark(worker, "disturbed", f"{took}, usual time {usual:.4g} s")]
+            return [] if was else [self._mark(worker, "disturbed", f"{took}, usual time {usual:.4g} s{of_host(event)}")]
         if verdict == "level":
             level = f"{took} is a level of its own after {LEVEL_PUSHES}, not {usual:.4g} s"
             return [self._mark(worker, "apart", level)]
@@ -337,6 +338,12 @@ class AdaptiveSync(Strategy):
         weights = tuple(each.samples / nominal * (1 + state.mass - each.read_mass) ** -0.5 for each in ordered)
         state.mass += sum(weights)
         return [Apply(tuple(each.push for each in ordered), weights, reason)]
+
+
+def of_host(event: Pushed) -> str:
+    """Return in words what went on on the node's host."""
+    host = event.host
+    return f"; load {host.load:g} per core, {host.steal:.0%} stolen, {host.throttled:.0%} throttled" if host else ""
 
 
 def most_together(times: list[float], width: float) -> tuple[int, int]:

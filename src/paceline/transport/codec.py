@@ -27,7 +27,7 @@ from paceline.model.store import Gradient, Parameters
 from paceline.transport.limits import Limits
 from paceline.transport.messages import KIND_OF_NUMBER, KINDS, Array, Hello, Kind, RawBytes, ToServer, ToWorker
 
-FORMAT = 5
+FORMAT = 6
 MOST_SAID = 500  # characters of what is wrong with a message, which may quote it
 MOST_DIMENSIONS = 64  # of a tensor, as in torch and NumPy
 INLINE_BYTES = 1 << 14  # per message, of all arrays; larger ones can go through a ring, which is faster than the socket
