@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.events import HostLoad
 from paceline.core.ledger import Allotment
 from paceline.model.mass_optimizer import OptimizerSpec
 from paceline.model.regions import RegionLayout
@@ -190,7 +191,18 @@ class TransportContract:
         flat = values_of(SPEC.parameters, 1)
         change = [None, torch.tensor(4), torch.ones(2, 3)]
         kept = [np.array([1, 5]), np.empty(0, dtype=np.int64)]
-        worker.send(Push(8, 2, Gradient(flat, frozenset({0, 2}), options, change, None, 1.5), kept, 64, 0.5, 0.125))
+        worker.send(
+            Push(
+                8,
+                2,
+                Gradient(flat, frozenset({0, 2}), options, change, None, 1.5),
+                kept,
+                64,
+                0.5,
+                0.125,
+                HostLoad(1.5, 0.25),
+            )
+        )
         worker.send(Push(9, 0, None))
         got = self.take(server)
         assert same(got.gradient.flat, flat)
@@ -198,7 +210,7 @@ class TransportContract:
         assert (got.gradient.options, got.gradient.norm, got.gradient.loss) == (options, 1.5, None)
         assert isinstance(got.gradient.options[0]["betas"], tuple)
         assert [indices.tolist() for indices in got.kept] == [[1, 5], []]
-        assert (got.nominal, got.compute_s, got.overrun_s) == (64, 0.5, 0.125)
+        assert (got.nominal, got.compute_s, got.overrun_s, got.host) == (64, 0.5, 0.125, HostLoad(1.5, 0.25))
         empty = self.take(server)
         assert (empty.ticket, empty.gradient, empty.kept) == (9, None, None)
 

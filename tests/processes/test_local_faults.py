@@ -152,6 +152,7 @@ def scenario_of(fault):
             return cluster(*SPEEDS, events=event("leave", 0.1, worker=1) + event("rejoin", 0.3, worker=1))
         case "bad network":
             bad = event("slow", 0.1, worker=0, for_=0.3, factor=2) + event("partition", 0.15, worker=1, for_=0.2)
+            bad += event("slow_link", 0.2, for_=0.3, factor=4)
             bad += event("duplicate", 0.05, share=0.5) + event("reorder", 0.05, share=0.5)
             return cluster(*SPEEDS, network="latency_ms = 5", events=bad)
         case "server killed":

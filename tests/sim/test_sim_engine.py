@@ -14,6 +14,7 @@ from paceline.core.actions import Grant
 from paceline.core.errors import JournalError, ScenarioError, UserError
 from paceline.core.events import Joined, Left, Pushed
 from paceline.engines.sim.kernel import Kernel
+from paceline.records import wait_attribution
 from paceline.records.journal import Decision, Lines, Observation, Writer
 from paceline.records.metrics import fold
 from paceline.tasks import get
@@ -184,6 +185,17 @@ def test_a_slow_down_and_a_pause_stretch_the_computing_they_meet():
     assert first[0].compute_s == pytest.approx(0.1)
     assert first[2].compute_s == pytest.approx(0.05)
     assert 1 not in first
+
+
+def test_a_slow_link_lengthens_transfers_and_is_why_the_others_wait():
+    events = event("slow_link", 0.0, worker=2, for_=1e3, factor=8.0)
+    _, lines = launch(cluster(*EVEN, events=events, network="latency_ms = 5"), max_versions=4, strategy="bsp")
+    pushes = decisions(lines, Pushed)
+    assert all(e.transfer_s == pytest.approx(0.08 if e.worker == 2 else 0.01) for e in pushes)
+    assert all(e.compute_s == pytest.approx(0.05) for e in pushes)
+    assert {(row.culprit, row.cause) for row in wait_attribution.fold(lines).waited_for() if row.cause != "end"} == {
+        (2, "transfer")
+    }
 
 
 def test_duplicates_and_late_arrivals_are_refused_by_the_intake():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from random_histories import cluster_of, resumed_every
 from virtual_cluster import VirtualCluster
@@ -9,6 +10,7 @@ from virtual_cluster import VirtualCluster
 from paceline import strategies
 from paceline.core.actions import Apply, Grant, Mark, SetTimer
 from paceline.core.events import Joined, Left, Pushed, TimerFired
+from paceline.strategies.adaptive_sync import RETRY, most_together
 
 EQUAL = [1.0] * 8
 UNEVEN = {
@@ -70,10 +72,10 @@ def test_a_permanent_slow_down_is_followed_within_ten_pushes():
         cluster.run(pushes=cluster.arrived + 1)
     state = cluster.strategy.state
     assert state.interference.monitor.time(3) == pytest.approx(4.0, rel=0.15)
-    assert state.interference.missed == {}
-    assert state.extra.get(0, 0) >= 2, "the others use the time"
+    assert state.interference.disturbed == {}
+    assert 3 not in state.in_step
     marks = [a.state for d in cluster.decisions for a in d.actions if isinstance(a, Mark) and a.worker == 3]
-    assert marks[-2:] == ["disturbed", "steady"]
+    assert marks == ["in step", "disturbed", "apart"]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -125,28 +127,171 @@ def test_when_everybody_is_overdue_nobody_is_excused():
     joined(strategy, 8, 8)
     strategy.handle(push(1.0, 0, 1, 1))
     actions = strategy.handle(push(1.0, 1, 2, 1))
-    assert [a.name for a in actions if isinstance(a, SetTimer)] == ["overdue:0", "overdue:1"]
-    strategy.handle(TimerFired(2.25, "overdue:0"))
-    strategy.handle(TimerFired(2.25, "overdue:1"))
-    assert strategy.handle(push(4.0, 0, 3, 2, seconds=3.0)) == []
+    assert timers(actions) == [3.0], "a round in which nobody pushes is over after twice the usual time"
+    assert strategy.handle(TimerFired(3.0, "round"))[0].at == 5.0
+    actions = strategy.handle(push(4.0, 0, 3, 2, seconds=3.0))
+    assert timers(actions) == [4.25], "w0 waits for w1, as it would if neither were late"
     assert [type(a) for a in strategy.handle(push(4.0, 1, 4, 2, seconds=3.0))][:3] == [Apply, Grant, Grant]
 
 
-def test_a_round_ends_without_the_overdue_and_its_push_counts_where_it_arrives():
+def timers(actions):
+    return [a.at for a in actions if isinstance(a, SetTimer)]
+
+
+def granted(actions):
+    return [a.worker for a in actions if isinstance(a, Grant)]
+
+
+def marks(actions):
+    return [(a.worker, a.state) for a in actions if isinstance(a, Mark)]
+
+
+def begun(count=3):
+    """A strategy whose nodes have made one round together, each in a second."""
     strategy = strategies.build("adaptive_sync", 0)
-    joined(strategy, 8, 8, 8)
-    for worker in range(3):
+    joined(strategy, *[8] * count)
+    for worker in range(count):
         strategy.handle(push(1.0, worker, worker + 1, 1))
+    return strategy
+
+
+def test_a_round_ends_without_the_late_and_a_push_counts_where_it_arrives():
+    strategy = begun()
     strategy.handle(push(2.0, 0, 4, 2))
-    strategy.handle(push(2.0, 1, 5, 2))
-    actions = strategy.handle(TimerFired(2.25, "overdue:2"))
+    assert timers(strategy.handle(push(2.0, 1, 5, 2))) == [2.25], "two of three have pushed"
+    actions = strategy.handle(TimerFired(2.25, "round"))
     assert actions[0].pushes == (4, 5)
     assert actions[0].weights == pytest.approx((1 / 3, 1 / 3))
-    assert [a.worker for a in actions if isinstance(a, Grant)] == [0, 1]
-    assert [(a.worker, a.state) for a in actions if isinstance(a, Mark)] == [(2, "disturbed")]
-    strategy.handle(push(3.0, 2, 6, 2, seconds=2.0))
-    strategy.handle(push(3.25, 0, 7, 3))
-    assert strategy.handle(push(3.25, 1, 8, 3))[0].pushes == (7, 8, 6)
+    assert granted(actions) == [0, 1]
+    actions = strategy.handle(push(3.0, 2, 6, 2, seconds=2.0))
+    assert marks(actions) == [(2, "disturbed")]
+    assert granted(actions) == [2], "it goes on at once"
+    strategy.handle(push(3.3, 0, 7, 3))
+    merged = strategy.handle(push(3.3, 1, 8, 3))[0]
+    assert merged.pushes == (7, 8, 6)
+    assert merged.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3 / (1 + 2 / 3) ** 0.5)), "damped by what it missed"
+
+
+def test_a_late_node_that_can_be_in_time_is_waited_for_and_one_that_cannot_waits():
+    strategy = begun()
+    for at, seconds, waits in ((2.4, 1.4, False), (2.8, 1.24, True)):
+        mine = strategies.build("adaptive_sync", 0).restore(strategy.snapshot())
+        mine.handle(push(2.0, 0, 4, 2))
+        mine.handle(push(2.0, 1, 5, 2))
+        mine.handle(TimerFired(2.25, "round"))
+        mine.state.interference.monitor.nodes[2].deviation = 1.0  # so that being late is no interference
+        assert granted(mine.handle(push(at, 2, 6, 2, seconds=seconds))) == ([] if waits else [2])
+        assert sorted(mine.state.expected) == ([0, 1] if waits else [0, 1, 2])
+        mine.handle(push(3.3, 0, 7, 3))
+        actions = mine.handle(push(3.3, 1, 8, 3))
+        if not waits:
+            assert granted(actions) == [], "w2 is waited for"
+            actions = mine.handle(push(3.4, 2, 9, 3))
+            assert actions[0].pushes == (7, 8, 6, 9)
+        assert granted(actions) == [0, 1, 2], "all three begin together again"
+
+
+def test_nodes_apart_go_on_at_once_and_are_merged_into_the_next_apply():
+    strategy = strategies.build("adaptive_sync", 0)
+    joined(strategy, 8, 8, 8, 8)
+    for worker in range(3):
+        strategy.handle(push(1.0, worker, worker + 1, 1))
+    assert granted(strategy.handle(TimerFired(1.25, "round"))) == [0, 1, 2], "the slowest is not known to be slow yet"
+    assert granted(strategy.handle(push(1.9, 3, 4, 1, seconds=1.9))) == [3]
+    assert strategy.handle(push(2.3, 0, 5, 2)) == []
+    strategy.handle(push(2.3, 1, 6, 2))
+    actions = strategy.handle(push(2.3, 2, 7, 2))
+    assert actions[0].pushes == (5, 6, 7, 4)
+    assert marks(actions) == [(3, "apart")], "1.9 times slower than the others, and no more concern of theirs"
+    for worker in range(3):
+        actions = strategy.handle(push(3.3, worker, 8 + worker, 3))
+    assert actions[0].pushes == (8, 9, 10)
+    assert granted(actions) == [0, 1, 2]
+
+
+def test_a_second_push_of_a_node_apart_is_not_kept_beside_the_first():
+    strategy = begun(5)
+    strategy.state.interference.monitor.nodes[4].per_sample /= 3  # faster than the others
+    for worker in range(5):
+        strategy.handle(push(2.0, worker, 6 + worker, 2, seconds=1 / 3 if worker == 4 else 1.0))
+    assert 4 not in strategy.state.in_step
+    assert [type(a) for a in strategy.handle(push(2.3, 4, 11, 3, seconds=0.3))] == [Grant]
+    actions = strategy.handle(push(2.6, 4, 12, 4, seconds=0.3))
+    assert [type(a) for a in actions] == [Apply, Grant]
+    assert actions[0].pushes == (11,)
+
+
+def test_a_node_apart_makes_no_more_starts_in_a_round_than_the_cap_allows():
+    cluster = VirtualCluster(strategies.build("adaptive_sync:cap=3", 0), [1.0] * 8 + [0.2])
+    cluster.run(until=20.05)
+    rounds = cluster.strategy.state.round
+    assert cluster.workers[8].pushes == pytest.approx(4 * rounds, abs=8)
+    assert {cluster.states[worker] for worker in range(8)} == {"in step"}
+    assert cluster.states[8] == "apart"
+
+
+@pytest.mark.parametrize(("times", "expected"), [
+    ([1.0], (0, 1)),
+    ([1.0, 1.1, 1.2, 4.0], (0, 3)),
+    ([1.0, 2.0, 2.0, 2.0], (1, 4)),
+    ([1.0, 2.0, 2.0], (0, 1)),
+    ([1e-12, 1.0, 1.0], (0, 1)),
+])  # fmt: skip
+def test_those_in_step_compute_most_together(times, expected):
+    assert most_together(times, 1.3) == expected
+
+
+def on_a_line(slow_computes, transfers, pushes=4):
+    """Five nodes that have been measured so often; w4 computes as long as said, the others for a second each."""
+    strategy = begun(5)
+    for worker, node in strategy.state.interference.monitor.nodes.items():
+        node.pushes, node.transfer = pushes, transfers[worker]
+    strategy.state.interference.monitor.nodes[4].per_sample *= slow_computes
+    for worker in range(5):
+        moved = transfers[worker]
+        pushed = push(2.0, worker, 6 + worker, 2, seconds=slow_computes if worker == 4 else 1.0)
+        strategy.handle(msgspec.structs.replace(pushed, transfer_s=moved))
+    return strategy
+
+
+QUEUED, SPREAD = (0.0, 0.1, 0.2, 0.3, 0.0), (0.0, 0.0, 0.0, 0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("slow_computes", "transfers", "pushes", "crowded"),
+    [(1.5, QUEUED, 4, True), (1.5, QUEUED, 1, False), (1.5, SPREAD, 4, False), (1.0, QUEUED, 4, False)],
+    ids=["queue", "not measured yet", "one slow link", "all are equal"],
+)  # fmt: skip
+def test_nobody_is_in_step_while_that_makes_half_of_them_queue(slow_computes, transfers, pushes, crowded):
+    strategy = on_a_line(slow_computes, transfers, pushes)
+    assert (strategy.state.in_step == {}) == crowded
+    assert granted(strategy.handle(push(3.0, 1, 20, 3))) == ([1] if crowded else []), "it goes on at once, or waits"
+
+
+def test_nodes_that_crowded_a_line_try_again_after_a_while():
+    strategy = on_a_line(1.5, QUEUED)
+    assert strategy.state.crowded_until == strategy.state.round + RETRY
+    for node in strategy.state.interference.monitor.nodes.values():
+        node.transfer = 0.0  # the line is free again
+    rounds = []
+    for number in range(20, 1000):
+        rounds.append(strategy.state.round)
+        if strategy.state.in_step:
+            break
+        worker = number % 5
+        strategy.handle(push(2.0 + number / 5, worker, number, strategy.state.clocks.of[worker] + 1))
+    assert set(strategy.state.in_step) == {0, 1, 2, 3, 4}, "w4 is not slower any more"
+    assert rounds[-1] - rounds[0] == RETRY
+
+
+def test_one_node_almost_twice_as_slow_leaves_the_others_in_step():
+    """Their pushes stay merged, so that hardly any is stale."""
+    mine, asp = (ran(spec, [1.0] * 7 + [1.9], jitter=0.05) for spec in ("adaptive_sync", "asp"))
+    assert mine.mean_staleness() < 0.3
+    assert mine.waited() < 0.15 * 120 * 8
+    assert mine.arrived > 0.9 * asp.arrived
+    fresh = [a for a in mine.applies() if len(a.pushes) >= 7]
+    assert len(fresh) > 0.9 * len(mine.applies())
 
 
 def test_a_returning_process_is_a_stranger():

@@ -83,9 +83,9 @@ def test_an_overdue_push_disturbs_and_stays_out_of_the_estimate():
     watch = Interference()
     assert [watch.judge(push(s), 8, 4.0) for s in (1.0, 1.2, 4.0)] == ["in time", "in time", "overdue"]
     assert watch.monitor.time(0) == pytest.approx(1.04)
-    assert watch.missed == {0: 0}
+    assert watch.disturbed == {0: True}
     assert watch.judge(push(1.1), 8, 4.0) == "in time"
-    assert watch.missed == {}
+    assert watch.disturbed == {}
 
 
 def test_eight_overdue_pushes_in_a_row_are_a_level():
@@ -112,7 +112,7 @@ def test_short_and_refused_pushes_are_not_judged():
     assert watch.monitor.time(0) is None
     watch.judge(push(1.0), 8, 4.0)
     assert watch.judge(push(2.0, samples=1), 8, 4.0) == "too short to judge"
-    assert watch.missed == {}
+    assert watch.disturbed == {}
 
 
 @pytest.mark.parametrize(("gamma", "expected"), [(0.0, 1.25), (4.0, 1.4)])

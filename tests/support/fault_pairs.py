@@ -14,6 +14,7 @@ from paceline import strategies
 
 SIMULATED = {
     "slow": event("slow", 0.1, worker=0, for_=0.5, factor=6.0),
+    "slow_link": event("slow_link", 0.1, worker=0, for_=0.5, factor=20.0),
     "pause": event("pause", 0.15, worker=1, for_=0.6),
     "crash": event("crash", 0.12, worker=1),
     "rejoin": event("crash", 0.12, worker=1) + event("rejoin", 0.4, worker=1),
@@ -46,7 +47,7 @@ FAULTS = {  # and the events of a scenario that each is made of
     "stopped": ("pause",),
     "newcomer": ("join",),
     "left and back": ("leave", "rejoin"),
-    "bad network": ("slow", "partition", "duplicate", "reorder"),
+    "bad network": ("slow", "slow_link", "partition", "duplicate", "reorder"),
     "server killed": ("server_crash",),
 }
 # A node that waits for an average has a grant: it is never parked without one.

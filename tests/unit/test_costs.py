@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import InternalError
 from paceline.core.scenario.costs import RateCourse, Times, pace_of
+from paceline.core.scenario.network import Direction
 from paceline.scenario import Scenario, ScenarioEvent, load, parse
 
 ALIBABA = Path(__file__).parents[2].parent / "shared" / "data" / "trace_alibaba_minibatch" / "job_1_norm.csv"
@@ -167,6 +168,55 @@ def test_slow_downs_and_pauses_stretch_a_computation() -> None:
     assert times.compute_s(1, 0, 2, 8.0) == 1.0
     assert times.compute_s(1, 0, 2, 14.0) == 1.0
     assert times.compute_s(1, 0, 4, 12.5) == pytest.approx(0.5 + 1 + 1.75)
+
+
+SLOW_LINKS = """
+[network]
+latency_ms = 100
+bandwidth_mbps = 80
+[[events]]
+kind = "slow_link"
+worker = 1
+at = 10
+for = 4
+factor = 4
+[[events]]
+kind = "slow_link"
+at = 20
+for = 2
+factor = 2
+"""
+
+
+def test_a_slow_link_stretches_what_is_on_its_way_and_the_latency() -> None:
+    times = Times(made(rest=SLOW_LINKS))
+    second = 10_000_000  # bytes, on the server's line
+    assert [times.latency_s(1, 0, True, at) for at in (9.9, 10.0, 13.9, 14.0)] == [0.1, 0.4, 0.4, 0.1]
+    assert [times.latency_s(worker, 0, True, 20.5) for worker in (0, 1)] == [0.2, 0.2]
+    assert times.latency_s(1, 0, True) == 0.1, "without a time, as it is without trouble"
+    assert times.link_s(1, second, 5.0) == 1.0
+    assert times.link_s(1, second, 10.0) == 4.0
+    assert times.link_s(1, second, 9.5) == pytest.approx(0.5 + 2.0), "half of it left before"
+    assert times.link_s(1, 2 * second, 10.0) == pytest.approx(4.0 + 1.0)
+    assert times.link_s(0, second, 10.0) == 0.0, "no limit of its own beside the line"
+    assert [times.line_s(second, at) for at in (10.0, 20.0, 21.0)] == [1.0, 2.0, pytest.approx(1.5)]
+    assert [times.way_s(1, second, at) for at in (5.0, 10.0, 20.0)] == [1.0, 4.0, 2.0]
+
+
+def test_a_slow_link_does_not_occupy_the_line_of_the_others() -> None:
+    """Worker 1 takes four times as long for its second of data; worker 0, right behind it, waits for one."""
+    ways = [Direction(Times(made(rest=rest)), upward=True) for rest in (SLOW_LINKS, SLOW_LINKS.partition("[[")[0])]
+    slowed, usual = ([way.arrival(worker, 0, 10_000_000, 10.0) for worker in (1, 0)] for way in ways)
+    assert usual == pytest.approx([11.1, 12.1])
+    assert slowed == pytest.approx([10 + 4 + 0.1, 12.1]), "the latency is that of the time when all bytes have left"
+    both = [ways[0].arrival(worker, 1, 5_000_000, 20.0) for worker in (0, 1)]
+    assert both == pytest.approx([20 + 1 + 0.2, 20 + 2 + 0.1]), "the server's line is slow for everybody"
+
+
+def test_a_slow_link_makes_a_workers_own_thin_link_thinner() -> None:
+    rest = SLOW_LINKS.replace("bandwidth_mbps = 80\n", "")
+    times = Times(made(workers="[[workers]]\ncount = 2\nbandwidth_mbps = 8\n", rest=rest))
+    assert [times.link_s(worker, 100_000, 10.0) for worker in (0, 1)] == pytest.approx([0.1, 0.4])
 
 
 def test_partitions_that_touch_or_overlap_are_one() -> None:

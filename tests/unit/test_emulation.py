@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import Rows, cluster, mean_square, network
+from clusters import Rows, cluster, event, mean_square, network
 from hand_driven import BATCH, HandDrivenRun
 from one_worker import work
 
@@ -116,6 +116,22 @@ def test_a_push_sets_out_when_its_computation_was_over_whenever_it_was_read(hand
     assert pushed.at == pytest.approx(timing.end + WAY_S)
     assert pushed.transfer_s == pytest.approx(2 * WAY_S)
     assert pushed.compute_s == timing.compute_s
+
+
+def test_a_slow_link_makes_models_and_pushes_travel_longer_and_nothing_else():
+    slow = event("slow_link", GRANTED_AT - 1, worker=0, for_=60, factor=4)
+    hand = HandDrivenRun(scenario=cluster(1.0, 0.5, network=NETWORK, events=slow))
+    hand.engine.time = GRANTED_AT
+    hand.train()
+    slowed, usual = hand.engine.timings[0], hand.engine.timings[1]
+    assert slowed.delay_s == pytest.approx(4 * WAY_S)
+    assert usual.delay_s == pytest.approx(WAY_S, abs=0.0001)  # the server sends to one after the other
+    assert slowed.compute_s == pytest.approx(BATCH * 0.01)
+    hand.engine.time = slowed.end
+    hand.pushes(0, compute_s=slowed.compute_s)
+    _, (pushed,) = arrivals(hand)
+    assert pushed.at == pytest.approx(slowed.end + 4 * WAY_S)
+    assert pushed.transfer_s == pytest.approx(8 * WAY_S)
 
 
 def test_a_computation_that_took_longer_sets_out_later(hand):

@@ -160,7 +160,7 @@ def test_a_wrong_jitter_is_refused_with_its_fix(jitter: object, parts: list[str]
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (event(at=1), ["[[events]] 1 needs kind", "slow, pause"]),
+        (event(at=1), ["[[events]] 1 needs kind", "slow, slow_link, pause"]),
         (event(kind="slo", at=1), ["not 'slo'", "did you mean 'slow'?"]),
         (event(kind="slow", worker=1, at=1, factor=2), ["(slow) needs for", "seconds it lasts"]),
         (event(kind="slow", worker=1, at=1, **{"for": 3}), ["needs factor"]),
@@ -168,6 +168,10 @@ def test_a_wrong_jitter_is_refused_with_its_fix(jitter: object, parts: list[str]
         (event(kind="slow", worker=1, at=1, factor=2, **{"for": 0}), ["for must be > 0, not 0"]),
         (event(kind="slow", at=1, factor=2, **{"for": 3}), ["(slow) needs worker"]),
         (event(kind="pause", worker=1, at=1, factor=2, **{"for": 3}), ["(pause) has no key 'factor'"]),
+        (event(kind="slow_link", worker=1, at=1, **{"for": 3}), ["(slow_link) needs factor", "a message take 4 times"]),
+        (event(kind="slow_link", worker=1, at=1, factor=2), ["(slow_link) needs for"]),
+        (event(kind="slow_link", worker=1, at=1, factor=-4, **{"for": 3}), ["factor must be > 0, not -4"]),
+        (event(kind="slow_link", worker=9, at=1, factor=4, **{"for": 3}), ["names worker 9"]),
         (event(kind="crash", worker=1), ["(crash) needs at"]),
         (event(kind="crash", worker=1, at=-2), ["at must be >= 0, not -2"]),
         (event(kind="crash", worker=4, at=1), ["names worker 4", "ids end at 3", "ids start at 0"]),
@@ -208,12 +212,25 @@ def test_an_impossible_event_is_refused_with_its_fix(text: str, parts: list[str]
 ALL_KINDS = (
     FOUR
     + """
+    [network]
+    latency_ms = 5
     [[events]]
     kind = "slow"
     workers = [0, 2]
     at = 0
     for = 1
     factor = 2
+    [[events]]
+    kind = "slow_link"
+    workers = [1, 3]
+    at = 1
+    for = 2
+    factor = 4
+    [[events]]
+    kind = "slow_link"
+    at = 1
+    for = 2
+    factor = 8
     [[events]]
     kind = "pause"
     worker = 0
@@ -258,6 +275,44 @@ ALL_KINDS = (
 )
 
 
+@pytest.mark.parametrize(
+    ("network", "workers", "struck", "fine"),
+    [
+        ("", "count = 2", "worker = 0\n", False),
+        ("", "count = 2", "", False),
+        ("latency_ms = 1", "count = 2", "worker = 0\n", True),
+        ("latency_ms = 1", "count = 2", "", True),
+        ("latency_ms = 1", "count = 2\nlatency_ms = 0", "worker = 0\n", False),
+        ("bandwidth_mbps = 1", "count = 2", "worker = 1\n", True),
+        ("bandwidth_mbps = 1", "count = 2", "", True),
+        ("", "count = 2\nbandwidth_mbps = 5", "worker = 1\n", True),
+        ("", "count = 2\nbandwidth_mbps = 5", "", False),
+        ("", "count = 2\nlatency_ms = 5", "workers = [0, 1]\n", True),
+    ],
+)
+def test_a_link_that_takes_no_time_cannot_be_slow(network: str, workers: str, struck: str, fine: bool) -> None:
+    text = f"""
+[compute]
+seconds_per_sample = 1
+[network]
+{network}
+[[workers]]
+{workers}
+[[events]]
+kind = "slow_link"
+at = 2
+for = 3
+factor = 4
+{struck}"""
+    if fine:
+        assert read(text).events[0].factor == 4
+        return
+    with pytest.raises(
+        ScenarioError, match=r"slow_link\) at 2 s slows nothing down: .* no time; give latency_ms or band"
+    ):
+        read(text)
+
+
 def test_every_kind_of_event_is_described_and_survives_the_journal() -> None:
     made = read(ALL_KINDS)
     assert {e.kind for e in made.events} == set(KINDS)
@@ -265,6 +320,8 @@ def test_every_kind_of_event_is_described_and_survives_the_journal() -> None:
     words = describe(made)
     for part in [
         "at 0 s, workers 0, 2: 2 times slower for 1 s",
+        "at 1 s, workers 1, 3: link 4 times slower for 2 s",
+        "at 1 s, the server's line 8 times slower for 2 s",
         "at 1.5 s, worker 0: paused for 1 s",
         "at 5 s, workers 4-5: joined at speed 0.5",
         "at 6 s, workers 2-3: cut off from the rest for 2 s",

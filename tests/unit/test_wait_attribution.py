@@ -54,6 +54,14 @@ def test_an_episode_on_record_is_the_cause_while_it_lasts(kind: str) -> None:
     assert {(row.culprit, row.cause): row.seconds for row in rows} == {(1, kind): 3.5, (1, "compute"): 3.5}
 
 
+@pytest.mark.parametrize("struck", [1, None])
+def test_a_slow_link_on_record_is_a_transfer_of_the_worker_that_it_names(struck: int | None) -> None:
+    """Also where the times alone do not say so; the server's line is everybody's, and nobody's fault."""
+    lines = [*start(), observed(1.0, "scenario", struck, kind="slow_link", factor=4.0, **{"for": 2.0})]
+    rows = blame.fold(lines + round_of(0.0, 1, 4.0, 0.5)).waited_for()
+    assert rows == [blame.Waited(0, 1, "transfer" if struck else "compute", 3.5)]
+
+
 def test_leavers_timers_and_the_end_are_told_apart() -> None:
     lines = [*start(), decision(pushed(1.0, 0, 1, compute_s=1.0))]
     lines.append(decision(Left(3.0, 1, "crash"), Apply((1,), (1.0,), "all"), Grant(0, 8, 2, "go")))

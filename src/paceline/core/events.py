@@ -27,6 +27,14 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):
     cause: Cause
 
 
+class HostLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What went on on a worker's host when it pushed, besides the push: what others do there makes its times longer."""
+
+    load: float  # load average of a minute, per core that the process may use
+    steal: float = 0.0  # share of the CPUs' time that the hypervisor gave to others
+    throttled: float = 0.0  # share of the time for which the process's group was held back at its limit of the CPU
+
+
 class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kind"):
     """A gradient arrived; `samples` is 0 if it was refused. An extended push repeats its id with the new total."""
 
@@ -45,6 +53,7 @@ class Pushed(msgspec.Struct, frozen=True, gc=False, tag="pushed", tag_field="kin
     loss: float | None = None
     queued_down_s: float | None = None  # of `transfer_s`: the model waited until the server's line had carried others
     queued_up_s: float | None = None  # likewise the gradient; None: not at all, or the engine cannot tell
+    host: HostLoad | msgspec.UnsetType = msgspec.UNSET  # absent in virtual time, and where a system does not tell
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False, tag="applied", tag_field="kind"):

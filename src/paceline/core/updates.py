@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from paceline.core.events import HostLoad
 from paceline.core.ledger import Allotment, Indices
 
 
@@ -32,6 +33,7 @@ class PushRef(msgspec.Struct, gc=False):
     queued_down_s: float | None = None  # of `transfer_s`, behind others on the server's line
     queued_up_s: float | None = None
     extending: bool = False  # its worker is computing a further piece
+    host: HostLoad | None = None  # of its worker's host
 
 
 class Merged(msgspec.Struct, frozen=True):

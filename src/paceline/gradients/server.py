@@ -30,6 +30,7 @@ class GradientExchange(ModelExchange):
         arrival = PushRef(
             record.worker, record.incarnation, message.ticket, message.samples, message.compute_s, 0.0,
             run.coordinator.model_bytes, script.bytes_down, kept=message.kept, nominal=message.nominal,
+            host=message.host,
         )  # fmt: skip
         expected = order is not None and order.ticket == message.ticket
         if timing is None or run.emulation is None or not expected:

@@ -129,7 +129,7 @@ def _header(spec: str, plan: ClusterPlan, scenario: Scenario) -> Header:
 SPEEDS = (1.0, 1.0, 0.9, 0.5, 0.25, 0.05)
 JITTERS = ("none", "none", "lognormal:0.1", "lognormal:0.6", "exponential")
 NETWORKS = ("", "latency_ms = 40", 'latency_ms = 100\njitter = "exponential"', "bandwidth_mbps = 0.05")
-KINDS = ("crash", "leave", "rejoin", "join", "slow", "pause", "partition", "duplicate", "reorder")
+KINDS = ("crash", "leave", "rejoin", "join", "slow", "pause", "partition", "duplicate", "reorder", "slow_link")
 WORKS = (1, 4, 8, 32)
 EPOCHS = (0.5, 1.0, 2.0, 3.5)
 REFUSED = (0.0, 0.0, 0.1)
@@ -162,6 +162,8 @@ def scenario_text(
     seed: int, jitter: str, network: str, speeds: list[float], events: list[tuple[int, str, int]], work: int
 ) -> str:
     """Return a scenario file; each event is (gap in thirds of a push, kind, number that selects worker and size)."""
+    if not network:  # where messages take no time there is no slow link
+        events = [entry for entry in events if entry[1] != "slow_link"]
     text = [
         f"seed = {seed}",
         f'[compute]\nseconds_per_sample = {SECONDS_PER_SAMPLE}\njitter = "{jitter}"',
@@ -191,9 +193,9 @@ def story(workers: int, events: list[tuple[int, str, int]], push_s: float) -> li
                 gone.remove(worker or 0)
             case "join":
                 known += 1
-            case "slow":
+            case "slow" | "slow_link":
                 entry.append(f"factor = {2 + choice}")
-        if kind in ("slow", "pause", "partition", "duplicate", "reorder"):
+        if kind in ("slow", "slow_link", "pause", "partition", "duplicate", "reorder"):
             entry.append(f"for = {push_s * (1 + choice)}")
         if kind in ("duplicate", "reorder"):
             entry.append("share = 0.5")

@@ -176,7 +176,10 @@ class Allowance(Bound):
 
     cap: int
     starts: dict[int, Counter[int]] = field(default_factory=dict)  # starts of others since each node's last push
-    disturbed: set[int] = field(default_factory=set)  # nodes marked so at any time since their last push
+
+    def patience(self) -> int:
+        """A late node pushes once more before the round that it delayed ends."""
+        return 2
 
     def before(self, decision: Decision) -> None:
         match decision.event:
@@ -191,16 +194,9 @@ class Allowance(Bound):
 
     def _forget(self, worker: int) -> None:
         self.starts[worker] = Counter()
-        self.disturbed.discard(worker)
-        if self.account.marks.get(worker) == "disturbed":
-            self.disturbed.add(worker)
 
     def after(self, decision: Decision) -> None:
         super().after(decision)
-        self.disturbed |= {worker for worker, state in self.account.marks.items() if state == "disturbed"}
-        for (name, worker), extra in self.account.tracks.items():
-            if name == "extra_starts" and extra > self.cap:
-                self.blame("bound", f"w{worker} is allowed {extra} extra starts, cap {self.cap}")
         for action in decision.actions:
             if isinstance(action, Grant):
                 self._count(action.worker)
@@ -211,8 +207,7 @@ class Allowance(Bound):
                 continue
             starts[worker] += 1
             # The rest of the round of its last push, the rounds that may end without it, and the one that waits for it.
-            rounds = 2 + (self.cap if missing in self.disturbed else 0)
-            if starts[worker] > rounds * (1 + self.cap):
+            if starts[worker] > (2 + self.cap) * (1 + self.cap):
                 self.blame("bound", f"w{worker} starts {starts[worker]} times while w{missing} does not push")
 
 
@@ -339,8 +334,8 @@ def damped_share(account: Account, event: Event, action: Apply) -> list[set[floa
 
 WEIGHTS: dict[str, Weights] = {
     **dict.fromkeys(("bsp", "balanced", "fastest_k", "adaptive_k", "adaptive_k_load"), whole_step),
-    **dict.fromkeys(("asp", "ssp", "dssp", "k_async", "adaptive_sync"), share_of_round),
-    "dasp": damped_share,
+    **dict.fromkeys(("asp", "ssp", "dssp", "k_async"), share_of_round),
+    **dict.fromkeys(("adaptive_sync", "dasp"), damped_share),
 }
 
 

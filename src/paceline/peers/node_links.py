@@ -1,7 +1,5 @@
 """The outgoing links of virtual nodes."""
 
-import math
-
 from paceline.core.scenario.costs import Times
 
 
@@ -13,24 +11,24 @@ class NodeLinks:
         self._free_at: dict[int, float] = {}
         self._out_at: dict[int, list[float]] = {}  # when each message of a node has left
 
-    def latency_s(self, one: int, other: int) -> float:
-        """Return the latency between two nodes: the mean of their one-way latencies in the scenario."""
-        return (self._times.latency_s(one, 0, True) + self._times.latency_s(other, 0, True)) / 2
+    def latency_s(self, one: int, other: int, at: float) -> float:
+        """Return the latency between two nodes: the mean of their one-way latencies in the scenario at that time."""
+        return (self._times.latency_s(one, 0, True, at) + self._times.latency_s(other, 0, True, at)) / 2
 
     def arrival(self, one: int, other: int, now: float, out: float) -> float:
         """Return when a message of this moment that has left at `out` arrives; a node that is cut off holds it back."""
-        latency_s, left_at = self.latency_s(one, other), self._times.reachable_at(one, out)
+        latency_s, left_at = self.latency_s(one, other, out), self._times.reachable_at(one, out)
         arrives_at = now + (out - now + latency_s) if left_at == out else left_at + latency_s
         return self._times.reachable_at(other, arrives_at)
 
-    def seconds(self, node: int, nbytes: int) -> float:
-        """Return the seconds that so many bytes take on a node's link, without latency."""
-        bandwidth = min(self._times.bandwidth(node), self._times.server_bandwidth)
-        return 0.0 if bandwidth == math.inf else nbytes / bandwidth
+    def seconds(self, node: int, nbytes: int, at: float) -> float:
+        """Return the seconds that so many bytes take on a node's link from `at` on, without latency."""
+        return self._times.way_s(node, nbytes, at)
 
     def send(self, node: int, nbytes: int, now: float) -> float:
         """Put a message on a node's link, and return when its last byte has left."""
-        out = self._free_at[node] = max(now, self._free_at.get(node, 0.0)) + self.seconds(node, nbytes)
+        begin = max(now, self._free_at.get(node, 0.0))
+        out = self._free_at[node] = begin + self.seconds(node, nbytes, begin)
         self._out_at.setdefault(node, []).append(out)
         return out
 

@@ -312,6 +312,13 @@ class PeerExchange(PeerExchangeBase):
         bandwidth = min(emulation.times.bandwidth(node), emulation.times.server_bandwidth)
         return emulation.times.latency_s(node, 0, True), 0.0 if bandwidth == math.inf else 1 / bandwidth
 
+    def _way_s(self, node: int, nbytes: float, at: float) -> float:
+        """Return the seconds that so many bytes take between a node and here, or a neighbour, from `at` on."""
+        emulation = self.run.emulation
+        if emulation is None:
+            return 0.0
+        return emulation.times.latency_s(node, 0, True, at) + emulation.times.way_s(node, nbytes, at)
+
     def on_push(self, record: WorkerRecord, message: Push, at: float) -> None:
         """Pass a node's step to the coordinator, unless its grant is void."""
         run, script = self.run, record.script
@@ -366,9 +373,8 @@ class PeerExchange(PeerExchangeBase):
     def _exchange(self, record: WorkerRecord, message: p.CentreExchange, at: float) -> None:
         if self._is_void(record, message):
             return
-        latency_s, seconds_per_byte = self._link(record.worker)
         nbytes = sum(value.nbytes for value in message.values)
-        way_s = latency_s + nbytes * seconds_per_byte
+        way_s = self._way_s(record.worker, nbytes, at)
         if way_s <= 0.0:
             self._answer((record, self._pull(record, message)))
             return
@@ -418,9 +424,8 @@ class PeerExchange(PeerExchangeBase):
         if self.run.emulation is None or len(members) < 2:
             return 0.0
         share = 2 * (len(members) - 1) / len(members)
-        nbytes = self.store.nbytes
-        links = [self._link(node) for node in members]
-        return max(latency_s + share * nbytes * per_byte for latency_s, per_byte in links)
+        nbytes, at = share * self.store.nbytes, self.run.moment()
+        return max(self._way_s(node, nbytes, at) for node in members)
 
     def _call(self, group: p.Group) -> None:
         for node in group.members:

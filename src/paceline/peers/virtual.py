@@ -407,8 +407,8 @@ class VirtualPeerExchange(PeerExchangeBase):
 
     def _exchange(self, worker: int, message: CentreExchange) -> None:
         nbytes = sum(value.nbytes for value in message.values)
-        seconds = self._links.seconds(worker, nbytes) + self._times.latency_s(worker, 0, True)
-        held_back = self._held_back(worker)
+        now, held_back = self.run.engine.now(), self._held_back(worker)
+        seconds = self._links.seconds(worker, nbytes, now) + self._times.latency_s(worker, 0, True, now)
         if seconds + held_back <= 0.0:
             self.run.engine.send(worker, self._pull(worker, message))
         else:
@@ -459,8 +459,8 @@ class VirtualPeerExchange(PeerExchangeBase):
             waited = at - self._waits_since.pop(worker)
             self.run.workers.records[worker].granted_at += waited
             self._flights[worker].granted_at += waited
-            seconds = share * self._links.seconds(worker, nbytes) + (
-                self._links.latency_s(worker, worker) if share else 0.0
+            seconds = share * self._links.seconds(worker, nbytes, at) + (
+                self._links.latency_s(worker, worker, at) if share else 0.0
             )
             self.run.coordinator.observe(at, "exchange", {"bytes": round(share * nbytes)}, worker)
             self._later(held_back + seconds, self._answer, (worker, self._ticket(worker), Averages(means, members)))

@@ -1,10 +1,10 @@
 """Who was waited for, and why: a pure fold over a journal.
 
 A wait ends with a Grant; the worker waited for is the one whose event led to that Grant. The cause is the scenario's
-pause, slow-down or partition of that worker that overlapped its push; otherwise it is whichever of the push's compute
-and transfer time exceeds that worker's own median more, in seconds, or the longer of the two if neither exceeds it. The
-median is over its last 31 pushes; compute time is compared per sample, so that more work does not look like a
-slow-down.
+pause, slow-down, slow link (a `transfer`) or partition of that worker that overlapped its push; otherwise it is
+whichever of the push's compute and transfer time exceeds that worker's own median more, in seconds, or the longer of
+the two if neither exceeds it. The median is over its last 31 pushes; compute time is compared per sample, so that more
+work does not look like a slow-down.
 
 A grant may be held back after its decision: by the server while it saves a checkpoint, or in a run without a server by
 a node that waits for others to average with. A push says how long its worker waited in all; what goes beyond the wait
@@ -24,7 +24,12 @@ from paceline.core.actions import Apply, Cancel, Discard, Grant
 from paceline.core.events import Applied, Event, Joined, Left, Pushed
 from paceline.records.journal import Decision, Line, Observation, PeerDecision
 
-EPISODES = ("partition", "pause", "slow")  # of a scenario
+EPISODES = {
+    "partition": "partition",
+    "pause": "pause",
+    "slow": "slow",
+    "slow_link": "transfer",
+}  # of a scenario: causes
 NOISE = 1e-6  # share of a push's time: rounding, not an excess
 ROUNDING = 1e-9  # seconds: of times that an engine adds up
 WINDOW = 31  # pushes: enough for a steady median, short enough to follow a change of speed
@@ -65,7 +70,7 @@ class WaitAttribution:
         self._held: dict[int, int] = {}  # samples of pushes neither applied nor discarded yet
         self._compute: dict[int, deque[float]] = {}  # seconds per sample
         self._transfer: dict[int, deque[float]] = {}  # seconds per push
-        self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, kind), by worker
+        self._episodes: dict[int, list[tuple[float, float, str]]] = {}  # (from, until, cause), by worker
         self._cause: tuple[Event, int] | None = None  # the latest event except Applied, and its samples
         self._at = 0.0  # of the last line
         self._resuming = False  # Left events of the checkpoint's workers are still coming in
@@ -175,9 +180,9 @@ class WaitAttribution:
 
     def _why(self, event: Pushed, samples: int) -> str:
         began = event.at - event.compute_s - event.transfer_s
-        for start, end, kind in reversed(self._episodes.get(event.worker, ())):
+        for start, end, cause in reversed(self._episodes.get(event.worker, ())):
             if start < event.at and end > began:
-                return kind
+                return cause
         if event.worker in self._compute:
             by_compute = event.compute_s - median(self._compute[event.worker]) * samples
             by_transfer = event.transfer_s - median(self._transfer[event.worker])
@@ -199,8 +204,8 @@ class WaitAttribution:
     def _observed(self, line: Observation) -> None:
         worker, data = line.worker, line.data
         if line.what == "scenario" and data["kind"] in EPISODES:
-            episode = line.at, line.at + data.get("for", float("inf")), data["kind"]
-            for struck in [worker] if worker is not None else data["workers"]:
+            episode = line.at, line.at + data.get("for", float("inf")), EPISODES[data["kind"]]
+            for struck in [worker] if worker is not None else data.get("workers", ()):
                 self._episodes.setdefault(struck, []).append(episode)
         elif line.what == "cancelled" and worker is not None:
             if worker not in self._closed:

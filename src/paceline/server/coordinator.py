@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from msgspec import UNSET
+
 from paceline.core.actions import Apply, Cancel, Discard, Grant, SetTimer
 from paceline.core.errors import InternalError
 from paceline.core.events import Applied, Cause, Event, Joined, Left, Pushed, TimerFired
@@ -204,6 +206,7 @@ class Coordinator:
             wait_s, arrived.bytes_up, arrived.bytes_down,
             norm if norm is not None and self.strategy.needs_norms else None, loss,
             arrived.queued_down_s, arrived.queued_up_s,
+            UNSET if arrived.host is None else arrived.host,
         ))  # fmt: skip
 
     def close(self, at: float, reason: str = "the phase is over") -> None:

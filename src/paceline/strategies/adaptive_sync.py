@@ -1,43 +1,55 @@
 """Adaptive synchronous parallel: Zhang et al., "Adaptive synchronous parallel strategy for distributed machine
 learning", IEEE Access 6, 2018.
 
-Rule: a round ends when every node that is not disturbed has pushed in it, and within a round a node starts as many
-iterations as it can finish while the slowest node makes one.
+Rule: nodes of like speed stay in step, one Apply of their pushes ends a round; every other node goes on by itself, and
+its pushes are merged into the Apply that comes next.
 
 Published: a performance monitor watches every node; each node's synchronization is adjusted from its own compute and
 transfer times; unrelated tasks on the cluster do not hurt training; the tolerance to staleness is finite and dynamic.
-Reconstruction: everything else. A bound on the lead over the slowest clock brings everybody to the slowest node's pace
-whatever its size, so the bound is per round: node i starts `1 + s_i` iterations, `s_i = floor(1.05 T_max / T_i) - 1`
-within 0 and `cap`, and none does more than one while `T_max / T_min <= 1 + delta`. While all `s_i` are 0 a round is one
-Apply, and a push waits for it; otherwise pushes are applied at once. A node overdue by `max(gamma deviations, T / 4)`,
-or whose last push was, is in interference: rounds end without it, at most `cap` in a row, and its times stay out of the
-estimate until 8 such pushes in a row show a level to stay. When all nodes are overdue nobody is disturbed more than the
-others, and the round waits for everyone. Mode and allowances are set at a round's start; a push counts in the round in
-which it arrives. Weights are the default ones, samples over the nominal round: a full round of one Apply has mass 1,
-one that ended without a node has less.
+Reconstruction: everything else. Of all sets of nodes whose times lie within `(1 + delta)^2` of each other, the one that
+computes most together is in step: its nodes begin a round together and wait for its end. The others, faster or slower,
+are apart: they go on at once, for at most `cap + 1` starts in a round, and at most `cap` rounds in a row end without a
+push of a node. Once half of the nodes in step have pushed, the round waits for the rest only until 1.25 times the usual
+time, or the time until then if that is longer, so that a slow-down of all leaves nobody behind. A late node goes on at
+once and is waited for again if it can be in time; if it cannot, its push waits for the round's end, after which it is
+in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart. Such times stay out
+of the estimate until 8 of them in a row show a level to stay; while others load the node's host (load average, stolen
+time, a throttled group) they show none. If most nodes are overdue, none is disturbed more than the others, and none is
+apart for it. Nodes in step use the server's line at once: if half of them queue for a twentieth of their time, and more
+than 15 % of the work is done by nodes of other speeds, nobody is in step for 64 rounds and each push is applied as it
+comes. Who is in step is set at a round's start; a push counts in the round in which it arrives. Weights are samples
+over the nominal round, damped by `(1 + tau)^-1/2` with tau the mass applied since the push's read, so that what a node
+apart computed on an old model does not overshoot under momentum.
 """
 
-from math import floor
 from typing import Annotated, assert_never
 
+import msgspec
 from msgspec import Meta, field
 
-from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer, Track
+from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
-from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference, limit
-from paceline.strategies.roster import Roster, in_worker_order
+from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference
+from paceline.strategies.monitor import Measured
+from paceline.strategies.roster import Roster
 
-ROUNDING = 1.05  # a node that just misses another iteration within the round gets it
-TIMER = "overdue:"
+LOST = 2.0  # usual times after which a round ends even if hardly anybody has pushed
+CROWDED = 0.05  # share of the usual time; what half of the nodes in step queue longer than the first for a shared line
+MOST = 0.85  # of what all nodes compute; if so much is in step, fresh gradients are worth a queue
+MEASURED = 4  # pushes of each node before that is judged
+RETRY = 64  # rounds after which nodes that crowded a line try again whether they can be in step
+TIE = 1e-9  # a larger sum of speeds is larger by more than rounding
+HALF = 0.5  # of the nodes that a round waits for; what they do is what can be expected of the rest
+TIMER = "round"
 
 
 class AdaptiveSyncOptions(Options, frozen=True):
-    """What counts as similar, as late, and how far tolerance goes."""
+    """What counts as like speed, as late, and how far tolerance goes."""
 
     delta: Annotated[
-        float, Meta(ge=0, description="share; nodes whose times differ by no more synchronize every iteration")
+        float, Meta(ge=0, description="share; nodes whose times are this close to a common one stay in step")
     ] = 0.15
     gamma: Annotated[
         float, Meta(ge=0, description="deviations; a node this late, and by a quarter of its time, is disturbed")
@@ -47,6 +59,15 @@ class AdaptiveSyncOptions(Options, frozen=True):
     ] = 16
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A push for the next Apply."""
+
+    worker: int
+    push: int
+    samples: int
+    read_mass: float
+
+
 class AdaptiveSyncState(State):
     """The round under way, and what is known of every node."""
 
@@ -54,22 +75,31 @@ class AdaptiveSyncState(State):
     clocks: Clocks = field(default_factory=Clocks)
     interference: Interference = field(default_factory=Interference)
     round: int = 0
-    merged: bool = True  # this round is one Apply
-    slowest: float | None = None  # T_max at the round's start
-    extra: dict[int, int] = {}  # s_i of the nodes that have any
-    starts: dict[int, int] = {}  # iterations started in this round
-    pushed: dict[int, bool] = {}  # the nodes that have pushed in this round
-    expected: dict[int, bool] = {}  # the nodes the round waits for
-    computing: dict[int, bool] = {}  # with whether a timer watches the node
-    all_disturbed: bool = False
-    held: list[Pushed] = []
+    began: float = 0.0  # when the round did
+    usual: float | None = None  # seconds that the nodes in step take
+    in_step: dict[int, bool] = {}
+    expected: dict[int, bool] = {}  # the computing nodes that the round waits for
+    awaited: int = 0  # nodes that the round has waited for so far, and how many of them have pushed
+    arrived: int = 0
+    closing: bool = False  # the round ends without the late at its timer
+    passed: bool = False  # the timer has fired, and the round waits for overlong missing nodes alone
+    mass: float = 0.0  # applied so far
+    computing: dict[int, float] = {}  # with the mass that the node's version has
+    starts: dict[int, int] = {}  # in this round
+    latest: dict[int, int] = {}  # the round of a node's latest push
+    parts: dict[int, str] = {}  # as marked
+    waiting: list[Kept] = []  # pushes of nodes that wait for the round's end
+    kept: list[Kept] = []  # those of nodes that went on at once
+    keepers: set[int] = set()
+    timed: bool = False
+    crowded_until: int = 0  # the round before which nobody is in step
 
 
 class AdaptiveSync(Strategy):
     """Each node gets the synchronization that its own performance allows."""
 
     name = "adaptive_sync"
-    rule = "A round ends when all undisturbed nodes have pushed; a faster node starts more iterations in it."
+    rule = "Nodes of like speed step together; a faster, slower or disturbed one goes on by itself and is merged in."
     citation = "Zhang et al., Adaptive synchronous parallel strategy for distributed machine learning, IEEE Access 2018"
     Options = AdaptiveSyncOptions
     State = AdaptiveSyncState
@@ -88,7 +118,7 @@ class AdaptiveSync(Strategy):
             case Left():
                 return self._left(event)
             case TimerFired():
-                return self._overdue(event)
+                return self._timer(event.at)
             case Applied():
                 return []
             case _:
@@ -97,181 +127,264 @@ class AdaptiveSync(Strategy):
     def _pushed(self, event: Pushed) -> list[Action]:
         state, worker = self.state, event.worker
         state.clocks.advance(worker, event.clock)
-        timed = state.computing.pop(worker, False)
-        state.pushed[worker] = True
-        state.expected.pop(worker, None)
-        notes = self._judge(event)
+        kept = Kept(worker, event.push, event.samples, state.computing.pop(worker, state.mass))
+        state.latest[worker] = state.round
+        waited_for = state.expected.pop(worker, False)
+        with_others = waited_for and worker in state.in_step  # even if all of them took long
+        marks = self._judge(event)
+        why = None if with_others else self._goes_on(event)
+        if waited_for:
+            state.arrived += 1
+            if self._may_end():
+                state.waiting.append(kept)
+                return self._turn(event.at, marks)
+        if why is None:
+            state.waiting.append(kept)
+            return [*(self._deadline(event.at) if waited_for else []), *marks]
         out: list[Action] = []
-        state.held.append(event)
-        if not state.merged:
-            reason = f"w{worker} pushed {event.samples} samples: round {state.round} is uneven"
-            out = self._apply_held(reason, state.roster.round_samples)
-        if not state.expected:
-            return [*out, *self._turn(event.at, [worker] if timed else [], notes)]
-        started, allowed = state.starts.get(worker, 0), 1 + state.extra.get(worker, 0)
-        if not state.merged and started < allowed:
-            reason = f"w{worker}: start {started + 1} of {allowed} in round {state.round}"
-            return [*out, *self._grant({worker: reason}, event.at, [worker] if timed else []), *notes]
-        return [*out, *self._clear([worker] if timed else []), *notes]
+        if not state.in_step:
+            out = self._apply([*state.kept, kept], f"w{worker} pushed, and nobody is in step")
+            state.kept, state.keepers = [], set()
+        else:
+            if worker in state.keepers:
+                out = self._apply(state.kept, f"w{worker} pushed again in round {state.round}")
+                state.kept, state.keepers = [], set()
+            state.kept.append(kept)
+            state.keepers.add(worker)
+        deadline = self._deadline(event.at) if waited_for else []
+        return [*out, *self._grant({worker: why}), *deadline, *marks]
+
+    def _goes_on(self, event: Pushed) -> str | None:
+        """Return why a node that the round does not wait for goes on at once; None if it waits for the round's end."""
+        state, worker = self.state, event.worker
+        start, most = state.starts.get(worker, 0) + 1, self.options.cap + 1
+        if start > most:
+            return None
+        if worker not in state.in_step or (worker in state.interference.disturbed and not self._most_are_disturbed()):
+            return f"w{worker} is apart: start {start} of {most} in round {state.round}"
+        if not self._may_be_in_time(worker, event.at):
+            return None
+        state.expected[worker] = True
+        state.awaited += 1
+        return f"w{worker} was late by {event.at - state.began:.4g} s and can be in time in round {state.round}"
+
+    def _may_be_in_time(self, worker: int, now: float) -> bool:
+        """Whether a node that starts now is expected to push before the round goes on without it."""
+        state, usual = self.state, self.state.usual
+        if usual is None or not self.options.cap:
+            return True
+        time = state.interference.monitor.time(worker) or usual
+        return now + time <= state.began + (1 + GRACE) * usual
 
     def _joined(self, event: Joined) -> list[Action]:
         state, worker = self.state, event.worker
         if not state.roster.join(event):
             return []
         clock = state.clocks.join(worker)
-        if worker not in state.pushed:
-            state.expected[worker] = True
-        self._review()
-        return self._grant({worker: f"w{worker} joined round {state.round} at clock {clock}"}, event.at, [])
+        state.latest[worker] = state.round - 1
+        if not state.expected:
+            self._open(event.at, [])
+        if self._may_be_in_time(worker, event.at):
+            state.in_step[worker] = True
+            if worker not in state.expected:
+                state.expected[worker] = True
+                state.awaited += 1
+        return self._grant({worker: f"w{worker} joined round {state.round} at clock {clock}"})
 
     def _left(self, event: Left) -> list[Action]:
         state, worker = self.state, event.worker
-        if event.cause != "idle":
+        if event.cause == "idle":
+            state.interference.calm(worker)
+        else:
             state.interference.forget(worker)
         # If the last worker leaves, its push is weighted by the round that still includes it.
         before = state.roster.round_samples
         if not state.roster.leave(event):
             return []
         state.clocks.leave(worker)
-        stopped = [worker] if state.computing.pop(worker, False) else []
-        state.expected.pop(worker, None)
-        state.interference.calm(worker)
         if event.cause == "idle":
             state.starts[worker] = state.starts.get(worker, 1) - 1  # its last grant yielded nothing
         else:
             state.starts.pop(worker, None)
-            state.pushed.pop(worker, None)
-        self._review()
+            state.parts.pop(worker, None)
+        for of_present in (state.expected, state.in_step, state.latest, state.computing):
+            of_present.pop(worker, None)
         if not state.roster.present:
-            out = self._apply_held(f"w{worker} left: nobody is present", before)
-            state.pushed, state.starts = {}, {}
-            return [*out, *self._clear(stopped)]
-        if state.expected:
-            return self._clear(stopped)
-        return self._turn(event.at, stopped, [])
-
-    def _overdue(self, event: TimerFired) -> list[Action]:
-        state, worker = self.state, int(event.name.removeprefix(TIMER))
-        if worker not in state.computing:
-            return []
-        state.computing[worker] = False
-        state.interference.missed.setdefault(worker, 0)
-        state.expected.pop(worker, None)
-        self._review()
-        usual = state.interference.monitor.time(worker)
-        known = "without an estimate" if usual is None else f"usual time {usual:.4g} s"
-        mark = Mark(worker, "disturbed", f"w{worker} is overdue in round {state.round}: {known}")
-        return [mark] if state.expected else self._turn(event.at, [], [mark])
+            out = self._apply([*state.waiting, *state.kept], f"w{worker} left: nobody is present", before)
+            state.waiting, state.kept, state.keepers, state.starts = [], [], set(), {}
+            return [*out, *self._clear()]
+        return self._turn(event.at, []) if self._may_end() else self._deadline(event.at)
 
     def _judge(self, event: Pushed) -> list[Action]:
-        """Record the push's times; return a mark if the node became disturbed or steady."""
+        """Record the push's times; return a mark if the node became disturbed, or was and has a level of its own."""
         state, worker = self.state, event.worker
         interference, nominal = state.interference, state.roster.present[worker]
         if not self.options.cap:
             interference.monitor.record(worker, event.samples, nominal, event.compute_s, event.transfer_s)
             return []
-        was, usual = worker in interference.missed, interference.monitor.time(worker)
+        was, usual = worker in interference.disturbed, interference.monitor.time(worker)
         verdict = interference.judge(event, nominal, self.options.gamma)
-        self._review()
         took = f"w{worker}: {event.compute_s + event.transfer_s:.4g} s for {event.samples} samples"
+        if verdict == "overdue":
+            return [] if was else [self._mark(worker, "disturbed", f"{took}, usual time {usual:.4g} s{of_host(event)}")]
         if verdict == "level":
-            return [Mark(worker, "steady", f"{took} is a level of its own after {LEVEL_PUSHES}, not {usual:.4g} s")]
-        if verdict == "overdue" and not was:
-            return [Mark(worker, "disturbed", f"{took}, usual time {usual:.4g} s")]
-        if verdict == "in time" and was:
-            return [Mark(worker, "steady", f"{took}, usual time {interference.monitor.time(worker):.4g} s")]
+            level = f"{took} is a level of its own after {LEVEL_PUSHES}, not {usual:.4g} s"
+            return [self._mark(worker, "apart", level)]
         return []
 
-    def _review(self) -> None:
-        """Update the expected nodes when all nodes become disturbed, which excuses none of them, or no longer are."""
+    def _most_are_disturbed(self) -> bool:
+        return 2 * len(self.state.interference.disturbed) > len(self.state.roster.present)
+
+    def _deadline(self, now: float) -> list[Action]:
+        """Once enough nodes have pushed, set the time at which the round ends without the rest."""
         state = self.state
-        every = 0 < len(state.roster.present) == len(state.interference.missed)
-        if every != state.all_disturbed:
-            state.all_disturbed = every
-            self._expect()
+        if state.closing or not self.options.cap or state.arrived < HALF * state.awaited:
+            return []
+        state.closing = state.timed = True
+        until = max(now + GRACE * (now - state.began), state.began + (1 + GRACE) * (state.usual or 0.0))
+        reason = f"{state.arrived} of {state.awaited} pushed {now - state.began:.4g} s after round {state.round} began"
+        return [SetTimer(TIMER, until, reason)]
 
-    def _expect(self) -> None:
-        state, missed, cap = self.state, self.state.interference.missed, self.options.cap
-        state.expected = {
-            worker: True
-            for worker in state.roster.present
-            if worker not in state.pushed and (state.all_disturbed or worker not in missed or missed[worker] >= cap)
-        }
+    def _timer(self, now: float) -> list[Action]:
+        self.state.timed, self.state.passed = False, True
+        return self._turn(now, []) if self._may_end() else []
 
-    def _turn(self, now: float, timed: list[int], marks: list[Action]) -> list[Action]:
+    def _may_end(self) -> bool:
+        """Whether all have pushed that the round waits for, or the rest is late and may be missed once more."""
+        state = self.state
+        return not state.expected or (state.passed and not any(map(self._overlong, state.expected)))
+
+    def _overlong(self, worker: int) -> bool:
+        """Whether as many rounds have ended without the node as may."""
+        return self.state.round - self.state.latest[worker] > self.options.cap
+
+    def _turn(self, now: float, marks: list[Action]) -> list[Action]:
         """End the round and begin the next one."""
         state = self.state
-        missing = sum(worker not in state.pushed for worker in state.roster.present)
-        without = f", without {missing} disturbed" if missing else ""
-        out = self._apply_held(
-            f"round {state.round} of {len(state.pushed)} nodes is complete{without}", state.roster.round_samples
-        )
-        state.interference.count_round(state.pushed)
+        late = f", without {len(state.expected)} late" if state.expected else ""
+        merged = f", with {len(state.kept)} pushes of others" if state.kept else ""
+        why = f"round {state.round} ends: {state.arrived} of {state.awaited} pushed{late}{merged}"
+        out = self._apply([*state.waiting, *state.kept], why)
+        state.waiting, state.kept, state.keepers = [], [], set()
         state.round += 1
-        state.pushed, state.starts = {}, {}
-        tracks = self._allow()
-        self._expect()
-        going = {
-            worker: f"w{worker}: start 1 of {1 + state.extra.get(worker, 0)} in round {state.round}"
-            for worker in sorted(state.roster.present)
-            if worker not in state.computing
-        }
-        return [*out, *self._grant(going, now, timed), *marks, *tracks]
+        divided = self._divide()
+        free = [worker for worker in sorted(state.roster.present) if worker not in state.computing]
+        self._open(now, free)
+        going = {worker: f"w{worker} {self._part(worker)}: start 1 in round {state.round}" for worker in free}
+        return [*out, *self._grant(going), *self._watch(now), *marks, *divided]
 
-    def _allow(self) -> list[Action]:
-        """Set the round's allowances and mode from the estimates of the undisturbed nodes."""
+    def _open(self, now: float, free: list[int]) -> None:
+        """Begin a round and set whom it waits for: the nodes in step that begin with it, and the overlong missing."""
         state = self.state
-        nodes, missed = state.interference.monitor.nodes, state.interference.missed
-        times = {w: nodes[w].time for w in state.roster.present if w in nodes}
-        calm = [time for worker, time in times.items() if state.all_disturbed or worker not in missed]
-        before, state.extra = state.extra, {}
-        state.slowest = max(calm, default=None)
-        if state.slowest and state.slowest > (1 + self.options.delta) * min(calm):
-            state.extra = {
-                worker: extra
-                for worker, time in times.items()
-                if (extra := min(self.options.cap, floor(ROUNDING * state.slowest / time) - 1)) > 0
-            }
-        state.merged = not state.extra
+        state.began, state.starts, state.arrived, state.closing, state.passed = now, {}, 0, False, False
+        state.expected = {worker: True for worker in free if worker in state.in_step}
+        state.expected |= {worker: True for worker in state.roster.present if self._overlong(worker)}
+        if not state.expected:
+            state.expected = {worker: True for worker in state.roster.present if worker in state.in_step}
+        if not state.expected:
+            state.expected = dict.fromkeys(state.roster.present, True)
+        state.awaited = len(state.expected)
+
+    def _watch(self, now: float) -> list[Action]:
+        """Set the time at which a round ends in which hardly anybody pushes."""
+        state = self.state
+        if self.options.cap and state.usual is not None:
+            state.timed = True
+            reason = f"round {state.round} lasts {LOST:g} times the usual {state.usual:.4g} s at most"
+            return [SetTimer(TIMER, now + LOST * state.usual, reason)]
+        return self._clear()
+
+    def _clear(self) -> list[Action]:
+        if not self.state.timed:
+            return []
+        self.state.timed = False
+        return [SetTimer(TIMER, None, f"round {self.state.round} waits for nobody who might be late")]
+
+    def _divide(self) -> list[Action]:
+        """Find the nodes of like speed that compute most together, and mark who comes in step or falls out of it."""
+        state = self.state
+        nodes, disturbed, present = state.interference.monitor.nodes, state.interference.disturbed, state.roster.present
+        if not self.options.cap:
+            state.in_step = dict.fromkeys(present, True)
+            return []
+        excused = {} if self._most_are_disturbed() else disturbed
+        times = sorted((nodes[worker].time, worker) for worker in present if worker in nodes and worker not in excused)
+        if not times:
+            return []
+        first, after = most_together([time for time, _ in times], (1 + self.options.delta) ** 2)
+        like = times[first:after]
+        state.usual = len(like) / sum(1 / time for time, _ in like)
+        self._thin_out([nodes[worker] for _, worker in like], [nodes[worker] for _, worker in times])
+        state.in_step = {} if state.round < state.crowded_until else {worker: True for _, worker in like}
         return [
-            Track(
-                "extra_starts", extra, f"w{w}: slowest {state.slowest or 0:.4g} s, its own {times.get(w, 0):.4g} s", w
-            )
-            for w in sorted(before.keys() | state.extra.keys())
-            if (extra := state.extra.get(w, 0)) != before.get(w, 0)
+            self._mark(worker, part, f"w{worker} takes {time:.4g} s, those in step {state.usual:.4g} s")
+            for time, worker in sorted(times, key=lambda pair: pair[1])
+            if (part := self._part(worker)) != state.parts.get(worker)
         ]
 
-    def _grant(self, reasons: dict[int, str], now: float, timed: list[int]) -> list[Action]:
-        """Let these nodes compute, each watched by a timer where its time is known."""
+    def _thin_out(self, like: list[Measured], nodes: list[Measured]) -> None:
+        """Let nobody be in step for a while if those who are queue for a line that they use at once.
+
+        But nodes that compute alike, and do most of the work, stay in step: they differ by their queue alone.
+        """
         state = self.state
-        grants: list[Action] = []
-        timers: list[Action] = []
-        for worker, reason in reasons.items():
+        if state.round < state.crowded_until or min(node.pushes for node in like) < MEASURED:
+            return
+        transfers = sorted(node.transfer for node in like)
+        slowest = (1 + self.options.delta) * max(node.compute for node in like)
+        alike = sum(1 / node.time for node in nodes if node.compute <= slowest)
+        if (
+            transfers[len(transfers) // 2] - transfers[0] > CROWDED * (state.usual or 0.0)
+            and alike < MOST * sum(1 / node.time for node in nodes)
+        ):  # fmt: skip
+            state.crowded_until = state.round + RETRY
+
+    def _part(self, worker: int) -> str:
+        state = self.state
+        if worker in state.in_step:
+            return "in step"
+        return "disturbed" if worker in state.interference.disturbed else "apart"
+
+    def _mark(self, worker: int, part: str, reason: str) -> Mark:
+        self.state.parts[worker] = part
+        return Mark(worker, part, reason)
+
+    def _grant(self, reasons: dict[int, str]) -> list[Action]:
+        """Let these nodes compute, in worker order."""
+        state = self.state
+        for worker in reasons:
             state.starts[worker] = state.starts.get(worker, 0) + 1
-            grants.append(Grant(worker, state.roster.present[worker], state.clocks.of[worker] + 1, reason))
-            patience = self._patience(worker)
-            state.computing[worker] = patience is not None
-            if patience is not None:
-                timers.append(SetTimer(f"{TIMER}{worker}", now + patience, f"w{worker} overdue after {patience:.4g} s"))
-        unwatched = [worker for worker in timed if not state.computing.get(worker)]
-        return [*grants, *self._clear(unwatched), *timers]
+            state.computing[worker] = state.mass
+        present, of = state.roster.present, state.clocks.of
+        return [Grant(worker, present[worker], of[worker] + 1, reason) for worker, reason in reasons.items()]
 
-    def _patience(self, worker: int) -> float | None:
-        """Return the seconds until the node is overdue; None if unknown, or if being overdue would change nothing."""
+    def _apply(self, merged: list[Kept], reason: str, nominal: int | None = None) -> list[Action]:
+        """Apply these pushes as one step, each weighted by its share of a nominal round and damped by its age."""
         state = self.state
-        if not self.options.cap or worker in state.interference.missed:
-            return None
-        node = state.interference.monitor.nodes.get(worker)
-        if node is not None:
-            return limit(node, self.options.gamma)
-        return None if state.slowest is None else (1 + GRACE) * state.slowest
-
-    def _clear(self, workers: list[int]) -> list[Action]:
-        return [SetTimer(f"{TIMER}{worker}", None, f"w{worker} computes nothing") for worker in workers]
-
-    def _apply_held(self, reason: str, nominal: int) -> list[Action]:
-        """Apply all held pushes as one step, each weighted by its share of a nominal round."""
-        held, self.state.held = in_worker_order(self.state.held), []
-        if not held:
+        if not merged:
             return []
-        return [Apply(tuple(h.push for h in held), tuple(h.samples / nominal for h in held), reason)]
+        ordered = sorted(merged, key=lambda each: (each.worker, each.push))
+        nominal = state.roster.round_samples if nominal is None else nominal
+        weights = tuple(each.samples / nominal * (1 + state.mass - each.read_mass) ** -0.5 for each in ordered)
+        state.mass += sum(weights)
+        return [Apply(tuple(each.push for each in ordered), weights, reason)]
+
+
+def of_host(event: Pushed) -> str:
+    """Return in words what went on on the node's host."""
+    host = event.host
+    return f"; load {host.load:g} per core, {host.steal:.0%} stolen, {host.throttled:.0%} throttled" if host else ""
+
+
+def most_together(times: list[float], width: float) -> tuple[int, int]:
+    """Return the range of sorted times, none more than `width` times another, with the largest sum of speeds."""
+    best, found = 0.0, (0, 0)
+    first, speed = 0, 0.0
+    for last, time in enumerate(times):
+        speed += 1 / time
+        while times[first] * width < time:
+            speed -= 1 / times[first]
+            first += 1
+        if speed > best * (1 + TIE):
+            best, found = speed, (first, last + 1)
+    return found

@@ -23,6 +23,11 @@ class Measured(msgspec.Struct):
     pushes: int = 1
 
     @property
+    def compute(self) -> float:
+        """Seconds of computing for nominal work."""
+        return self.per_sample * self.nominal
+
+    @property
     def time(self) -> float:
         """Seconds for nominal work, transfer included."""
         return self.per_sample * self.nominal + self.transfer

@@ -18,6 +18,7 @@ from paceline.tables.table_spec import TableSpec
 from paceline.tables.worker_table import WorkerTable
 from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.transport.messages import Ended, Evaluated, Over, Ready, SavedState
+from paceline.worker.host_watch import host_watch
 from paceline.worker.state import WorkerState
 
 Evaluate = Callable[[dict[str, Any]], Mapping[str, float]]
@@ -116,7 +117,16 @@ class Client:
         compute_s = self._watch.computing_s
         logs = [log for table in self._tables.values() if (log := table.take_log()) is not None]
         reads = [(table.number, *ages) for table in self._tables.values() if (ages := table.take_ages()) is not None]
-        tick = t.Tick(self.clock + 1, int(work), logs, self._mean_loss(), compute_s, reads, self._passed)
+        tick = t.Tick(
+            self.clock + 1,
+            int(work),
+            logs,
+            self._mean_loss(),
+            compute_s,
+            reads,
+            self._passed,
+            host=host_watch().sample(),
+        )
         self._endpoint.send(tick)
         self._sent.add(tick)
         self.clock += 1

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.events import HostLoad
 from paceline.core.ledger import Indices
 from paceline.tables.table_spec import TableSpec
 from paceline.transport.messages import Array, ToServer, ToWorker, registered
@@ -85,6 +86,7 @@ class Tick(ToServer, frozen=True):
     era: int = 0  # barriers that the worker has passed
     again: bool = False  # the server that it was sent to first has died
     parts: TickParts | None = None  # None: the increments are in `logs`
+    host: HostLoad | None = None  # of the worker's host
 
 
 @registered(20)

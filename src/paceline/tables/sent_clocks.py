@@ -80,4 +80,4 @@ def _is_sparse(sums: Array) -> bool:
 def _compact(tick: t.Tick) -> t.Tick:
     """Return the clock without memory that it does not fill."""
     logs = [t.TableLog(log.table, None if log.rows is None else log.rows.copy(), log.sums.copy()) for log in tick.logs]
-    return t.Tick(tick.through, tick.work, logs, tick.loss, tick.compute_s, tick.reads, tick.era)
+    return t.Tick(tick.through, tick.work, logs, tick.loss, tick.compute_s, tick.reads, tick.era, host=tick.host)

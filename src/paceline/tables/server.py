@@ -233,7 +233,7 @@ class TableExchange(RunExchange):
             self.run.checkpoints.ask()
         moments = [sent_at] if tick.again else self._traffic.increments_arrive(worker, attempt, size, sent_at)
         for number, moment in enumerate(moments):
-            arrival = PushRef(worker, record.incarnation, 0, 0, compute_s, 0.0, size + up, down)
+            arrival = PushRef(worker, record.incarnation, 0, 0, compute_s, 0.0, size + up, down, host=tick.host)
             self._when(moment, record, partial(self._arrive, worker, tick, arrival, number == 0))
 
     def _arrive(self, worker: int, tick: t.Tick, arrival: PushRef, first: bool, at: float) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from paceline.core.errors import InternalError
+from paceline.core.events import HostLoad
 from paceline.core.ledger import Allotment, Indices, Sampling
 from paceline.model.spec import ModelSpec
 from paceline.model.store import Gradient, Parameters
@@ -154,6 +155,7 @@ class Push(ToServer, frozen=True):
     nominal: int | None = None
     compute_s: float = 0.0  # by the worker's clock, emulated waiting included; virtual-time engines use their own
     overrun_s: float = 0.0  # by which the computation exceeded the scenario's time
+    host: HostLoad | None = None  # of the worker's host; virtual-time engines have none
 
 
 @registered(4)

@@ -25,6 +25,7 @@ from paceline.transport import messages as m
 from paceline.transport.base import Closed, Endpoint, Lost
 from paceline.worker.fetching import Source, pieces_of
 from paceline.worker.handshake import Handshake
+from paceline.worker.host_watch import host_watch
 from paceline.worker.replica import News, Replica
 from paceline.worker.run_position import RunPosition
 from paceline.worker.run_scheduler import RunPlateau, RunScheduler
@@ -259,7 +260,8 @@ class BatchLoop:
         self.replica.on_computed(compute_s, loss)
         if self._voided_in_exchange():
             return
-        self._endpoint.send(m.Push(grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s))
+        host = host_watch().sample()
+        self._endpoint.send(m.Push(grant.ticket, samples, gradient, kept, self._nominal, compute_s, overrun_s, host))
         self._nominal = None
         answer = self._receive()
         # With any other answer the server may already have been writing the next version over the one compared.

@@ -24,6 +24,11 @@ class RateCourse(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     rates: tuple[float, ...]
 
+    def rate_at(self, at: float) -> float:
+        """Return the rate at that time."""
+        index = bisect_right(self.edges, at)
+        return self.rates[index] if index < len(self.rates) else 1.0
+
     def stretched(self, start: float, seconds: float) -> float:
         """Return how long work of `seconds` at full pace takes if started at `start`."""
         at, left = start, seconds
@@ -74,6 +79,9 @@ class Times:
                 previous, price = spec, self._price(spec)
             self._append(worker, price)
         self._paces = {worker: pace_of(events) for worker, events in _by_worker(scenario, "slow", "pause").items()}
+        self._links = {worker: pace_of(events) for worker, events in _by_worker(scenario, "slow_link").items()}
+        of_all = [event for event in scenario.events if event.kind == "slow_link" and not event.workers]
+        self._line = pace_of(of_all) if of_all else None
         self._cut_off = {
             worker: sorted((event.at, event.until) for event in events)
             for worker, events in _by_worker(scenario, "partition").items()
@@ -89,15 +97,38 @@ class Times:
             return self._paces[worker].stretched(start, seconds)
         return seconds
 
-    def latency_s(self, worker: int, attempt: int, upward: bool) -> float:
-        """Return the one-way latency between the worker and the server, with the network's jitter."""
+    def latency_s(self, worker: int, attempt: int, upward: bool, at: float = math.inf) -> float:
+        """Return the one-way latency between the worker and the server at that time, with the network's jitter."""
         draw = self._draw_up if upward else self._draw_down
         latency = self._prices[worker].latency_s
-        return latency if draw is None else latency * draw(self._keys[worker], worker, attempt)
+        if draw is not None:
+            latency *= draw(self._keys[worker], worker, attempt)
+        if self._line is not None:
+            latency /= self._line.rate_at(at)
+        return latency / self._links[worker].rate_at(at) if worker in self._links else latency
 
     def bandwidth(self, worker: int) -> float:
         """Return bytes per second of the worker's own link, each direction; infinite if the scenario sets no limit."""
         return self._prices[worker].bandwidth
+
+    def line_s(self, size: float, start: float) -> float:
+        """Return the seconds that `size` bytes occupy the server's line if sent at `start`."""
+        seconds = size / self.server_bandwidth
+        return seconds if self._line is None else self._line.stretched(start, seconds)
+
+    def link_s(self, worker: int, size: float, start: float) -> float:
+        """Return the seconds that `size` bytes take on the worker's own link if sent at `start`.
+
+        A slowed link has `factor` times less than the worker would get alone, on its link and the server's line.
+        """
+        bandwidth = self._prices[worker].bandwidth
+        if worker not in self._links:
+            return size / bandwidth
+        return self._links[worker].stretched(start, size / min(bandwidth, self.server_bandwidth))
+
+    def way_s(self, worker: int, size: float, start: float) -> float:
+        """Return the seconds that `size` bytes take between the worker and another place, where nobody else sends."""
+        return max(self.line_s(size, start), self.link_s(worker, size, start))
 
     def reachable_at(self, worker: int, at: float) -> float:
         """Return `at`, or the end of the partition that cuts the worker off at that time."""

@@ -13,7 +13,10 @@ import msgspec
 from paceline.core.scenario.toml_fields import Fields
 from paceline.core.values import nearest, shown
 
-Kind = Literal["slow", "pause", "crash", "rejoin", "join", "leave", "partition", "server_crash", "duplicate", "reorder"]
+Kind = Literal[
+    "slow", "slow_link", "pause", "crash", "rejoin", "join", "leave", "partition", "server_crash", "duplicate",
+    "reorder",
+]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_WORKERS = 10_000_000
 MAX_NEWCOMERS = 100_000  # of all joins together: unlike the first workers, each is kept by its number
@@ -29,6 +32,7 @@ class _Shape(NamedTuple):
 
 SHAPES: dict[str, _Shape] = {
     "slow": _Shape(needs=("for", "factor")),
+    "slow_link": _Shape(needs=("for", "factor"), targets="optional"),
     "pause": _Shape(needs=("for",)),
     "crash": _Shape(),
     "rejoin": _Shape(),
@@ -112,7 +116,9 @@ def _read_event(top: Fields, number: int, entry: Any, speeds: Mapping[str, float
         worker=worker,
         workers=workers,
         for_s=number_of("for", "give the seconds it lasts", above=0),
-        factor=number_of("factor", "4.0 makes a sample take 4 times as long", above=0),
+        factor=number_of(
+            "factor", f"4.0 makes a {'message' if kind == 'slow_link' else 'sample'} take 4 times as long", above=0
+        ),
         share=number_of("share", "give the share of messages it strikes", at_least=0, at_most=1),
         count=fields.whole("count", "give the number of newcomers", at_least=1, at_most=MAX_WORKERS, default=1),
         speed=read_speed(fields, speeds),

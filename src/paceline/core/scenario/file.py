@@ -178,12 +178,14 @@ def _build(data: dict[str, Any], name: str, folder: Path, source: str) -> Scenar
     network = _read_network(top, traces)
     speeds = _table_speeds(top, traces)
     workers = _read_workers(top, compute, traces, speeds)
+    events = read_events(top, len(workers), speeds)
+    _check_links(top, network, workers, events)
     return Scenario(
         seed=top.whole("seed", "give any whole number", at_least=0, at_most=2**63 - 1, default=0),
         compute=compute,
         network=network,
         workers=workers,
-        events=read_events(top, len(workers), speeds),
+        events=events,
         run=_read_run(top),
         name=name,
     )
@@ -219,6 +221,25 @@ def _read_workers(top: Fields, compute: Compute, traces: Traces, speeds: dict[st
     if not groups:
         raise top.refusal("has no workers", "add a [[workers]] entry with count and speed")
     return tuple(chain.from_iterable(repeat(spec, count) for spec, count in groups))
+
+
+def _check_links(
+    top: Fields, network: Network, workers: tuple[WorkerSpec, ...], events: tuple[ScenarioEvent, ...]
+) -> None:
+    """Refuse a slow link of a worker whose messages take no time: it would slow nothing down."""
+    for event in events:
+        if event.kind != "slow_link" or network.bandwidth_mbps is not None:
+            continue
+        for worker in event.workers or range(len(workers)):
+            spec = workers[worker] if worker < len(workers) else WorkerSpec()  # a newcomer has no link of its own
+            if event.workers and spec.bandwidth_mbps is not None:
+                continue
+            if not (network.latency_ms if spec.latency_ms is None else spec.latency_ms):
+                whose = f"worker {worker}'s messages take" if event.workers else "a message takes"
+                raise top.refusal(
+                    f"[[events]] (slow_link) at {event.at:g} s slows nothing down: {whose} no time",
+                    "give latency_ms or bandwidth_mbps under [network] or in its [[workers]] entry",
+                )
 
 
 def _read_latency(fields: Fields) -> float | None:

@@ -47,16 +47,17 @@ class Direction:
         times = self._times
         begin = times.reachable_at(worker, sent_at)
         self.queued_s = None
-        latency = times.latency_s(worker, attempt, self._upward)
         seconds = 0.0
         if size and times.server_bandwidth != math.inf:
-            seconds = size / times.server_bandwidth
-            if begin == sent_at:  # a push held back by a partition does not occupy the link
-                if self._free_at > begin:
-                    begin, self.queued_s = self._free_at, self._free_at - begin
+            free = begin == sent_at  # a push held back by a partition does not occupy the link
+            if free and self._free_at > begin:
+                begin, self.queued_s = self._free_at, self._free_at - begin
+            seconds = times.line_s(size, begin)
+            if free:
                 self._free_at = begin + seconds
         # A slower link of the worker stretches its transfer without occupying the server's link.
-        return begin + max(seconds, size / times.bandwidth(worker)) + latency
+        took = max(seconds, times.link_s(worker, size, begin))
+        return begin + took + times.latency_s(worker, attempt, self._upward, begin + took)
 
 
 class Ways(msgspec.Struct, frozen=True):

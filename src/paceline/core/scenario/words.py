@@ -88,6 +88,7 @@ def _own(spec: "WorkerSpec", usual: Jitter) -> str:
 def _event(event: ScenarioEvent) -> str:
     verb = {
         "slow": f"{event.factor or 1:g} times slower",
+        "slow_link": ("link" if event.workers else "the server's line") + f" {event.factor or 1:g} times slower",
         "pause": "paused",
         "crash": "crashed",
         "rejoin": "back",

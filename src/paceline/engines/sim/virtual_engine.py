@@ -257,12 +257,13 @@ class SimEngine(TensorsByReference):
             self._script_ended(worker, thread)
 
     def _timed(self, worker: int, message: ToServer) -> ToServer:
-        """Replace the script's wall-clock times by virtual ones."""
-        if isinstance(message, Push) and worker in self._dispatched:
-            compute_s = self.now() - self._dispatched[worker][1].begin
-            message = msgspec.structs.replace(message, compute_s=compute_s, overrun_s=0.0)
+        """Replace the script's wall-clock times by virtual ones, and drop what goes on on this machine."""
+        if isinstance(message, Push):
+            timed = self._dispatched.get(worker)
+            times = {} if timed is None else {"compute_s": self.now() - timed[1].begin, "overrun_s": 0.0}
+            message = msgspec.structs.replace(message, host=None, **times)
         elif isinstance(message, Tick):
-            message = msgspec.structs.replace(message, compute_s=0.0)
+            message = msgspec.structs.replace(message, compute_s=0.0, host=None)
         return message
 
     def _script_ended(self, worker: int, thread: ScriptThread) -> None:
