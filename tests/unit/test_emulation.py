@@ -48,6 +48,16 @@ def test_the_engine_is_told_how_long_a_model_travels_and_how_long_to_compute(han
     assert hand.engine.timings[1].compute_s == pytest.approx(BATCH * 0.02)
 
 
+def test_waiting_for_others_on_the_line_is_told_apart(hand):
+    first, second = hand.engine.timings[0], hand.engine.timings[1]
+    hand.engine.time = second.end
+    hand.pushes(0, compute_s=first.compute_s)
+    hand.pushes(1, compute_s=second.compute_s)
+    _, events = arrivals(hand)
+    assert [event.queued_down_s for event in events] == [None, pytest.approx(4e-6, abs=1e-9)]
+    assert [event.queued_up_s for event in events] == [None, None], "they are not on the line at once"
+
+
 def test_further_samples_are_computed_at_once(hand):
     hand.engine.time = GRANTED_AT + 0.2
     hand.says(0, More(hand.last(0, Work).ticket))

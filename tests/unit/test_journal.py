@@ -260,3 +260,15 @@ def test_lines_in_memory_are_a_sink(tmp_path: Path) -> None:
         lines.write(line)
     assert lines == EVERY_KIND
     assert isinstance(lines[1], Decision)
+
+
+def test_a_push_of_an_older_journal_has_no_queueing_times(tmp_path: Path) -> None:
+    line = decision(pushed(1.5, 0, 1), Grant(0, 8, 2, "more"))
+    plain = msgspec.to_builtins(line)
+    for name in ("queued_down_s", "queued_up_s"):
+        assert plain["event"].pop(name) is None
+    path = tmp_path / "old.jsonl"
+    path.write_bytes(
+        msgspec.json.encode(msgspec.to_builtins(EVERY_KIND[0])) + b"\n" + msgspec.json.encode(plain) + b"\n"
+    )
+    assert list(read(path))[1] == line
