@@ -5,8 +5,8 @@ that order; each waits until the journal holds all the pushes before its own. Em
 scenario, in which no two pushes of different workers come within 50 ms of each other, so that strategies that look at
 times come to the same numbers, too. What is compared there:
 
-- every decision of the central strategy, event and actions, but for the clock's numbers and the order in which scripts
-  end; losses to 6 digits,
+- every decision of the central strategy, event and actions, but for the clock's numbers, the load of the host, which
+  the simulator has none of, and the order in which scripts end; losses to 6 digits,
 - every decision of each node up to its last step, likewise, messages numbered in the order in which the node saw them:
   what is still on its way when a loop ends may arrive or not,
 - how the run ended, what the report counts, and with a server the model.
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 SPEEDS = (1.0, 0.7, 0.25)
 MEASURED = ("at", "compute_s", "transfer_s")
-TIMES = {"at", "compute_s", "transfer_s", "wait_s", "reason"}  # what the clock has a say in
+TIMES = {"at", "compute_s", "transfer_s", "wait_s", "reason", "host"}  # of clock and host
 
 
 class Scripted(Job):
