@@ -191,6 +191,27 @@ def scale() -> str:
     return f"{spent}\n\n{shards.model_table(facts, shards.FULL)}"
 
 
+def unevenness() -> str:
+    """Each cell's best rival, and the time of the others over its time."""
+    if not _path("unevenness").exists():
+        return "*No result yet: `python benchmarks/bench_unevenness.py` writes it.*"
+    ours = {
+        "dasp": "dasp",
+        "dasp_states": "dasp, states alone",
+        "adaptive_sync": "adaptive_sync",
+        "balanced": "balanced",
+    }
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    kinds = {"fresh": "batch 64", "free": "batch free"}
+    for row in _result("unevenness")["rows"]:
+        if row.get("over_rival") and row["part"] in kinds and row["side"] in ours:
+            key = row["part"], row["cell"]
+            told = cells.setdefault(key, {"cell": f"{row['cell']}, {kinds[row['part']]}", "rival": row["rival"]})
+            low, high = row["over_rival_low"], row["over_rival_high"]
+            told[ours[row["side"]]] = f"{row['over_rival']:.2f} ({low:.2f} to {high:.2f})"
+    return results.table(list(cells.values()))
+
+
 def gossip() -> str:
     """Each contest's sides on fresh seeds, what change gains on fixed periods, time, and which bars are missed."""
     if not _path("gossip").exists():
@@ -243,6 +264,8 @@ QUOTES: dict[str, Callable[[], str]] = {
     "tables": lambda: bars("tables"),
     "uneven8": uneven8,
     "uneven_real": uneven_real,
+    "unevenness": unevenness,
+    "unevenness_bars": lambda: bars("unevenness"),
 }
 
 

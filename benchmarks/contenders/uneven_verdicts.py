@@ -238,7 +238,7 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
     against = compared(every, task.how, task.cell, task.side, RIVALS)
     if against is not None:
         row |= {"rival": against.rival, "over_rival": against.ratio.mean,
-                "interval": f"{against.ratio.low:.3f} to {against.ratio.high:.3f}"}  # fmt: skip
+                "over_rival_low": against.ratio.low, "over_rival_high": against.ratio.high}  # fmt: skip
     return row
 
 
