@@ -162,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", dest="cells", nargs="+", help="cells of these parts")
     found.add_argument("--sides", nargs="+", choices=list(SIDES), help="of these parts")
     found.add_argument("--minutes", type=float, help="stop after so long; a later call goes on there")
+    found.add_argument("--pack", action="store_true", help="move the rows to the compressed file, and end")
     single = found.add_argument_group("single runs")
     single.add_argument("--try", dest="attempt", metavar="STRATEGY", help="make single runs, print them, keep nothing")
     single.add_argument("--cell", nargs="+", choices=list(CELLS), default=["w8_4x"])
@@ -187,6 +188,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     of = options.of or sources.checked(given)
     rows = Rows((given.out or results.FOLDER) / ROWS, of.commit)
+    if given.pack:
+        rows.pack()
+        print(f"{len(rows.found)} rows are in {rows.packed}")
+        return
     if given.only is None:
         report(options, rows, given.jobs, given.minutes)
         return
