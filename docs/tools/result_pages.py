@@ -103,7 +103,7 @@ def against_rival(rows: Rows) -> list[svg.Bar]:
             f"{row['over_rival']:.2f} of {row['rival']}",
         )
         for row in rows
-        if row.get("part") == "fresh" and row.get("over_rival") and row["side"] in sides
+        if row.get("part") == "fresh" and row.get("over_rival") and row["side"] in sides and row["cell"] != "equal"
     ]
 
 
@@ -172,7 +172,7 @@ PAGES: dict[str, Page] = {
         plot=against_rival,
         plot_title="Time to the target over that of the best of bsp, asp, ssp and dssp, with its 90 % interval",
         unit="1 is as soon as the rival; less is better",
-        quote="unevenness unevenness_bars",
+        quote="unevenness unevenness_bars unevenness_why",
         caveats=[
             "Simulated: real gradients, virtual seconds. A small net on a part of MNIST, at constant rates.",
             "DASP's publication claims 16.9 to 82.1 % less time than mainstream strategies, on clusters of its own; the bars ask for the lower end against the best rival of each cell.",

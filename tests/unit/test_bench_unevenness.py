@@ -364,6 +364,7 @@ def test_rows_say_why_a_side_is_soon():
     row = next(r for r in uneven_verdicts.table(found_with(TIMES)) if (r["cell"], r["side"]) == ("w8_4x", "dasp"))
     assert row["over_rival"] == pytest.approx(0.6)
     assert row["rival"] == "asp"
+    assert row["samples_over_rival"] / row["pace_over_rival"] == pytest.approx(1.0)  # all runs here are alike
     assert {"samples_per_s", "samples", "staleness", "waiting", "states", "over_rival_low"} <= row.keys()
 
 
