@@ -181,11 +181,13 @@ def main(arguments: list[str] | None = None) -> None:
     if given.attempt:
         attempt(given)
         return
-    options = bars.asked(given, 1)
+    options = bars.asked(given, len(FRESH_SEEDS))
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             report(options, Rows(Path(folder) / ROWS, "none"), given.jobs)
         return
+    if options.repeats != len(FRESH_SEEDS):
+        raise SystemExit(f"--repeats: fresh seeds are fixed: {', '.join(map(str, FRESH_SEEDS))}; leave it out")
     of = options.of or sources.checked(given)
     rows = Rows((given.out or results.FOLDER) / ROWS, of.commit)
     if given.pack:

@@ -1,6 +1,7 @@
 """The judge of strategies on unequal workers: its cells, how sides are tuned, which rows count, and what bars say."""
 
 import itertools
+import json
 import math
 
 import msgspec
@@ -16,6 +17,7 @@ from contenders.uneven_tuning import SIDES, Choice, Search, ratio
 from paceline.core.actions import Apply, Mark
 from paceline.core.events import Pushed, TimerFired
 from paceline.records import journal
+from sources import Sources
 
 NO_TRACES = not uneven_cells.ALIBABA.is_dir()
 
@@ -434,3 +436,90 @@ def test_what_is_out_of_time_is_not_complete():
         raise bench.OutOfTimeError
 
     assert bench.measure([Task("once", "w8_4x", "bsp")], make, 1) == ({}, False)
+
+
+def test_a_free_batch_is_the_best_of_all():
+    def make(trial):
+        seconds = {16: 12.0, 32: 8.0, 64: 10.0}[trial.batch]
+        return outcome(seconds + abs(math.log(trial.rate)) + trial.momentum)
+
+    found = Task("free", "w8_4x", "bsp").carry_out(make)
+    assert (found.choice.trial.batch, found.choice.trial.rate) == (32, 1.0)
+    assert [each.reached_s for each in found.outcomes] == [8.0] * len(uneven_tuning.FRESH_SEEDS)
+
+
+def test_accuracies_are_compared_after_equal_times():
+    ends = set()
+
+    def make(trial):
+        if trial.to_the_end:
+            ends.add(trial.limit_s)
+        return outcome(10.0 if trial.strategy.startswith("asp") else 6.0)
+
+    for side in ("asp", "dasp"):
+        assert len(Task("spread", "w8_4x", side).carry_out(make).outcomes) == 10
+    assert ends == {15.0}
+
+
+@pytest.mark.parametrize("cell", ["w8_4x", "cifar"])
+def test_a_side_that_is_never_there_has_no_runs(cell):
+    assert Task("fresh", cell, "bsp").carry_out(lambda trial: MISSED) == Found(None, [])
+
+
+def test_a_run_that_has_lost_its_way_is_stopped():
+    def evaluated(at, accuracy):
+        return journal.Observation(at, "evaluation", {"metrics": {"accuracy": accuracy}})
+
+    watch = uneven_cells.Watch(10.0, 0.6)
+    watch.write(evaluated(9.0, 0.2))
+    watch.write(evaluated(10.5, 0.61))
+    watch.write(evaluated(11.0, 0.2))  # looked at once
+    assert (watch.evaluations, watch.accuracy) == (3, 0.2)
+    with pytest.raises(uneven_cells.HopelessError):
+        uneven_cells.Watch(10.0, 0.6).write(evaluated(10.0, 0.59))
+
+
+class NoRuns(bench.Maker):
+    """A maker whose runs cost nothing."""
+
+    def __init__(self, rows, jobs, minutes=None):
+        self.rows, self.made = rows, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __call__(self, trial):
+        return outcome(10.0 + trial.seed)
+
+
+def test_a_quick_look_prints_every_bar_and_writes_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "Maker", NoRuns)
+    monkeypatch.setattr(uneven_growth, "rows", lambda *_: ([], {}))
+    before = sorted(path.name for path in bench.results.FOLDER.iterdir())
+    bench.main(["--quick", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["adaptive_sync_interference"]["verdict"] == "met"
+    assert told["balanced_line"]["verdict"] == told["dasp_sooner"]["verdict"] == "not measured"
+    assert sorted(path.name for path in bench.results.FOLDER.iterdir()) == before
+
+
+def test_fresh_seeds_are_fixed(tmp_path):
+    with pytest.raises(SystemExit, match="fresh seeds are fixed: 0, 1, 2, 3, 4"):
+        bench.main(["--repeats", "3", "--part", "fresh", "--unclean", "--out", str(tmp_path)])
+
+
+def test_a_whole_run_writes_the_page_and_packs_its_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "Maker", NoRuns)
+    monkeypatch.setattr(uneven_growth, "rows", lambda *_: ([], {}))
+    monkeypatch.setattr(bench.sources, "checked", lambda _: Sources("abc", copied=True))
+    monkeypatch.setattr(bench, "PARTS", {"fresh": lambda: [Task("fresh", "w8_4x", side) for side in ("bsp", "dasp")]})
+    Rows(tmp_path / bench.ROWS, "old").add(TRIAL, outcome())
+    bench.main(["--out", str(tmp_path)])
+    page = (tmp_path / "unevenness.md").read_text()
+    assert "1 at old" in page
+    assert "| fresh | w8_4x | dasp |" in page
+    assert (tmp_path / f"{bench.ROWS}.gz").exists()
+    assert not (tmp_path / bench.ROWS).exists()
