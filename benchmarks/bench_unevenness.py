@@ -35,7 +35,17 @@ from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
 from contenders.uneven_cells import BATCH, CELLS, RESAMPLED_SEED, SIZES, Outcome, Trial
 from contenders.uneven_parts import PARTS, SPREAD_LONGER, SPREAD_SEEDS, Found, Task
 from contenders.uneven_rows import Rows
-from contenders.uneven_tuning import CANDIDATES, CLOSE, CUT, FRESH_SEEDS, SIDES, TUNING_SEEDS, Choice, seconds_of
+from contenders.uneven_tuning import (
+    CANDIDATES,
+    CLOSE,
+    CUT,
+    FRESH_SEEDS,
+    REFINED,
+    SIDES,
+    TUNING_SEEDS,
+    Choice,
+    seconds_of,
+)
 from paceline.core.errors import UserError
 from paceline.strategies import checked
 
@@ -261,15 +271,16 @@ that cannot be given. All others have lognormal jitter of 0.1. Reported, tuned o
 the three jobs.
 
 Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step where it has two, and rates a factor of
-the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours. A run
-is given up at {CUT:g} times the side's best so far, or at that best if it is not even at two thirds of the target's
-accuracy by then. What is within {CLOSE:g} of the best on seed {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seed
-{TUNING_SEEDS[1]} as well, and the geometric mean of both chooses (`tuned_s`). Then seeds {FRESH_SEEDS[0]} to
-{FRESH_SEEDS[-1]} are run. `over_rival` is the geometric mean of the ratios of paired seeds to the best of bsp, asp,
-ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high` are its 90 % interval by t on the logarithms. In part
-`free` each side has the best of batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late:
-it is its pace, or what it makes of a sample; `states` are shares of the nodes' time, all from the journals. In part
-`spread` both sides run {SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
+the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours, unless
+it is {REFINED:g} times behind the side's best. A run is given up at {CUT:g} times the side's best so far, or at that
+best if it is not even at two thirds of the target's accuracy by then. What is within {CLOSE:g} of the best on seed
+{TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seed {TUNING_SEEDS[1]} as well, and the geometric mean of both
+chooses (`tuned_s`). Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. `over_rival` is the geometric mean of
+the ratios of paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high`
+are its 90 % interval by t on the logarithms. In part `free` each side has the best of batches 16, 32 and 64.
+`samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes of a sample; `states`
+are shares of the nodes' time, all from the journals. In part `spread` both sides run {SPREAD_LONGER:g} times as long
+as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
 
 Growth is of workers that only cost time, half of them at 1, a quarter at 1/2 and a quarter at 1/4, a model of
 {uneven_growth.MODEL_BYTES:,} bytes, the line 1 Gbit/s. `of_speeds` is of what the speeds add up to. `of_rounds` is of
