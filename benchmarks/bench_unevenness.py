@@ -11,6 +11,9 @@ recorded times (contenders/uneven_cells.py). Rate, momentum and form of each are
 (contenders/uneven_tuning.py) and timed on fresh seeds. What needs no training, throughput up to 64 workers, is measured
 with cost-only workers (contenders/uneven_growth.py). Every run is kept in results/unevenness_rows.jsonl(.gz) and used
 again as long as the sources it depends on are the same (contenders/uneven_rows.py).
+
+All parts together take about four hours of one core, estimated from their first 262 runs: tuning 75 minutes, fresh 20,
+batches 55, reported 30, spread 3, resampled 55, growth 1.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -33,6 +36,7 @@ import results
 import sources
 from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
 from contenders.uneven_cells import BATCH, CELLS, RESAMPLED_SEED, SIZES, Outcome, Trial
+from contenders.uneven_growth import Throughput
 from contenders.uneven_parts import PARTS, SPREAD_LONGER, SPREAD_SEEDS, Found, Task
 from contenders.uneven_rows import Rows
 from contenders.uneven_tuning import (
@@ -50,6 +54,7 @@ from paceline.core.errors import UserError
 from paceline.strategies import checked
 
 ROWS = "unevenness_rows.jsonl"
+GROWTH = "growth"  # the part that trains nothing: it takes so little time that its numbers are not kept
 
 
 class OutOfTimeError(Exception):
@@ -143,6 +148,13 @@ def quick(maker: Maker) -> dict[Task, Found]:
     return found
 
 
+def grow(
+    sides: Sequence[str] | None = None, sizes: tuple[int, ...] = uneven_growth.SIZES
+) -> tuple[list[Throughput], dict[str, dict[str, float]]]:
+    """Throughputs, and rounds lost to partitions, of all sides or some."""
+    return uneven_growth.rows({side: SIDES[side][0] for side in sides or SIDES if exists(side)}, sizes)
+
+
 def commits(rows: Rows) -> str:
     """At which commits the rows were made, and at which later ones they were found to be the same."""
     made = Counter(row.commit for row in rows.found.values())
@@ -168,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     found = bars.parser("strategies on clusters of unequal workers")
     found.add_argument("--jobs", type=int, default=2, help="runs at a time; their seconds are virtual")
-    found.add_argument("--part", dest="only", nargs="+", choices=list(PARTS), help="these alone, without a result")
+    found.add_argument("--part", dest="only", nargs="+", choices=[*PARTS, GROWTH], help="these alone, without a result")
     found.add_argument("--only", dest="cells", nargs="+", help="cells of these parts")
     found.add_argument("--sides", nargs="+", choices=list(SIDES), help="of these parts")
     found.add_argument("--minutes", type=float, help="stop after so long; a later call goes on there")
@@ -207,7 +219,10 @@ def main(arguments: list[str] | None = None) -> None:
     if given.only is None:
         report(options, rows, given.jobs, given.minutes)
         return
-    every = [task for name in given.only for task in PARTS[name]()]
+    if GROWTH in given.only:
+        growth, lost = grow(given.sides)
+        print(results.table(uneven_verdicts.growth_table(growth, lost)))
+    every = [task for name in given.only if name != GROWTH for task in PARTS[name]()]
     tasks = [t for t in every if t.cell in (given.cells or [t.cell]) and t.side in (given.sides or [t.side])]
     with Maker(rows, given.jobs, given.minutes) as maker:
         _, complete = measure(tasks, maker, given.jobs)
@@ -224,8 +239,7 @@ def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = N
             found, complete = measure((task for part in PARTS.values() for task in part()), maker, jobs)
     if not complete:
         raise SystemExit("out of time: call it again to go on; without all runs there is no result")
-    specs = {side: SIDES[side][0] for side in SIDES if exists(side)}
-    growth, lost = uneven_growth.rows(specs, uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
+    growth, lost = grow(sizes=uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
     verdicts = uneven_verdicts.bars_of(found, growth, lost)
     table = [*uneven_verdicts.table(found), *uneven_verdicts.growth_table(growth, lost)]
     if not options.quick:
