@@ -12,8 +12,8 @@ recorded times (contenders/uneven_cells.py). Rate, momentum and form of each are
 with cost-only workers (contenders/uneven_growth.py). Every run is kept in results/unevenness_rows.jsonl(.gz) and used
 again as long as the sources it depends on are the same (contenders/uneven_rows.py).
 
-All parts together take about four hours of one core, estimated from their first 262 runs: tuning 75 minutes, fresh 20,
-batches 55, reported 30, spread 3, resampled 55, growth 1.
+All parts together take about four hours of one core, estimated from their first 262 runs: tuning 75 minutes, fresh 30,
+batches 60, reported 30, spread 3, resampled 60, growth 1.
 """
 
 import argparse
