@@ -1,8 +1,8 @@
 """Who is at the target first on clusters of unequal workers?
 
     python benchmarks/bench_unevenness.py                     # all parts that are not there yet; then writes the result
-    python benchmarks/bench_unevenness.py --part cells        # one part: rows are kept, no result is written
-    python benchmarks/bench_unevenness.py --part cells --only w8_4x stalls --sides bsp asp --minutes 9
+    python benchmarks/bench_unevenness.py --part tuning       # one part: rows are kept, no result is written
+    python benchmarks/bench_unevenness.py --part fresh --only w8_4x stalls --sides bsp asp --minutes 9
     python benchmarks/bench_unevenness.py --quick --json      # a tiny cell, writes nothing
     python benchmarks/bench_unevenness.py --try dasp --cell w8_4x --lr 0.2 0.3 --momentum 0.9 --seed 0 1
 
