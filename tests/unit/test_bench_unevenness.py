@@ -147,8 +147,8 @@ def test_a_run_is_cut_only_at_three_times_the_best_so_far():
         best = min(best, make(trial).reached_s or math.inf)
 
 
-def test_the_second_seed_chooses_among_those_that_are_close():
-    better = {100: 1.0, 101: 2**0.5}
+def test_the_other_seeds_choose_among_those_that_are_close():
+    better = {100: 1.0, 101: 2**0.5, 102: 2**0.5}
 
     def make(trial):
         return Made({0.0: better[trial.seed], 0.9: 1e-9}, steep=0.15 if trial.seed == 100 else 1.5)(trial)
