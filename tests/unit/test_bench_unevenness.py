@@ -247,6 +247,9 @@ def test_where_shared_sources_changed_one_run_decides_for_all(tmp_path, monkeypa
     kept = Rows(path, "three")
     assert (kept.get(other) is not None) == same
     assert [row.checked for trial, row in kept.found.items() if trial == other] == ["two"] * same
+    kept.pack()
+    packed = Rows(path, "four")
+    assert len(packed.found) + len(packed.doubtful.get(("w8_4x", "bsp"), [])) == 2  # one row for each run
 
 
 def test_comments_and_docstrings_do_not_change_what_sources_do():
