@@ -1,8 +1,8 @@
 """Who is at the target first on clusters of unequal workers?
 
     python benchmarks/bench_unevenness.py                     # all parts that are not there yet; then writes the result
-    python benchmarks/bench_unevenness.py --part cells        # one part: rows are kept, no result is written
-    python benchmarks/bench_unevenness.py --part cells --only w8_4x stalls --sides bsp asp --minutes 9
+    python benchmarks/bench_unevenness.py --part tuning       # one part: rows are kept, no result is written
+    python benchmarks/bench_unevenness.py --part fresh --only w8_4x stalls --sides bsp asp --minutes 9
     python benchmarks/bench_unevenness.py --quick --json      # a tiny cell, writes nothing
     python benchmarks/bench_unevenness.py --try dasp --cell w8_4x --lr 0.2 0.3 --momentum 0.9 --seed 0 1
 
@@ -11,6 +11,9 @@ recorded times (contenders/uneven_cells.py). Rate, momentum and form of each are
 (contenders/uneven_tuning.py) and timed on fresh seeds. What needs no training, throughput up to 64 workers, is measured
 with cost-only workers (contenders/uneven_growth.py). Every run is kept in results/unevenness_rows.jsonl(.gz) and used
 again as long as the sources it depends on are the same (contenders/uneven_rows.py).
+
+All parts together take about five hours of one core, estimated from their first 470 runs: tuning 95 minutes, fresh 30,
+batches 70, reported 30, spread 3, resampled 70, growth 1.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -33,13 +36,25 @@ import results
 import sources
 from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
 from contenders.uneven_cells import BATCH, CELLS, RESAMPLED_SEED, SIZES, Outcome, Trial
+from contenders.uneven_growth import Throughput
 from contenders.uneven_parts import PARTS, SPREAD_LONGER, SPREAD_SEEDS, Found, Task
 from contenders.uneven_rows import Rows
-from contenders.uneven_tuning import CANDIDATES, CLOSE, CUT, FRESH_SEEDS, SIDES, TUNING_SEEDS, Choice, seconds_of
+from contenders.uneven_tuning import (
+    CANDIDATES,
+    CLOSE,
+    CUT,
+    FRESH_SEEDS,
+    REFINED,
+    SIDES,
+    TUNING_SEEDS,
+    Choice,
+    seconds_of,
+)
 from paceline.core.errors import UserError
 from paceline.strategies import checked
 
 ROWS = "unevenness_rows.jsonl"
+GROWTH = "growth"  # the part that trains nothing: it takes so little time that its numbers are not kept
 
 
 class OutOfTimeError(Exception):
@@ -133,6 +148,13 @@ def quick(maker: Maker) -> dict[Task, Found]:
     return found
 
 
+def grow(
+    sides: Sequence[str] | None = None, sizes: tuple[int, ...] = uneven_growth.SIZES
+) -> tuple[list[Throughput], dict[str, dict[str, float]]]:
+    """Throughputs, and rounds lost to partitions, of all sides or some."""
+    return uneven_growth.rows({side: SIDES[side][0] for side in sides or SIDES if exists(side)}, sizes)
+
+
 def commits(rows: Rows) -> str:
     """At which commits the rows were made, and at which later ones they were found to be the same."""
     made = Counter(row.commit for row in rows.found.values())
@@ -158,10 +180,11 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     found = bars.parser("strategies on clusters of unequal workers")
     found.add_argument("--jobs", type=int, default=2, help="runs at a time; their seconds are virtual")
-    found.add_argument("--part", dest="only", nargs="+", choices=list(PARTS), help="these alone, without a result")
+    found.add_argument("--part", dest="only", nargs="+", choices=[*PARTS, GROWTH], help="these alone, without a result")
     found.add_argument("--only", dest="cells", nargs="+", help="cells of these parts")
     found.add_argument("--sides", nargs="+", choices=list(SIDES), help="of these parts")
     found.add_argument("--minutes", type=float, help="stop after so long; a later call goes on there")
+    found.add_argument("--pack", action="store_true", help="move the rows to the compressed file, and end")
     single = found.add_argument_group("single runs")
     single.add_argument("--try", dest="attempt", metavar="STRATEGY", help="make single runs, print them, keep nothing")
     single.add_argument("--cell", nargs="+", choices=list(CELLS), default=["w8_4x"])
@@ -180,17 +203,26 @@ def main(arguments: list[str] | None = None) -> None:
     if given.attempt:
         attempt(given)
         return
-    options = bars.asked(given, 1)
+    options = bars.asked(given, len(FRESH_SEEDS))
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             report(options, Rows(Path(folder) / ROWS, "none"), given.jobs)
         return
+    if options.repeats != len(FRESH_SEEDS):
+        raise SystemExit(f"--repeats: fresh seeds are fixed: {', '.join(map(str, FRESH_SEEDS))}; leave it out")
     of = options.of or sources.checked(given)
     rows = Rows((given.out or results.FOLDER) / ROWS, of.commit)
+    if given.pack:
+        rows.pack()
+        print(f"{len(rows.found)} rows are in {rows.packed}")
+        return
     if given.only is None:
         report(options, rows, given.jobs, given.minutes)
         return
-    every = [task for name in given.only for task in PARTS[name]()]
+    if GROWTH in given.only:
+        growth, lost = grow(given.sides)
+        print(results.table(uneven_verdicts.growth_table(growth, lost)))
+    every = [task for name in given.only if name != GROWTH for task in PARTS[name]()]
     tasks = [t for t in every if t.cell in (given.cells or [t.cell]) and t.side in (given.sides or [t.side])]
     with Maker(rows, given.jobs, given.minutes) as maker:
         _, complete = measure(tasks, maker, given.jobs)
@@ -207,8 +239,7 @@ def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = N
             found, complete = measure((task for part in PARTS.values() for task in part()), maker, jobs)
     if not complete:
         raise SystemExit("out of time: call it again to go on; without all runs there is no result")
-    specs = {side: SIDES[side][0] for side in SIDES if exists(side)}
-    growth, lost = uneven_growth.rows(specs, uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
+    growth, lost = grow(sizes=uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
     verdicts = uneven_verdicts.bars_of(found, growth, lost)
     table = [*uneven_verdicts.table(found), *uneven_verdicts.growth_table(growth, lost)]
     if not options.quick:
@@ -216,19 +247,29 @@ def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = N
     bars.tell("unevenness", options, verdicts, table, notes(commits(rows), rows))
 
 
+def finest(rows: Rows) -> float:
+    """The largest share that the time between two evaluations has of a time to the target, among MNIST's cells."""
+    shares = [
+        uneven_cells.step_s(CELLS[trial.cell]) / row.outcome.reached_s
+        for trial, row in rows.found.items()
+        if row.outcome.reached_s and CELLS[trial.cell].task == "mnist"
+    ]
+    return max(shares, default=0.0)
+
+
 def notes(made: str, rows: Rows) -> str:
     """What the numbers mean."""
     mnist, cifar = SIZES["mnist"], SIZES["cifar"]
     spent = sum(row.outcome.cpu_s for row in rows.found.values())
-    count = len(rows.found)
+    count, minutes = len(rows.found), spent / 60
     return f"""
 Seconds are virtual. The task is an MLP with {uneven_cells.HIDDEN} hidden units on {mnist.images:,} images of MNIST,
 {BATCH} for a push, {uneven_cells.SECONDS_PER_SAMPLE} s for a sample at speed 1, to {mnist.target:.0%} of the first
 {mnist.tested:,} test images, by the mean of three evaluations in a row at the middle one's time. The sizes were
 chosen so that a run takes one to four seconds of one core. At 93 % one of the eleven settings tried first got there
-within 100 s; 91 % is within reach of every side. All workers together take two nominal rounds or less between two
-evaluations, which is at most 3 % of the time to the target of the soonest side. The runs here, {count:,}, took {
-        spent / 60:.0f} minutes of the processor; they were made {made}.
+within 100 s; 91 % is within reach of every side. Between two evaluations all workers together take 1.5 nominal
+rounds, at most {finest(rows):.1%} of a tuned time here. The runs here, {count:,}, took {minutes:.0f} minutes of the
+processor; they were made {made}.
 
 Cells: `w8_4x` is 4 workers at speed 1, 2 at 1/2, 2 at 1/4; `w16_8x` 8 at 1, 4 at 1/2, 2 at 1/4, 2 at 1/8; `w8_8x` 4
 at 1, 2 at 1/2, 1 at 1/4, 1 at 1/8; `w16_4x` 8 at 1, 4 at 1/2, 4 at 1/4. `line03` and `line10`: one round of all
@@ -244,14 +285,16 @@ that cannot be given. All others have lognormal jitter of 0.1. Reported, tuned o
 the three jobs.
 
 Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step where it has two, and rates a factor of
-the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours. A run
-is given up at {CUT:g} times the side's best so far. What is within {CLOSE:g} of the best on seed {TUNING_SEEDS[0]},
-{CANDIDATES} at most, runs on seed {TUNING_SEEDS[1]} as well, and the geometric mean of both chooses (`tuned_s`). Then
-seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. `over_rival` is the geometric mean of the ratios of paired seeds
-to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `interval` is its 90 % interval by t on the logarithms. In
-part `free` each side has the best of batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or
-late: it is its pace, or what it makes of a sample; `states` are shares of the nodes' time, all from the journals. In
-part `spread` both sides run {SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
+the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours, unless
+it is {REFINED:g} times behind the side's best. A run is given up at {CUT:g} times the side's best so far, or at that
+best if it is not even at two thirds of the target's accuracy by then. What is within {CLOSE:g} of the best on seed
+{TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} and {TUNING_SEEDS[2]} as well, and the
+geometric mean of all chooses (`tuned_s`). Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. `over_rival` is
+the geometric mean of the ratios of paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`;
+`over_rival_low` and `_high` are its 90 % interval by t on the logarithms. In part `free` each side has the best of
+batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes
+of a sample; `states` are shares of the nodes' time, all from the journals. In part `spread` both sides run
+{SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
 
 Growth is of workers that only cost time, half of them at 1, a quarter at 1/2 and a quarter at 1/4, a model of
 {uneven_growth.MODEL_BYTES:,} bytes, the line 1 Gbit/s. `of_speeds` is of what the speeds add up to. `of_rounds` is of

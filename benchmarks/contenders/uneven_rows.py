@@ -192,7 +192,8 @@ class Rows:
 
     def pack(self) -> None:
         """Move all rows that count to the compressed file."""
-        rows = [*self.found.values(), *(row for kept in self.doubtful.values() for row in kept)]
+        doubtful = {row.trial: row for kept in self.doubtful.values() for row in kept}
+        rows = [*({**doubtful, **self.found}).values()]
         rows.sort(key=lambda row: msgspec.to_builtins(row.trial, order="sorted").__repr__())
         text = b"\n".join(msgspec.json.encode(row) for row in rows) + b"\n"
         self.packed.write_bytes(gzip.compress(text, 9, mtime=0))

@@ -97,17 +97,17 @@ def judge(found: Results, cells: Sequence[str], uneven: Sequence[str], prefix: s
     of = "the best of bsp, asp, ssp and dssp"
     return [
         dasp.bar(f"{prefix}dasp_sooner", dasp.share(SOONER), 0.75, True,
-                 f"dasp: share of the cells of unequal speeds in which it is at least 16.9 % sooner than {of}"),
+                 f"dasp: share of the cells of unequal speeds in which it is 16.9 % sooner than {of}"),
         dasp.bar(f"{prefix}dasp_far_sooner", dasp.share(FAR_SOONER), 0.25, True,
-                 "dasp: share of them in which it is at least 30 % sooner"),
+                 "dasp: share of them in which it is 30 % sooner"),
         dasp.bar(f"{prefix}dasp_behind", dasp.worst, 1.0, False,
-                 f"dasp: behind in none of them; its largest time over that of {of}"),
+                 "dasp: its largest time over the rival's, in them"),
         states.bar(f"{prefix}states_behind", states.worst, 1.1, False,
-                   f"dasp with states alone: its largest time over that of {of}, all judged cells"),
+                   "states alone: largest time over the rival's, all cells"),
         states.bar(f"{prefix}states_ahead", states.share(1.0, strictly=True), 1 / 3, True,
-                   "dasp with states alone: share of the judged cells in which it is ahead"),
+                   "states alone: share of all cells in which it is ahead"),
         pace.bar(f"{prefix}adaptive_sync_behind", pace.worst, 1.05, False,
-                 "adaptive_sync: its largest time over the best of bsp and asp, cells of unequal speeds"),
+                 "adaptive_sync: largest time over the best of bsp and asp, unequal speeds"),
     ]  # fmt: skip
 
 
@@ -124,9 +124,9 @@ def judge_interference(found: Results) -> list[Bar]:
     why = "its runs are not there"
     return [
         bar("adaptive_sync_interference", over(busy, calm), 1.25, False,
-            "adaptive_sync: its time under interference over its time on equal nodes without", why),
+            "adaptive_sync: time under interference over its undisturbed time", why),
         bar("adaptive_sync_over_bsp", over(busy, bsp), 0.7, False,
-            "adaptive_sync: its time under interference over that of bsp", why),
+            "adaptive_sync: time under interference over that of bsp", why),
     ]  # fmt: skip
 
 
@@ -136,10 +136,9 @@ def judge_batches(found: Results) -> list[Bar]:
     every = field(found, "free", FREE, "dasp")
     return [
         free.bar("dasp_free_batch", free.worst, SOONER, False,
-                 "dasp: with every side's batch free among 16, 32 and 64, its largest time over the best rival's, "
-                 "cells of unequal speeds"),
+                 "dasp: largest time over the rival's where every side's batch is free, unequal speeds"),
         every.bar("dasp_free_batch_behind", every.worst, 1.1, False,
-                  "dasp: the same on equal nodes and under interference as well: at most 10 % behind"),
+                  "dasp: the same, on equal nodes and under interference as well"),
     ]  # fmt: skip
 
 
@@ -177,16 +176,15 @@ def judge_growth(found: Sequence[Throughput], lost: Mapping[str, Mapping[str, fl
     why = "no throughputs"
     return [
         bar("adaptive_sync_64", least(among("adaptive_sync", False, None, most)), 0.85, True,
-            f"adaptive_sync: share of the sum of speeds at {most} workers, with and without jitter; the less", why),
+            f"adaptive_sync: least share of the sum of speeds, {most} workers", why),
         bar("balanced_speeds", least(among("balanced", False, False)), 0.95, True,
-            "balanced: share of the sum of speeds without jitter, 8 to 64 workers; the least", why),
+            "balanced: least share of the sum of speeds without jitter", why),
         bar("balanced_jitter", least(among("balanced", False, True)), 0.9, True,
             "balanced: the same with jitter", why),
         bar("balanced_line", least(among("balanced", True, None, most), True), 0.9, True,
-            f"balanced: {most} workers on a line of 1 Gbit/s, its share of what synchronous rounds can reach there by "
-            "the formula below, with and without jitter; the less", why),
+            f"balanced: least share of what synchronous rounds can reach, {most} workers on 1 Gbit/s", why),
         bar("balanced_partition", max(lost.get("balanced", {}).values(), default=None), 1.2, False,
-            f"balanced: rounds lost to a partition of {uneven_growth.CUT_S:g} s, beyond the cut off worker's share",
+            f"balanced: rounds lost to a partition of {uneven_growth.CUT_S:g} s, at most",
             why),
     ]  # fmt: skip
 
@@ -212,9 +210,10 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
     choice = found.choice
     if choice is None:
         return {}
+    trial = choice.trial
     row: dict[str, Any] = {
-        "part": task.how, "cell": task.cell, "side": task.side, "strategy": choice.trial.strategy,
-        "rate": choice.trial.rate, "momentum": choice.trial.momentum, "batch": choice.trial.batch,
+        "part": "resampled" if task.cell in NEW else task.how, "cell": task.cell, "side": task.side,
+        "strategy": trial.strategy, "rate": trial.rate, "momentum": trial.momentum, "batch": trial.batch,
         "tuned_s": choice.score,
     }  # fmt: skip
     runs = found.outcomes
@@ -224,8 +223,7 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
     row |= {
         "to_target_s": statistics.geometric_mean(times), "from_s": times[0], "to_s": times[-1],
         "missed": sum(run.reached_s is None for run in runs),
-        "samples_per_s": statistics.median(run.samples / run.seconds for run in runs if run.seconds),
-        "samples": statistics.median(run.samples for run in runs),
+        "samples_per_s": pace(found), "samples": used(found),
         "staleness": statistics.median(run.staleness for run in runs),
         "staleness_p95": statistics.median(run.staleness_p95 for run in runs),
         "waiting": statistics.median(run.waiting for run in runs),
@@ -237,9 +235,22 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
                 "accuracy": statistics.fmean(run.accuracy for run in runs), "deviation": deviation(found)}  # fmt: skip
     against = compared(every, task.how, task.cell, task.side, RIVALS)
     if against is not None:
+        rival = every[Task(task.how, task.cell, against.rival)]
         row |= {"rival": against.rival, "over_rival": against.ratio.mean,
-                "interval": f"{against.ratio.low:.3f} to {against.ratio.high:.3f}"}  # fmt: skip
+                "over_rival_low": against.ratio.low, "over_rival_high": against.ratio.high,
+                "pace_over_rival": pace(found) / pace(rival),
+                "samples_over_rival": used(found) / used(rival)}  # fmt: skip
     return row
+
+
+def pace(found: Found) -> float:
+    """Samples per second, of a middling run."""
+    return statistics.median(run.samples / run.seconds for run in found.outcomes) or math.nan
+
+
+def used(found: Found) -> float:
+    """Samples until the target, of a middling run."""
+    return statistics.median(run.samples for run in found.outcomes) or math.nan
 
 
 def states_of(found: Found) -> dict[str, float]:
