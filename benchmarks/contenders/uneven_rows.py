@@ -1,0 +1,209 @@
+"""Runs that are kept: a file of rows, and the rule by which an older row still counts.
+
+A run in virtual time is a function of its trial and of the sources. So a row keeps a digest of its strategy's sources
+and one of everything else that a run goes through. A row of other strategy sources is never used again. Where only the
+rest has changed, one row of each cell and side is made again: if it is equal in every number but the processor's
+seconds, the change does not touch these runs, and the others of that cell and side are kept too.
+
+Rows are appended to a text file as they come, so that a run that is broken off loses at most those under way;
+`Rows.pack` moves them to a compressed file that is committed.
+"""
+
+import ast
+import functools
+import gzip
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from contenders.uneven_cells import Outcome, Trial
+from paceline.strategies import machine_class
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "paceline"
+STRATEGIES = PACKAGE / "strategies"
+SHARED = (
+    "core",
+    "engines/sim",
+    "gradients",
+    "model",
+    "server",
+    "worker",
+    "session.py",
+    "launching.py",
+    "tasks/mnist.py",
+)
+CELLS = ROOT / "benchmarks" / "contenders" / "uneven_cells.py"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A run, the sources it was made of, and for which part of the benchmark."""
+
+    trial: Trial
+    outcome: Outcome
+    strategy_code: str  # digests
+    shared_code: str
+    commit: str
+    checked: str = ""  # a later commit of other shared sources, at which a row beside it came out the same
+
+
+# -- what a run is a function of -------------------------------------------------------------------------------------
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of what these sources do: comments, docstrings and layout do not count."""
+    found = hashlib.sha256()
+    for file in sorted(files):
+        found.update(file.name.encode() + b"\0" + meaning(file.read_text()).encode() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def meaning(source: str) -> str:
+    """The syntax tree of a file without its docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+@functools.cache
+def shared_code() -> str:
+    """Of everything that every run goes through, the strategies' common base and torch among it."""
+    files = [CELLS, STRATEGIES / "base.py"]
+    for place in SHARED:
+        path = PACKAGE / place
+        files += [path] if path.is_file() else path.rglob("*.py")
+    return f"{digest(files)} torch {torch.__version__}"
+
+
+@functools.cache
+def strategy_code(name: str) -> str:
+    """Of a strategy's module and those beside it that it imports, however indirectly."""
+    start = STRATEGIES / f"{machine_class(name).__module__.rpartition('.')[2]}.py"
+    return digest(reached(start))
+
+
+def reached(start: Path) -> set[Path]:
+    """A module of the strategies and the modules of the same folder that it needs, but for the common base."""
+    found: set[Path] = set()
+    waiting = [start]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.is_file() and path.name != "base.py":
+            found.add(path)
+            waiting += [path.parent / f"{name}.py" for name in _neighbours(path)]
+    return found
+
+
+def _neighbours(path: Path) -> list[str]:
+    """Names of the modules in the strategies' folder that a file imports."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline.strategies."):
+            found.append((node.module or "").split(".")[2])
+        elif isinstance(node, ast.ImportFrom) and node.module == "paceline.strategies":
+            found += [alias.name for alias in node.names]
+    return found
+
+
+def base_name(spec: str) -> str:
+    """The strategy's name without its options."""
+    return spec.partition(":")[0]
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """All rows that count with these sources, and where new ones are written."""
+
+    def __init__(self, path: Path, commit: str) -> None:
+        self.path, self.packed, self.commit = path, path.with_suffix(path.suffix + ".gz"), commit
+        self.found: dict[Trial, Row] = {}
+        self._by_run: dict[Trial, list[Row]] = {}  # under the trial without its limit
+        self.doubtful: dict[tuple[str, str], list[Row]] = {}  # by cell and strategy: made before the rest changed
+        self.refused = 0  # of other sources of their strategy
+        for row in self._read():
+            self._place(row)
+
+    def _read(self) -> list[Row]:
+        lines = gzip.decompress(self.packed.read_bytes()).splitlines() if self.packed.exists() else []
+        lines += self.path.read_bytes().splitlines() if self.path.exists() else []
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(msgspec.json.decode(line, type=Row))
+            except msgspec.DecodeError:
+                if number < len(lines):  # the last one may have been cut short
+                    raise SystemExit(f"{self.path}: line {number} is no row; remove it") from None
+        return rows
+
+    def _place(self, row: Row) -> None:
+        if row.strategy_code != strategy_code(base_name(row.trial.strategy)):
+            self.refused += 1
+        elif row.shared_code != shared_code():
+            self.doubtful.setdefault((row.trial.cell, row.trial.strategy), []).append(row)
+        else:
+            self._index(row)
+
+    def _index(self, row: Row) -> None:
+        self.found[row.trial] = row
+        self._by_run.setdefault(unlimited(row.trial), []).append(row)
+
+    def get(self, trial: Trial) -> Outcome | None:
+        """What is known of a trial, also from one with another limit: a run does not know how long it may go on."""
+        if trial in self.found:
+            return self.found[trial].outcome
+        for row in self._by_run.get(unlimited(trial), ()):
+            reached = row.outcome.reached_s
+            if reached is not None and reached <= trial.limit_s and not trial.to_the_end:
+                return row.outcome
+            if reached is None and row.trial.limit_s >= trial.limit_s and not trial.to_the_end:
+                return row.outcome
+        return None
+
+    def add(self, trial: Trial, outcome: Outcome) -> Row:
+        """Keep a run that was made."""
+        return self._keep(Row(trial, outcome, strategy_code(base_name(trial.strategy)), shared_code(), self.commit))
+
+    def _keep(self, row: Row) -> Row:
+        self._index(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+        return row
+
+    def settle(self, key: tuple[str, str], again: Callable[[Trial], Outcome]) -> None:
+        """Make one doubtful row of a cell and strategy again: all of them count if it is the same, or none does."""
+        rows = [row for row in self.doubtful.get(key, []) if self.get(row.trial) is None]
+        if rows:
+            probe = min(rows, key=lambda row: (row.outcome.reached_s is None, row.outcome.cpu_s))
+            made = again(probe.trial)
+            if same(made, probe.outcome):
+                for row in rows:
+                    self._keep(msgspec.structs.replace(row, shared_code=shared_code(), checked=self.commit))
+            else:
+                self.add(probe.trial, made)
+        self.doubtful.pop(key, None)
+
+    def pack(self) -> None:
+        """Move all rows that count to the compressed file."""
+        rows = [*self.found.values(), *(row for kept in self.doubtful.values() for row in kept)]
+        rows.sort(key=lambda row: msgspec.to_builtins(row.trial, order="sorted").__repr__())
+        text = b"\n".join(msgspec.json.encode(row) for row in rows) + b"\n"
+        self.packed.write_bytes(gzip.compress(text, 9, mtime=0))
+        self.path.unlink(missing_ok=True)
+
+
+def unlimited(trial: Trial) -> Trial:
+    """The trial without its limit."""
+    return msgspec.structs.replace(trial, limit_s=0.0)
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs are equal but for the processor's time."""
+    return msgspec.structs.replace(one, cpu_s=0.0) == msgspec.structs.replace(other, cpu_s=0.0)
