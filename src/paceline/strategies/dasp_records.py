@@ -3,8 +3,9 @@
 A node belongs to the fast group if its time for nominal work is within `rho` of the group's reference, the lower
 quartile of the present nodes' times. Nominal work, because a node that was given less would look fast and go in and
 out; for the same reason a member leaves only when it is clearly outside. Time alone would readmit a node whose average
-does not know yet that it became slow, so the read version decides as well: who comes back has to keep step, its last
-push read a version that is at most one step of the group old. Reference and usual round are updated once a round.
+does not know yet that it became slow, so the read version decides as well: who comes back has to keep step, the
+version that its last push read is at most one step of the group old, and the group's latest if that push was slow.
+Reference and usual round are updated once a round.
 
 An average follows a new level at once and ignores a single stall: a push far from it waits for the next one, which
 confirms it or not.
@@ -26,7 +27,8 @@ from paceline.strategies.monitor import Monitor
 Name = Literal["SYNC", "ASYNC", "WARMUP"]
 Fit = Literal["merge", "join", "none"]
 
-HYSTERESIS = 1.15  # a member leaves beyond this many times the bound; averages of 10 % jitter vary by 3 %
+HYSTERESIS = 1.15  # of the bound, to either side: beyond it a member leaves, within it others join; averages of
+# 10 % jitter vary by 3 %
 KEEPS_STEP = 1  # steps of the group that the last push of a node may have missed if it is to become a member
 WORTHWHILE = 4  # samples; a push of fewer costs more in transfer and noise than it brings
 ODD_SHARE, ODD_DEVIATIONS = 0.25, 4.0  # of the average; beyond both a push is a stall or a new level
@@ -132,10 +134,14 @@ class Records(msgspec.Struct):
         record, time = self.nodes[worker], self.monitor.time(worker)
         if time is None or self.reference is None:
             return "WARMUP", False, f"w{worker} has no estimate yet"
-        full = record.state == "SYNC" and not record.sized
-        bound = rho * self.reference * (HYSTERESIS if full else 1.0)
+        bound = rho * self.reference
+        if record.state == "SYNC" and not record.sized:
+            bound *= HYSTERESIS
+        elif record.state != "WARMUP":
+            bound = max(self.reference, bound / HYSTERESIS)
         compared = f"w{worker}: {time:.4g} s for nominal work, bound {bound:.4g} s"
-        late = grouped and record.state != "SYNC" and record.behind > KEEPS_STEP
+        slow = record.odd is not None and record.odd.seconds > time
+        late = grouped and record.state != "SYNC" and record.behind > (0 if slow else KEEPS_STEP)
         if time <= bound and not late:
             return "SYNC", False, compared
         if late:
