@@ -255,7 +255,7 @@ class Dasp(Strategy):
             timers.append(SetTimer(TIMER, state.began + relax * longer, reason))
         if not state.patient and state.following:
             state.patient = True
-            reason = f"{len(state.following)} pushes wait for the group: {relax:g} times {usual:.4g} s at most"
+            reason = f"waiting for the group's step: {len(state.following)}; {relax:g} times {usual:.4g} s at most"
             timers.append(SetTimer(PATIENCE, now + relax * usual, reason))
         return timers
 
@@ -265,7 +265,7 @@ class Dasp(Strategy):
         if state.timed:
             timers.append(SetTimer(TIMER, None, f"nobody is missing: {members} members wait at the barrier"))
         if state.patient:
-            timers.append(SetTimer(PATIENCE, None, f"{len(state.following)} pushes are merged"))
+            timers.append(SetTimer(PATIENCE, None, f"nobody waits for the group's step: {len(state.following)} merged"))
         state.timed = state.patient = False
         return timers
 
