@@ -17,20 +17,25 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
+from typing import Self
 
 import msgspec
 
 import results
 import sources
-from contenders import bars, uneven_cells
-from contenders.uneven_cells import BATCH, CELLS, Outcome, Trial
-from contenders.uneven_parts import PARTS, Task
+from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
+from contenders.uneven_cells import BATCH, CELLS, RESAMPLED_SEED, SIZES, Outcome, Trial
+from contenders.uneven_parts import PARTS, SPREAD_LONGER, SPREAD_SEEDS, Found, Task
 from contenders.uneven_rows import Rows
-from contenders.uneven_tuning import SIDES
+from contenders.uneven_tuning import CANDIDATES, CLOSE, CUT, FRESH_SEEDS, SIDES, TUNING_SEEDS, Choice, seconds_of
 from paceline.core.errors import UserError
 from paceline.strategies import checked
 
@@ -71,7 +76,10 @@ class Maker:
             raise OutOfTimeError
         return self._pool.submit(uneven_cells.run, trial).result()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -84,23 +92,54 @@ def exists(side: str) -> bool:
     return True
 
 
-def measure(tasks: Iterable[Task], maker: Maker, jobs: int) -> bool:
-    """Carry the tasks out; whether all were."""
+def measure(tasks: Iterable[Task], maker: Maker, jobs: int) -> tuple[dict[Task, Found], bool]:
+    """Carry the tasks out; what they found, and whether all were. A side that does not exist has nothing."""
+    tasks = list(tasks)
     missing = sorted({task.side for task in tasks if not exists(task.side)})
     for side in missing:
-        print(f"{side}: {SIDES[side][0]} is not there", flush=True)
+        print(f"{side}: {SIDES[side][0]} is not there", file=sys.stderr, flush=True)
     going = [task for task in tasks if task.side not in missing]
 
-    def one(task: Task) -> bool:
+    def one(task: Task) -> Found | None:
         try:
-            done = task.carry_out(maker)
+            found = task.carry_out(maker)
         except OutOfTimeError:
-            return False
-        print(f"{task.told}: {done}", flush=True)
-        return True
+            return None
+        print(f"{task.told}: {told(found)}", file=sys.stderr, flush=True)
+        return found
 
     with ThreadPoolExecutor(2 * jobs if jobs > 1 else 1) as at_once:
-        return all(list(at_once.map(one, going)))
+        made = dict(zip(going, at_once.map(one, going), strict=True))
+    return {task: found for task, found in made.items() if found is not None}, None not in made.values()
+
+
+def told(found: Found) -> str:
+    """What a task found, in a line."""
+    if found.choice is None:
+        return "never at the target"
+    trial = found.choice.trial
+    chosen = f"{trial.strategy} rate {trial.rate:g} momentum {trial.momentum:g} batch {trial.batch}"
+    times = ", ".join(f"{seconds_of(outcome):.2f}" for outcome in found.outcomes)
+    return f"{chosen}, tuned {found.choice.score:.2f} s" + f"; fresh {times}" * bool(times)
+
+
+def quick(maker: Maker) -> dict[Task, Found]:
+    """A few short runs in place of all: no side is tuned, and none comes to the target."""
+    found = {}
+    for cell in ("w8_4x", "interference", "equal"):
+        for side in ("bsp", "asp", "ssp", "dssp", "dasp", "adaptive_sync"):
+            trial = Trial(cell, SIDES[side][0], 0.1, 0.9, 0, limit_s=1.0)
+            found[Task("fresh", cell, side)] = Found(Choice(side, trial, 1.0), [maker(trial)])
+    return found
+
+
+def commits(rows: Rows) -> str:
+    """At which commits the rows were made, and at which later ones they were found to be the same."""
+    made = Counter(row.commit for row in rows.found.values())
+    again = Counter(row.checked for row in rows.found.values() if row.checked)
+    text = ", ".join(f"{count:,} at {commit}" for commit, count in made.most_common())
+    same = ", ".join(f"{count:,} at {commit}" for commit, count in again.most_common())
+    return text + (f"; checked again where shared sources had changed: {same}" if same else "")
 
 
 def attempt(given: argparse.Namespace) -> None:
@@ -123,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", dest="cells", nargs="+", help="cells of these parts")
     found.add_argument("--sides", nargs="+", choices=list(SIDES), help="of these parts")
     found.add_argument("--minutes", type=float, help="stop after so long; a later call goes on there")
+    found.add_argument("--pack", action="store_true", help="move the rows to the compressed file, and end")
     single = found.add_argument_group("single runs")
     single.add_argument("--try", dest="attempt", metavar="STRATEGY", help="make single runs, print them, keep nothing")
     single.add_argument("--cell", nargs="+", choices=list(CELLS), default=["w8_4x"])
@@ -142,17 +182,104 @@ def main(arguments: list[str] | None = None) -> None:
         attempt(given)
         return
     options = bars.asked(given, 1)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            report(options, Rows(Path(folder) / ROWS, "none"), given.jobs)
+        return
     of = options.of or sources.checked(given)
     rows = Rows((given.out or results.FOLDER) / ROWS, of.commit)
-    maker = Maker(rows, given.jobs, given.minutes)
-    names = given.only or list(PARTS)
-    every = [task for name in names for task in PARTS[name]()]
+    if given.pack:
+        rows.pack()
+        print(f"{len(rows.found)} rows are in {rows.packed}")
+        return
+    if given.only is None:
+        report(options, rows, given.jobs, given.minutes)
+        return
+    every = [task for name in given.only for task in PARTS[name]()]
     tasks = [t for t in every if t.cell in (given.cells or [t.cell]) and t.side in (given.sides or [t.side])]
-    try:
-        measure(tasks, maker, given.jobs)
-    finally:
-        maker.close()
+    with Maker(rows, given.jobs, given.minutes) as maker:
+        _, complete = measure(tasks, maker, given.jobs)
     print(f"{maker.made} runs made, {len(rows.found)} there, {rows.refused} of older strategies")
+    print("all done" if complete else "out of time: call it again to go on")
+
+
+def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = None) -> None:
+    """Make what is missing, judge everything, and write the result."""
+    with Maker(rows, jobs, minutes) as maker:
+        if options.quick:
+            found, complete = quick(maker), True
+        else:
+            found, complete = measure((task for part in PARTS.values() for task in part()), maker, jobs)
+    if not complete:
+        raise SystemExit("out of time: call it again to go on; without all runs there is no result")
+    specs = {side: SIDES[side][0] for side in SIDES if exists(side)}
+    growth, lost = uneven_growth.rows(specs, uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
+    verdicts = uneven_verdicts.bars_of(found, growth, lost)
+    table = [*uneven_verdicts.table(found), *uneven_verdicts.growth_table(growth, lost)]
+    if not options.quick:
+        rows.pack()
+    bars.tell("unevenness", options, verdicts, table, notes(commits(rows), rows))
+
+
+def finest(rows: Rows) -> float:
+    """The largest share that the time between two evaluations has of a time to the target, among MNIST's cells."""
+    shares = [
+        uneven_cells.step_s(CELLS[trial.cell]) / row.outcome.reached_s
+        for trial, row in rows.found.items()
+        if row.outcome.reached_s and CELLS[trial.cell].task == "mnist"
+    ]
+    return max(shares, default=0.0)
+
+
+def notes(made: str, rows: Rows) -> str:
+    """What the numbers mean."""
+    mnist, cifar = SIZES["mnist"], SIZES["cifar"]
+    spent = sum(row.outcome.cpu_s for row in rows.found.values())
+    count, minutes = len(rows.found), spent / 60
+    return f"""
+Seconds are virtual. The task is an MLP with {uneven_cells.HIDDEN} hidden units on {mnist.images:,} images of MNIST,
+{BATCH} for a push, {uneven_cells.SECONDS_PER_SAMPLE} s for a sample at speed 1, to {mnist.target:.0%} of the first
+{mnist.tested:,} test images, by the mean of three evaluations in a row at the middle one's time. The sizes were
+chosen so that a run takes one to four seconds of one core. At 93 % one of the eleven settings tried first got there
+within 100 s; 91 % is within reach of every side. Between two evaluations all workers together take 1.5 nominal
+rounds, at most {finest(rows):.1%} of a tuned time here. The runs here, {count:,}, took {minutes:.0f} minutes of the
+processor; they were made {made}.
+
+Cells: `w8_4x` is 4 workers at speed 1, 2 at 1/2, 2 at 1/4; `w16_8x` 8 at 1, 4 at 1/2, 2 at 1/4, 2 at 1/8; `w8_8x` 4
+at 1, 2 at 1/2, 1 at 1/4, 1 at 1/8; `w16_4x` 8 at 1, 4 at 1/2, 4 at 1/4. `line03` and `line10`: one round of all
+gradients takes 0.3 and 1.0 of a fast worker's computing on the server's line, and so do the models in the other
+direction. Of 8 equal workers: `interference`, one is {uneven_cells.SLOWER:g} times slower for {uneven_cells.SLOW_S:g}
+s, every {uneven_cells.SLOW_EVERY_S:g} s another; `stalls`, one pauses for {uneven_cells.STALL_S:g} s in every
+{uneven_cells.STALL_EVERY_S:g} s; `alibaba1`, the times of a recorded job, the first 8 of its 10 workers. `whole` is
+`w8_4x` with samples of {uneven_cells.GROUP} images, two for a push, and BatchNorm, which needs two: less work than
+that cannot be given. All others have lognormal jitter of 0.1. Reported, tuned on one seed and not judged: `w8_2x`,
+`alibaba2`, `alibaba3`, and `cifar`: the speeds of `w8_4x`, batches of {cifar.batch}, a small convolutional net on
+{cifar.images:,} images, to {cifar.target:.0%}. `mix0` to `mix4` and `pieces0`, `pieces1` were drawn by seed
+{RESAMPLED_SEED}: speeds between 1 and 1/8, and pieces of {uneven_cells.PIECE} recorded times of any worker of any of
+the three jobs.
+
+Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step where it has two, and rates a factor of
+the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours. A run
+is given up at {CUT:g} times the side's best so far, or at that best if it is not even at two thirds of the target's
+accuracy by then. What is within {CLOSE:g} of the best on seed {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seed
+{TUNING_SEEDS[1]} as well, and the geometric mean of both chooses (`tuned_s`). Then seeds {FRESH_SEEDS[0]} to
+{FRESH_SEEDS[-1]} are run. `over_rival` is the geometric mean of the ratios of paired seeds to the best of bsp, asp,
+ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high` are its 90 % interval by t on the logarithms. In part
+`free` each side has the best of batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late:
+it is its pace, or what it makes of a sample; `states` are shares of the nodes' time, all from the journals. In part
+`spread` both sides run {SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
+
+Growth is of workers that only cost time, half of them at 1, a quarter at 1/2 and a quarter at 1/4, a model of
+{uneven_growth.MODEL_BYTES:,} bytes, the line 1 Gbit/s. `of_speeds` is of what the speeds add up to. `of_rounds` is of
+what a synchronous round can reach, the models passing one after the other downwards and the gradients upwards. With
+`t` seconds for one of them, the k-th model is there at `k t`, and for a round that ends at `T` the gradient that is
+the j-th last has to leave at `T - j t`. So a round of `G` samples at speeds `v` needs `G <= sum of v (T - (k + j)
+t)`. Both orders are free, and the sum is largest when the fastest is first down and last up, `k = j = rank by speed`:
+`T = (G + 2 t sum of rank v) / sum of v`, leaving out the slowest where that is shorter. It knows no jitter and no
+transfer of the next round during this one. `rounds_lost`: samples that are missing at the end after one of 8 workers
+was cut off for {uneven_growth.CUT_S:g} s, less its own share of that time, in rounds of the whole batch; without
+jitter.
+"""
 
 
 if __name__ == "__main__":

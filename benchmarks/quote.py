@@ -191,6 +191,48 @@ def scale() -> str:
     return f"{spent}\n\n{shards.model_table(facts, shards.FULL)}"
 
 
+def unevenness() -> str:
+    """Each cell's best rival, and the time of the others over its time."""
+    if not _path("unevenness").exists():
+        return "*No result yet: `python benchmarks/bench_unevenness.py` writes it.*"
+    ours = {
+        "dasp": "dasp",
+        "dasp_states": "dasp, states alone",
+        "adaptive_sync": "adaptive_sync",
+        "balanced": "balanced",
+    }
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    kinds = {"fresh": "", "free": ", batch free"}
+    for row in _result("unevenness")["rows"]:
+        if row.get("over_rival") and row["part"] in kinds and row["side"] in ours:
+            key = row["part"], row["cell"]
+            told = cells.setdefault(key, {"cell": f"{row['cell']}{kinds[row['part']]}", "rival": row["rival"]})
+            low, high = row["over_rival_low"], row["over_rival_high"]
+            told[ours[row["side"]]] = f"{row['over_rival']:.2f} ({low:.2f}..{high:.2f})"
+    return results.table(list(cells.values()))
+
+
+def unevenness_why() -> str:
+    """Why states alone are soon or late: pace and need of samples, over those of the best rival, and the states."""
+    if not _path("unevenness").exists():
+        return ""
+    rows = [
+        {
+            "states alone": row["cell"],
+            "time": f"{row['over_rival']:.2f} of {row['rival']}",
+            "samples/s": f"{row['pace_over_rival']:.2f}",
+            "samples needed": f"{row['samples_over_rival']:.2f}",
+            "staleness": f"{row['staleness']:.1f}",
+            "waiting": f"{row['waiting']:.0%}",
+            "changes of state": f"{row['changes']:g}",
+            "time in states": row["states"],
+        }
+        for row in _result("unevenness")["rows"]
+        if row["part"] == "fresh" and row.get("over_rival") and row["side"] == "dasp_states"
+    ]
+    return "Over the rival, and what the journals have of the side itself:\n\n" + results.table(rows)
+
+
 def gossip() -> str:
     """Each contest's sides on fresh seeds, what change gains on fixed periods, time, and which bars are missed."""
     if not _path("gossip").exists():
@@ -243,6 +285,9 @@ QUOTES: dict[str, Callable[[], str]] = {
     "tables": lambda: bars("tables"),
     "uneven8": uneven8,
     "uneven_real": uneven_real,
+    "unevenness": unevenness,
+    "unevenness_why": unevenness_why,
+    "unevenness_bars": lambda: bars("unevenness"),
 }
 
 

@@ -30,7 +30,7 @@ from paceline.core.errors import UserError
 from paceline.core.scenario.jitter import Jitter
 from paceline.records import journal
 from paceline.scenario import Scenario
-from paceline.tasks import mnist
+from paceline.tasks import cifar, mnist
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ALIBABA = SHARED / "trace_alibaba_minibatch"
@@ -38,21 +38,35 @@ ALIBABA = SHARED / "trace_alibaba_minibatch"
 SECONDS_PER_SAMPLE = 0.002  # at speed 1
 BATCH = 64
 FAST_S = BATCH * SECONDS_PER_SAMPLE  # of computing, for a push of the fastest worker; virtual
-IMAGES = 16_000  # to train on
-TESTED = 2_000  # test images of an evaluation
 HIDDEN = 32
-TARGET = 0.91  # accuracy, by the mean of three evaluations in a row
 GROUP = 32  # images of a sample that cannot be split
-STEP_ROUNDS = 1.5  # nominal rounds of all workers' summed speed between two evaluations
 
 RESAMPLED_SEED = 20261118  # committed before anything was measured on these clusters
 RESAMPLED_WORKERS, RESAMPLED_TRACES = (8, 8, 12, 16, 16), 2
 PIECE, PIECES = 25, 40  # iterations of a job that stay together, and how many of these a worker's times consist of
 
+CHECKED, HOPELESS = 1 / 3, 2 / 3  # of a run's limit, when it has to have this part of the target's accuracy to go on
+
 Trouble = Literal["none", "interference", "stalls"]
 SLOWER, SLOW_S, SLOW_EVERY_S = 4.0, 3.0, 5.0  # interference: a node's factor, for how long, and how often
 STALL_S, STALL_EVERY_S = 0.5, 1.0  # pauses of one worker or another
 TROUBLED_S = 600.0  # virtual seconds for which there are such events
+
+
+Task = Literal["mnist", "cifar"]
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What is trained, as small as it may be."""
+
+    images: int  # to train on
+    tested: int  # of an evaluation
+    target: float  # accuracy, by the mean of three evaluations in a row
+    batch: int = BATCH
+    step_rounds: float = 1.5  # nominal rounds of all workers' summed speed between two evaluations
+
+
+SIZES: dict[Task, Size] = {"mnist": Size(16_000, 2_000, 0.91), "cifar": Size(12_000, 500, 0.4, batch=16, step_rounds=4)}
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -65,11 +79,12 @@ class Cell(msgspec.Struct, frozen=True):
     trace: str = ""  # file of recorded times, in place of the jitter
     whole: bool = False  # samples cannot be split: two groups of images, which BatchNorm needs at least
     jitter: str = "lognormal:0.1"
+    task: Task = "mnist"
 
     @property
-    def batch(self) -> int:
-        """Nominal samples of a push."""
-        return 2 if self.whole else BATCH
+    def size(self) -> Size:
+        """What is trained."""
+        return SIZES[self.task]
 
     @property
     def images(self) -> int:
@@ -108,6 +123,7 @@ REPORTED = (
     Cell("w8_2x", MIX8_2X),
     Cell("alibaba2", EQUAL8, trace="job_2_norm.csv"),
     Cell("alibaba3", EQUAL8, trace="job_3_norm.csv"),
+    Cell("cifar", MIX8_4X, task="cifar"),
 )
 
 
@@ -158,10 +174,16 @@ class Outcome(msgspec.Struct, frozen=True):
     ended: str
 
 
-class Watch:
-    """Counts what the report does not have; a sink."""
+class HopelessError(Exception):
+    """A run is so far from the target at a third of its limit that nobody goes on."""
 
-    def __init__(self) -> None:
+
+class Watch:
+    """Counts what the report does not have, and ends a run that is below an accuracy at a second; a sink."""
+
+    def __init__(self, check_s: float = math.inf, least: float = 0.0) -> None:
+        self._check_s, self._least = check_s, least
+        self.accuracy = 0.0
         self.changes = 0
         self.evaluations = 0
         self._seconds: dict[str, float] = {}
@@ -174,6 +196,11 @@ class Watch:
                     self._mark(action.worker, action.state, line.event.at)
         elif isinstance(line, journal.Observation) and line.what == "evaluation":
             self.evaluations += 1
+            self.accuracy = float(line.data["metrics"]["accuracy"])
+            if line.at >= self._check_s:
+                self._check_s = math.inf
+                if self.accuracy < self._least:
+                    raise HopelessError
 
     def _mark(self, worker: int, state: str, at: float) -> None:
         self.changes += worker in self._since
@@ -194,18 +221,22 @@ def run(trial: Trial, cell: Cell | None = None) -> Outcome:
     """Train once; `cell` stands in for the trial's where it is none of the table."""
     torch.set_num_threads(1)
     cell = cell or CELLS[trial.cell]
-    data(cell.images)
-    began, watch = time.process_time(), Watch()
-    settings = {} if trial.to_the_end else {"target": f"accuracy>={TARGET}"}
+    data(cell.task, cell.images)
+    began = time.process_time()
+    watch = Watch(trial.limit_s * CHECKED, cell.size.target * HOPELESS)
+    if trial.to_the_end:
+        watch = Watch()
+    settings = {} if trial.to_the_end else {"target": f"accuracy>={cell.size.target}"}
     try:
         done = paceline.launch(
             functools.partial(train, trial, cell), engine="sim", scenario=cluster(cell, trial.seed),
             strategy=trial.strategy, seed=trial.seed, sink=watch, epochs=10_000, max_seconds=trial.limit_s,
             evaluate_every=f"{step_s(cell):g}s", on_divergence="stop", **settings,
         )  # fmt: skip
-    except UserError as error:  # what is not finite is refused
+    except (UserError, HopelessError) as error:  # what is not finite is refused
         spent = time.process_time() - began
-        return Outcome(None, 0.0, 0.0, 0, 0, 0, 0.0, 0.0, 0.0, 0, {}, watch.evaluations, spent, type(error).__name__)
+        return Outcome(None, trial.limit_s, watch.accuracy, 0, 0, 0, 0.0, 0.0, 0.0, 0, {}, watch.evaluations, spent,
+                       type(error).__name__)  # fmt: skip
     report = done.summary
     reached = report.target.reached_at_seconds if report.target is not None and done.ended == "target" else None
     return Outcome(
@@ -217,13 +248,18 @@ def run(trial: Trial, cell: Cell | None = None) -> Outcome:
 
 def step_s(cell: Cell) -> float:
     """Virtual seconds between evaluations: so long all workers together need for some nominal rounds, undisturbed."""
-    return STEP_ROUNDS * FAST_S * max(len(cell.speeds) / sum(cell.speeds), 2 * cell.line)
+    return (
+        cell.size.step_rounds
+        * SECONDS_PER_SAMPLE
+        * cell.size.batch
+        * max(len(cell.speeds) / sum(cell.speeds), 2 * cell.line)
+    )
 
 
 def train(trial: Trial, cell: Cell) -> None:
     """The script of a worker."""
     session = paceline.init()
-    (images, labels), (test_images, test_labels) = data(cell.images)
+    (images, labels), (test_images, test_labels) = data(cell.task, cell.images)
     torch.manual_seed(trial.seed)
     model = build(cell)
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.rate, momentum=trial.momentum)
@@ -244,7 +280,9 @@ def train(trial: Trial, cell: Cell) -> None:
 
 
 def build(cell: Cell) -> nn.Module:
-    """The MLP; with BatchNorm where samples cannot be split."""
+    """The MLP, with BatchNorm where samples cannot be split; a small convolutional net for CIFAR-10."""
+    if cell.task == "cifar":
+        return cifar.build()
     model = mnist.build("mlp", HIDDEN)
     if cell.whole and isinstance(model, nn.Sequential):
         model.insert(3, nn.BatchNorm1d(HIDDEN))
@@ -260,16 +298,28 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 @functools.cache  # a process makes many runs
-def data(group: int) -> tuple[Tensors, Tensors]:
+def data(task: Task, group: int) -> tuple[Tensors, Tensors]:
     """Images and labels to train with, in groups if they are samples of several, and those to test with."""
-    folder = Path(os.environ.get("MNIST", str(SHARED / "mnist")))
-    if not folder.is_dir():
-        raise SystemExit(f"mnist is missing: {folder}; set the variable MNIST to its folder")
-    (images, labels), (test, right) = (mnist.load(folder, part).tensors for part in ("train", "t10k"))
-    images, labels = images[:IMAGES], labels[:IMAGES]
+    where = folder(task)
+    if not where.is_dir():
+        raise SystemExit(f"{task} is missing: {where}; set the variable {task.upper()} to its folder")
+    size = SIZES[task]
+    if task == "cifar":
+        index = cifar.load_index(where)
+        parts = [cifar.load(where, index, cifar.choose(index, test, count)).tensors
+                 for test, count in ((False, size.images), (True, size.tested))]  # fmt: skip
+    else:
+        parts = [mnist.load(where, part).tensors for part in ("train", "t10k")]
+    (images, labels), (test, right) = parts
+    images, labels = images[: size.images], labels[: size.images]
     if group > 1:
         images, labels = images.unflatten(0, (-1, group)), labels.unflatten(0, (-1, group))
-    return (images, labels), (test[:TESTED], right[:TESTED])
+    return (images, labels), (test[: size.tested], right[: size.tested])
+
+
+def folder(task: Task) -> Path:
+    """Where the images lie."""
+    return Path(os.environ.get(task.upper(), str(SHARED / {"mnist": "mnist", "cifar": "cifar10"}[task])))
 
 
 def cluster(cell: Cell, seed: int) -> Scenario:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from contenders.uneven_cells import BATCH, JUDGED, REPORTED, RESAMPLED, Outcome
+from contenders.uneven_cells import CELLS, JUDGED, REPORTED, RESAMPLED, Outcome
 from contenders.uneven_tuning import SIDES, Choice, Make, Search, fresh, rounded
 
 BATCHES = (16, 32, 64)
@@ -45,20 +45,20 @@ class Task(msgspec.Struct, frozen=True):
         """Make all runs it needs."""
         match self.how:
             case "tuned":
-                return Found(self._tune(make, BATCH), [])
+                return Found(self._tune(make), [])
             case "fresh":
-                return self._timed(make, self._tune(make, BATCH))
+                return self._timed(make, self._tune(make))
             case "free":
                 choices = [self._tune(make, batch) for batch in reversed(BATCHES)]
                 there = [choice for choice in choices if choice is not None]
                 return self._timed(make, min(there, key=lambda choice: choice.score, default=None))
             case "once":
-                return Found(self._tune(make, BATCH, seconds=False), [])
+                return Found(self._tune(make, seconds=False), [])
             case "spread":
                 return self._spread(make)
 
-    def _tune(self, make: Make, batch: int, seconds: bool = True) -> Choice | None:
-        search = Search(self.cell, self.side, batch, make)
+    def _tune(self, make: Make, batch: int | None = None, seconds: bool = True) -> Choice | None:
+        search = Search(self.cell, self.side, batch or CELLS[self.cell].size.batch, make)
         search.run(SIDES[self.side])
         return search.choose() if seconds else search.first_choice()
 
@@ -68,7 +68,7 @@ class Task(msgspec.Struct, frozen=True):
     def _spread(self, make: Make) -> Found:
         """Runs of equal virtual length: until some time after asp, as tuned, is at the target."""
         length = Task("tuned", self.cell, "asp").carry_out(make).choice
-        choice = self._tune(make, BATCH)
+        choice = self._tune(make)
         if length is None or choice is None:
             return Found(None, [])
         limit = rounded(SPREAD_LONGER * length.score)
@@ -83,14 +83,15 @@ def everywhere(how: How, cells: Iterable[str], sides: Iterable[str] = tuple(SIDE
     return [Task(how, cell, side) for cell in cells for side in sides]
 
 
+FEWER = tuple(side for side in SIDES if side != "balanced_one")  # which no bar on time asks for
 JUDGED_NAMES = tuple(cell.name for cell in JUDGED)
 ONCE = tuple(cell.name for cell in REPORTED if cell.name != "equal")
 
 PARTS: dict[str, Callable[[], list[Task]]] = {
     "tuning": lambda: everywhere("tuned", [*JUDGED_NAMES, "equal"]),
     "fresh": lambda: everywhere("fresh", [*JUDGED_NAMES, "equal"]),
-    "batches": lambda: everywhere("free", FREE),
-    "reported": lambda: everywhere("once", ONCE),
+    "batches": lambda: everywhere("free", FREE, FEWER),
+    "reported": lambda: everywhere("once", ONCE, FEWER),
     "spread": lambda: everywhere("spread", SPREAD, SPREAD_SIDES),
-    "resampled": lambda: everywhere("fresh", [cell.name for cell in RESAMPLED]),
+    "resampled": lambda: everywhere("fresh", [cell.name for cell in RESAMPLED], FEWER),
 }
