@@ -20,7 +20,7 @@ the barrier. `theta` bounds the lead over the slowest clock; a member it parks i
 computes or waits, pushes are applied at once. Weights are samples over the nominal round.
 """
 
-from typing import Annotated, assert_never
+from typing import Annotated, ClassVar, assert_never
 
 import msgspec
 from msgspec import Meta, field
@@ -33,7 +33,6 @@ from paceline.strategies.dasp_records import Fit, Name, Record, Records
 from paceline.strategies.roster import Roster
 
 TIMER, PATIENCE = "barrier", "merge"
-DAMPING = 2  # power of 1 + tau; under momentum a stale push harms for as long as the optimizer remembers it
 
 
 class DaspOptions(Options, frozen=True):
@@ -86,6 +85,7 @@ class Dasp(Strategy):
     State = DaspState
     options: DaspOptions
     state: DaspState
+    damping: ClassVar[float] = 2  # power; under momentum a stale push harms for as long as the optimizer remembers it
 
     def handle(self, event: Event) -> list[Action]:
         match event:
@@ -276,7 +276,8 @@ class Dasp(Strategy):
         state.kept = []
         nominal = nominal or state.roster.round_samples
         weights = tuple(
-            k.held.samples / nominal * ((1 + state.mass - k.read_mass) ** -DAMPING if k.damped else 1.0) for k in kept
+            k.held.samples / nominal * ((1 + state.mass - k.read_mass) ** -self.damping if k.damped else 1.0)
+            for k in kept
         )
         state.mass += sum(weights)
         state.version += sum(weights) > 0
