@@ -36,9 +36,3 @@ class Onward(Dasp):
         actions = [a for a in actions if not (isinstance(a, SetTimer) and a.name == PATIENCE)]
         before = [a for a in actions if isinstance(a, Apply | Discard | Grant)]
         return [*before, *self._grants([worker]), *(a for a in actions if a not in before)]
-
-
-class OnwardRoot(Onward):
-    """Goes on at once, damped by the root of 1 + tau."""
-
-    damping = 0.5
