@@ -173,6 +173,7 @@ class Records(msgspec.Struct):
         """Return the samples for the node's next push, and why."""
         record = self.nodes[worker]
         if not record.sized:
-            return nominal, f"w{worker} {record.state}: full work of {nominal} samples"
+            queue = f", all pushes take {self.line:.2g} of a round on the line" if self.busy else ""
+            return nominal, f"w{worker} {record.state}: full work of {nominal} samples{queue}"
         work = max(1, self.fitting(worker))
         return work, f"w{worker} {record.state}: {work} of {nominal} samples fit the usual round of {self.usual:.4g} s"
