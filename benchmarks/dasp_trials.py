@@ -1,6 +1,7 @@
 """What was tried for `dasp`: rules and powers of the damping, on a few clusters of unequal workers.
 
-    python benchmarks/dasp_trials.py                      # writes results/dasp_trials.md and .json
+    python benchmarks/dasp_trials.py                          # writes results/dasp_trials.md and .json
+    python benchmarks/dasp_trials.py --cells w8_4x            # adds to what there is of the same commit
     python benchmarks/dasp_trials.py --cells w8_4x --quick    # one rate and seed, prints, writes nothing
 
 Every variant has momentum 0.9 and the same rates; its time in a cell is the geometric mean over the tuning seeds of
@@ -10,9 +11,10 @@ question. A run ends at 3 times the variant's best so far.
 """
 
 import argparse
+import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,14 +31,12 @@ TRIED: dict[str, tuple[str, float, tuple[float, ...]]] = {  # strategy, momentum
     "join": ("dasp:fit=join", 0.9, RATES),
     "none": ("dasp:fit=none", 0.9, RATES),
     "none, goes on at once": (f"{VARIANTS}:Onward:fit=none", 0.9, RATES),
-    "merge, root": (f"{VARIANTS}:Root", 0.9, RATES),
     "none, root": (f"{VARIANTS}:Root:fit=none", 0.9, RATES),
     "none, power 1": (f"{VARIANTS}:Plain:fit=none", 0.9, RATES),
-    "none, power 4": (f"{VARIANTS}:Fourth:fit=none", 0.9, RATES),
     "asp, no momentum": ("asp", 0.0, (0.7, 1.0, 1.4)),
     "bsp": ("bsp", 0.9, RATES),
 }
-SHOWN = ("w8_4x", "w16_8x", "w8_4x_line10", "whole", "stalls")
+SHOWN = ("w8_4x", "w8_4x_line10", "whole", "stalls")
 LIMIT_S = 150.0  # virtual
 
 
@@ -97,6 +97,16 @@ def summary(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return list(lines.values())
 
 
+def earlier(commit: str, cells: Sequence[str], variants: Sequence[str]) -> list[Row]:
+    """Rows of other cells and variants that were measured on this commit."""
+    kept = results.FOLDER / "dasp_trials.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {"commit": None}
+    if found["commit"] != commit:
+        return []
+    rows = msgspec.convert(found["trials"], list[Row])
+    return [row for row in rows if row.cell not in cells or row.variant not in variants]
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     found = argparse.ArgumentParser(description="what was tried for dasp")
@@ -112,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     of = None if given.quick else sources.checked(given)
-    rows: list[Row] = []
+    rows = [] if of is None else earlier(of.commit, given.cells, given.variants)
     for cell in given.cells:
         for variant in given.variants:
             rates = TRIED[variant][2]
@@ -124,9 +134,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     notes = (__doc__ or "").split("\n\n", 2)[2]
     command = "python benchmarks/dasp_trials.py"
-    for name, chosen, usual in (("cells", given.cells, SHOWN), ("variants", given.variants, TRIED)):
-        if list(chosen) != list(usual):
-            command += f" --{name} " + " ".join(f'"{each}"' if " " in each else each for each in chosen)
+    if {row.cell for row in rows} != set(SHOWN):
+        command += " --cells " + " ".join(dict.fromkeys(row.cell for row in rows))
     details = {"trials": [msgspec.to_builtins(row) for row in rows], "seeds": list(TUNING_SEEDS)}
     print(results.write("dasp_trials", command, [], lines, notes, of, details=details))
 

@@ -17,12 +17,6 @@ class Plain(Dasp):
     damping = 1
 
 
-class Fourth(Dasp):
-    """Damped by the fourth power of 1 + tau."""
-
-    damping = 4
-
-
 class Onward(Dasp):
     """A slower node goes on at once, on a model that does not have its push and misses the group's next step."""
 
