@@ -33,7 +33,8 @@ TRIED: dict[str, tuple[str, float, tuple[float, ...]]] = {  # strategy, momentum
     "none, goes on at once": (f"{VARIANTS}:Onward:fit=none", 0.9, RATES),
     "none, root": (f"{VARIANTS}:Root:fit=none", 0.9, RATES),
     "none, power 1": (f"{VARIANTS}:Plain:fit=none", 0.9, RATES),
-    "asp, no momentum": ("asp", 0.0, (0.7, 1.0, 1.4)),
+    "none, no momentum": ("dasp:fit=none", 0.0, (1.4, 2.0, 2.8)),
+    "asp, no momentum": ("asp", 0.0, (1.0, 1.4, 2.0)),
     "bsp": ("bsp", 0.9, RATES),
 }
 SHOWN = ("w8_4x", "w8_4x_line10", "whole", "stalls")
