@@ -27,8 +27,8 @@ from contenders.uneven_tuning import CUT, TUNING_SEEDS
 VARIANTS = "contenders.dasp_variants"
 RATES = (0.28, 0.4, 0.57)
 TRIED: dict[str, tuple[str, float, tuple[float, ...]]] = {  # strategy, momentum, rates
-    "merge": ("dasp", 0.9, RATES),
-    "join": ("dasp:fit=join", 0.9, RATES),
+    "merge": ("dasp:fit=merge", 0.9, RATES),
+    "join": ("dasp", 0.9, RATES),
     "none": ("dasp:fit=none", 0.9, RATES),
     "none, goes on at once": (f"{VARIANTS}:Onward:fit=none", 0.9, RATES),
     "none, root": (f"{VARIANTS}:Root:fit=none", 0.9, RATES),
@@ -37,7 +37,7 @@ TRIED: dict[str, tuple[str, float, tuple[float, ...]]] = {  # strategy, momentum
     "asp, no momentum": ("asp", 0.0, (1.0, 1.4, 2.0)),
     "bsp": ("bsp", 0.9, RATES),
 }
-SHOWN = ("w8_4x", "w8_4x_line10", "whole", "stalls")
+SHOWN = ("w8_4x", "w16_8x", "w8_4x_line10", "whole", "stalls")
 LIMIT_S = 150.0  # virtual
 
 

@@ -15,9 +15,10 @@ The barrier is relaxed: once half of the group has pushed it goes without a memb
 of the usual round and the time until then, and that member is `ASYNC` from there on.
 
 Our addition: what a slower node is given. `fit=none`: full work, states alone. `fit=merge`: what it finishes in one
-usual round, unless the server's line is busy, so that its push is hardly stale; `fit=join`: the same, as a member of
-the barrier. `theta` bounds the lead over the slowest clock; a member it parks is not expected. While no member
-computes or waits, pushes are applied at once. Weights are samples over the nominal round.
+usual round, so that its push is hardly stale; `fit=join`: the same, as a member of the barrier. If so few samples fit
+that they are not worth a push, or if the server's line is busy, work is not cut and the node is `ASYNC` under all three.
+`theta` bounds the lead over the slowest clock; a member it parks is not expected. While no member computes or waits,
+pushes are applied at once. Weights are samples over the nominal round.
 """
 
 from typing import Annotated, ClassVar, assert_never
@@ -45,7 +46,7 @@ class DaspOptions(Options, frozen=True):
     fit: Annotated[
         Fit,
         Meta(description="a slower node: merge: less work, asynchronous; join: less work, a member; none: full work"),
-    ] = "merge"
+    ] = "join"
     theta: Annotated[int, Meta(ge=0, description="clocks; no node starts further ahead of the slowest")] | None = None
 
 
