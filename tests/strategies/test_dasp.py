@@ -10,8 +10,8 @@ from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.strategies.dasp_records import Record, Records
 
 UNEVEN = {"8/4x": [1.0] * 4 + [2.0] * 2 + [4.0] * 2, "16/8x": [1.0] * 8 + [2.0] * 4 + [4.0] * 2 + [8.0] * 2}
-FITS = ["merge", "join", "none"]
-SPECS = ["dasp", "dasp:fit=join", "dasp:fit=none", "dasp:theta=2,fit=join", "dasp:theta=0", "dasp:relax=1,fit=join"]
+FITS = ["join", "merge", "none"]
+SPECS = ["dasp", "dasp:fit=merge", "dasp:fit=none", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1"]
 
 
 def ran(spec, seconds, until=80.0, **options):

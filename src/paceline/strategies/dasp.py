@@ -16,7 +16,7 @@ of the usual round and the time until then, and that member is `ASYNC` from ther
 
 Our addition: what a slower node is given. `fit=none`: full work, states alone. `fit=merge`: what it finishes in one
 usual round, so that its push is hardly stale; `fit=join`: the same, as a member of the barrier. If so few samples fit
-that they are not worth a push, or if the server's line is busy, work is not cut and the node is `ASYNC` under all three.
+that they are not worth a push, or if the server's line is busy, work is not cut, and the node is `ASYNC` in any case.
 `theta` bounds the lead over the slowest clock; a member it parks is not expected. While no member computes or waits,
 pushes are applied at once. Weights are samples over the nominal round.
 """
