@@ -35,7 +35,7 @@ VARIATIONS = {
     "ssp": ["ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=inf", *CACHED],
     "dssp": ["dssp", "dssp:lower=0,upper=3", "dssp:lower=1,upper=6", "dssp:lower=2,upper=2"],
     "adaptive_sync": ["adaptive_sync", "adaptive_sync:cap=0", "adaptive_sync:cap=2,gamma=1", "adaptive_sync:delta=0"],
-    "dasp": ["dasp", "dasp:fit=merge", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1,rho=1"],
+    "dasp": ["dasp", "dasp:fit=merge", "dasp:fit=none", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1,rho=1"],
     "fastest_k": ["fastest_k:k=1", "fastest_k:k=2", "fastest_k:k=4", "fastest_k:k=2,cover=true"],
     "k_async": ["k_async:k=1", "k_async:k=2", "k_async:k=5"],
     "adaptive_k": [

@@ -10,8 +10,8 @@ from paceline.core.events import Joined, Left, Pushed, TimerFired
 from paceline.strategies.dasp_records import Record, Records
 
 UNEVEN = {"8/4x": [1.0] * 4 + [2.0] * 2 + [4.0] * 2, "16/8x": [1.0] * 8 + [2.0] * 4 + [4.0] * 2 + [8.0] * 2}
-FITS = ["join", "merge"]
-SPECS = ["dasp:fit=join", "dasp:fit=merge", "dasp:theta=2,fit=join", "dasp:theta=0,fit=merge", "dasp:relax=1,fit=join"]
+FITS = ["join", "merge", "none"]
+SPECS = ["dasp", "dasp:fit=merge", "dasp:fit=none", "dasp:theta=2", "dasp:theta=0,fit=merge", "dasp:relax=1"]
 
 
 def ran(spec, seconds, until=80.0, **options):
@@ -74,11 +74,13 @@ def test_with_join_a_node_that_became_slow_gets_less_work_and_stays_a_member():
     assert cluster.workers[0].waited < 0.25 * 70.0
 
 
-def test_a_slow_down_of_all_demotes_nobody():
-    cluster = VirtualCluster(strategies.build("dasp", 0), [1.0] * 6, work=64, jitter=0.05)
+@pytest.mark.parametrize("fit", FITS)
+def test_a_slow_down_of_all_demotes_nobody(fit):
+    cluster = VirtualCluster(strategies.build(f"dasp:fit={fit}", 0), [1.0] * 6, work=64, jitter=0.05)
     for worker in range(6):
         cluster.at(20.0, "slow", worker, value=3.0)
-    cluster.run(until=80.0)
+        cluster.at(60.0, "slow", worker, value=0.5)
+    cluster.run(until=100.0)
     assert all(marks(cluster, worker) == ["WARMUP", "SYNC"] for worker in range(6))
 
 
@@ -113,27 +115,42 @@ def started(fit="merge", workers=3, seconds=(1.0, 1.0, 4.0)):
     return strategy
 
 
-def test_a_late_member_is_asynchronous_and_sized_and_its_push_is_kept_and_damped():
+def test_a_late_member_is_merged_damped_by_its_staleness_and_goes_on_with_the_group_on_cut_work():
     strategy = started()
     strategy.handle(push(2.5, 0, 3, 2))
     actions = strategy.handle(push(2.5, 1, 4, 2))
     assert actions[0].pushes == (3, 4)
-    [grant] = [a for a in strategy.handle(push(4.0, 2, 5, 1, 4.0)) if isinstance(a, Grant)]
-    assert (grant.worker, grant.work, grant.through) == (2, 16, 2)
+    actions = strategy.handle(push(4.0, 2, 5, 1, 4.0))
+    assert not any(isinstance(a, Grant) for a in actions), "its next push would read a model without this one"
     strategy.handle(push(4.1, 0, 6, 3))
-    apply = strategy.handle(push(4.1, 1, 7, 3))[0]
+    apply, *rest = strategy.handle(push(4.1, 1, 7, 3))
     assert apply.pushes == (6, 7, 5)
     tau = 2 * (2 / 3)  # two rounds of two of three workers since it read
-    assert apply.weights == pytest.approx((1 / 3, 1 / 3, (1 + tau) ** -0.5 / 3))
+    assert apply.weights == pytest.approx((1 / 3, 1 / 3, (1 + tau) ** -2 / 3))
+    assert [(a.worker, a.work, a.through) for a in rest if isinstance(a, Grant)] == [(0, 64, 4), (1, 64, 4), (2, 16, 2)]
 
 
-def test_kept_pushes_are_applied_before_a_second_one_of_the_same_node():
+@pytest.mark.parametrize(("fit", "work"), [("merge", 16), ("none", 64)])
+def test_states_alone_never_cut_work(fit, work):
+    strategy = started(fit)
+    strategy.handle(push(4.0, 2, 5, 1, 4.0))
+    strategy.handle(push(4.1, 0, 6, 2))
+    [grant] = [a for a in strategy.handle(push(4.1, 1, 7, 2)) if isinstance(a, Grant) and a.worker == 2]
+    assert grant.work == work
+
+
+def test_a_group_that_hangs_keeps_nobody_waiting():
     strategy = started()
-    strategy.handle(push(2.0, 2, 3, 1, 4.0))
-    actions = strategy.handle(push(2.1, 2, 4, 2, 1.0, samples=16))
-    assert [(a.pushes, type(a)) for a in actions if isinstance(a, Apply)] == [((3,), Apply)]
-    strategy.handle(push(2.5, 0, 5, 2))
-    assert strategy.handle(push(2.5, 1, 6, 2))[0].pushes == (5, 6, 4)
+    [timer] = [a for a in strategy.handle(push(2.0, 2, 3, 1, 4.0)) if isinstance(a, SetTimer)]
+    assert (timer.name, timer.at) == ("merge", 3.5)
+    apply, grant = strategy.handle(TimerFired(3.5, "merge"))
+    assert (apply.pushes, grant.worker) == ((3,), 2)
+    [timer] = [a for a in strategy.handle(push(4.0, 2, 4, 2, 0.5, samples=16)) if isinstance(a, SetTimer)]
+    assert (timer.name, timer.at) == ("merge", 5.5)
+    strategy.handle(push(4.1, 0, 5, 2))
+    actions = strategy.handle(push(4.1, 1, 6, 2))
+    assert actions[0].pushes == (5, 6, 4)
+    assert ("merge", None) in [(a.name, a.at) for a in actions if isinstance(a, SetTimer)]
 
 
 def test_without_members_pushes_are_applied_at_once_also_when_the_last_member_leaves():
@@ -141,8 +158,19 @@ def test_without_members_pushes_are_applied_at_once_also_when_the_last_member_le
     strategy.handle(push(2.0, 2, 3, 1, 4.0))
     assert strategy.handle(Left(2.1, 0, "crash")) == []
     actions = strategy.handle(Left(2.2, 1, "crash"))
-    assert [a.pushes for a in actions] == [(3,)]
+    assert [a.pushes for a in actions if isinstance(a, Apply)] == [(3,)]
+    assert [a.worker for a in actions if isinstance(a, Grant)] == [2]
     assert strategy.handle(push(3.0, 2, 4, 2, 1.0, samples=16))[0].pushes == (4,)
+
+
+def test_a_leaver_that_waited_to_be_merged_is_merged_all_the_same():
+    strategy = started()
+    strategy.handle(push(2.0, 2, 3, 1, 4.0))
+    strategy.handle(Left(2.1, 2, "crash"))
+    strategy.handle(push(2.5, 0, 4, 2))
+    actions = strategy.handle(push(2.5, 1, 5, 2))
+    assert actions[0].pushes == (4, 5, 3)
+    assert [a.worker for a in actions if isinstance(a, Grant)] == [0, 1]
 
 
 def test_with_join_a_sized_node_is_expected_at_the_barrier():
@@ -168,12 +196,17 @@ def test_a_returning_process_warms_up_afresh_and_its_old_push_still_counts():
     assert strategy.handle(push(2.8, 1, 4, 2))[0].pushes == (3, 4)
 
 
-def records(times):
+def arrived(worker, seconds, transfer=0.0, samples=64, read_version=0):
+    return Pushed(0.0, worker, 0, 1, read_version, samples, seconds - transfer, transfer, 0.0, 0, 0)
+
+
+def records(times, transfers=None, nominal=64):
     book = Records()
     for worker, seconds in enumerate(times):
         book.nodes[worker] = Record("SYNC", 0.0)
-        book.monitor.record(worker, 64, 64, seconds, 0.0)
-    book.regroup(dict.fromkeys(range(len(times)), 64))
+        transfer = transfers[worker] if transfers else 0.0
+        book.update(arrived(worker, seconds + transfer, transfer), nominal, 0.0, 0)
+    book.regroup(dict.fromkeys(range(len(times)), nominal))
     return book
 
 
@@ -188,8 +221,11 @@ def test_the_reference_is_the_lower_quartile_and_the_usual_round_the_slowest_ful
 @pytest.mark.parametrize(
     ("state", "seconds", "fit", "expected"),
     [
-        ("ASYNC", 1.49, "merge", ("SYNC", False)),
-        ("ASYNC", 1.6, "merge", ("ASYNC", True)),
+        ("WARMUP", 1.49, "merge", ("SYNC", False)),
+        ("WARMUP", 1.51, "merge", ("ASYNC", True)),
+        ("ASYNC", 1.29, "merge", ("SYNC", False)),
+        ("ASYNC", 1.33, "merge", ("ASYNC", True)),
+        ("ASYNC", 1.6, "none", ("ASYNC", False)),
         ("SYNC", 1.6, "merge", ("SYNC", False)),
         ("SYNC", 1.8, "merge", ("ASYNC", True)),
         ("SYNC", 1.8, "join", ("SYNC", True)),
@@ -199,8 +235,93 @@ def test_the_reference_is_the_lower_quartile_and_the_usual_round_the_slowest_ful
 def test_decisions_have_hysteresis_and_a_smallest_worthwhile_size(state, seconds, fit, expected):
     book = records([1.0, 1.0, 1.0, 1.0])
     book.nodes[4] = Record(state, 0.0)
-    book.monitor.record(4, 64, 64, seconds, 0.0)
-    assert book.decide(4, 1.5, fit)[:2] == expected
+    book.update(arrived(4, seconds), 64, 0.0, 0)
+    assert book.decide(4, 1.5, fit, grouped=True)[:2] == expected
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize(
+    ("state", "behind", "grouped", "expected"),
+    [
+        ("ASYNC", 1, True, "SYNC"),
+        ("ASYNC", 2, True, "ASYNC"),  # as fast as the others by its average, and yet it does not keep step
+        ("WARMUP", 2, True, "ASYNC"),
+        ("ASYNC", 2, False, "SYNC"),  # nobody is in step
+        ("SYNC", 2, True, "SYNC"),
+    ],
+)
+def test_who_comes_back_has_to_keep_step(state, behind, grouped, expected, fit):
+    book = records([1.0, 1.0, 1.0, 1.0])
+    book.nodes[3].state = state
+    book.update(arrived(3, 1.0, read_version=7), 64, 0.0, 7 + behind)
+    name, _, reason = book.decide(3, 1.5, fit, grouped)
+    assert name == expected
+    assert ("read version 7" in reason) == (expected == "ASYNC")
+
+
+def test_after_a_slow_push_only_the_latest_version_counts_as_keeping_step():
+    book = records([1.0, 1.0, 1.0, 1.0])
+    book.nodes[3].state = "ASYNC"
+    book.update(arrived(3, 1.7, read_version=7), 64, 0.0, 8)
+    assert book.decide(3, 1.5, "none", grouped=True)[0] == "ASYNC"
+    book.update(arrived(3, 1.0, read_version=8), 64, 0.0, 9)
+    assert book.decide(3, 1.5, "none", grouped=True)[0] == "SYNC"
+
+
+def test_a_single_stall_does_not_enter_the_average_but_a_level_does_at_once():
+    book = records([1.0, 1.0])
+    for seconds in (1.1, 9.0, 0.95):
+        book.update(arrived(0, seconds), 64, 0.0, 0)
+    assert book.monitor.time(0) == pytest.approx(1.0, rel=0.05)
+    for seconds in (4.0, 4.4):
+        book.update(arrived(0, seconds), 64, 0.0, 0)
+    assert book.monitor.time(0) == pytest.approx(4.1, rel=0.02)
+    for seconds in (9.0, 1.0, 1.0):  # one up, then two down
+        book.update(arrived(0, seconds), 64, 0.0, 0)
+    assert book.monitor.time(0) == pytest.approx(1.0)
+
+
+def test_a_node_is_expected_to_stay_as_slow_as_its_last_push_was():
+    book = records([1.0, 1.0, 1.0])
+    book.update(arrived(2, 4.0), 64, 0.0, 3)
+    assert (book.fitting(2), book.monitor.time(2)) == (16, 1.0)
+    book.update(arrived(2, 0.25, samples=16), 64, 0.0, 3)
+    assert book.fitting(2) == 64
+
+
+def test_a_refused_push_says_nothing_of_times():
+    book = records([1.0, 1.0])
+    book.update(arrived(0, 5.0, samples=0, read_version=2), 64, 0.5, 3)
+    assert (book.monitor.time(0), book.nodes[0].odd) == (1.0, None)
+    assert (book.nodes[0].behind, book.nodes[0].staleness) == (1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("transfers", "line"),
+    [
+        ([0.125, 0.25, 0.375, 0.5], 4 * 0.125 / 1.5),  # each takes 1/8 of a compute time on the line
+        ([0.5, 0.5, 0.5, 0.5], 0.0),  # far away, but not one after the other
+        ([0.0, 0.0, 0.0, 0.0], 0.0),
+    ],
+)
+def test_the_members_transfers_show_how_busy_the_line_is(transfers, line):
+    assert records([1.0] * 4, transfers).line == pytest.approx(line)
+
+
+def test_on_a_busy_line_no_work_is_cut_and_it_stays_busy_until_clearly_calm():
+    busy = [0.25, 0.5, 0.75, 1.0]
+    book = records([1.0] * 4, busy)
+    book.nodes[4] = Record("ASYNC", 0.0)
+    book.update(arrived(4, 4.0, 0.5), 64, 0.0, 0)
+    for fit in FITS:
+        assert book.decide(4, 1.5, fit, grouped=True)[:2] == ("ASYNC", False)
+    assert "of a round on the line" in book.decide(4, 1.5, "merge", grouped=True)[2]
+    for slot, still in ((0.1, True), (0.05, False), (0.1, False)):
+        for worker in range(4):
+            book.monitor.nodes[worker].transfer = slot * worker
+        book.regroup(dict.fromkeys(range(5), 64))
+        assert book.busy == still, book.line
+    assert book.decide(4, 1.5, "merge", grouped=True)[:2] == ("ASYNC", True)
 
 
 def test_sizing_estimates_compute_and_transfer_separately():
@@ -208,6 +329,43 @@ def test_sizing_estimates_compute_and_transfer_separately():
     book.nodes[2] = Record("ASYNC", 0.0, sized=True)
     book.monitor.record(2, 64, 64, 3.2, 0.5)
     assert book.work(2, 64)[0] == 10
+
+
+CHANGES = {  # of worker 3's speed: (time, factor); then how many they are
+    "slower": [(20.0, 4.0)],
+    "slower for a while": [(20.0, 4.0), (45.0, 1.0)],
+    "faster": [(20.0, 0.25)],
+    "slightly slower": [(20.0, 1.4)],
+    "at the bound": [(20.0, 1.6)],
+    "stalls": [(at + late, factor) for at in range(20, 140, 20) for late, factor in ((0, 6.0), (1.5, 1.0))],
+    "again and again": [(20.0 * n, 4.0 if n % 2 else 1.0) for n in range(1, 8)],
+    "slower and slower": [(30.0 * n, float(1 + n)) for n in range(1, 5)],
+}
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_speed_changes_the_state_at_most_twice(changes, jitter, fit):
+    for seed in range(3):
+        cluster = VirtualCluster(strategies.build(f"dasp:fit={fit}", 0), [1.0] * 8, work=64, jitter=jitter, seed=seed)
+        for at, factor in changes:
+            cluster.at(at, "slow", worker=3, value=factor)
+        cluster.run(until=160.0)
+        assert len(marks(cluster, 3)) - 2 <= 2 * len(changes), marks(cluster, 3)
+        assert all(marks(cluster, worker) == ["WARMUP", "SYNC"] for worker in range(8) if worker != 3)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_node_that_recovers_is_a_member_again_after_two_pushes(fit):
+    cluster = VirtualCluster(strategies.build(f"dasp:fit={fit}", 0), [1.0] * 8, work=64, jitter=0.05)
+    cluster.at(20.0, "slow", worker=3, value=4.0)
+    cluster.at(60.0, "slow", worker=3, value=1.0)
+    cluster.run(until=60.0)
+    assert cluster.states[3] == ("SYNC" if fit == "join" else "ASYNC")
+    cluster.run(until=68.0)
+    assert cluster.states[3] == "SYNC"
+    assert [work for _, worker, work, _ in cluster.grants() if worker == 3][-1] == 64
 
 
 @pytest.mark.parametrize("spec", SPECS)

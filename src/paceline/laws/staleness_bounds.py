@@ -329,7 +329,7 @@ def damped_share(account: Account, event: Event, action: Apply) -> list[set[floa
     """Allow the share of a round, or that share damped by the mass applied since the push's read."""
     allowed = share_of_round(account, event, action)
     ages = [account.mass - account.held[push].read_mass for push in action.pushes]
-    return [shares | {share * (1 + age) ** -0.5 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
+    return [shares | {share * (1 + age) ** -2 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
 
 
 WEIGHTS: dict[str, Weights] = {

@@ -1,22 +1,27 @@
 """DASP, node-state-based parallelism: Ma et al., 2023.
 
-Rule: nodes of similar speed form a group that steps together; a slower node never blocks anyone, its work is cut to
-what it finishes in one of the group's rounds, and its push is merged into the group's next step.
+Rule: nodes of similar speed form a group that steps together; a slower node never blocks anyone, its push is merged
+into the group's next step, and it goes on from there with the fresh model.
 
 Published: the server keeps state information of every node during training, divides the nodes into parallel states and
 re-decides each node's state from it, which cuts both the time that fast nodes wait and the stale gradients.
 Reconstruction: the states and their rules. `SYNC`, a member of the group: its push waits for the group's barrier, one
-Apply. `ASYNC`: goes on at once on the current model; its push is kept for the group's next Apply, damped by
-`(1 + tau)^-1/2` with tau the mass applied since its read. `WARMUP`, no estimate yet: asynchronous, except that those
-who start together make their first round together, so that equal nodes lose nothing. The barrier is relaxed: once half
-of the group has pushed it goes without a member later than `relax` times the longer of the usual round and the time
-until then, and that member is `ASYNC` from there on. With `fit=join` a sized node is a member of the barrier, with
-`fit=merge` it stays asynchronous. `theta` bounds the lead over the slowest clock; a member it parks is not expected. If
-an asynchronous node pushes while an older push of its own is kept, the kept pushes are applied first; while no member
-computes or waits they are applied at once. Weights are samples over the nominal round.
+Apply. `ASYNC`: its push is kept for the group's next Apply, damped by `(1 + tau)^-2` with tau the mass applied since
+its read, and it goes on when that is done; had it gone on at once, its next push would be staler by one step of the
+group. It waits for `relax` usual rounds at most, then the kept pushes are applied by themselves.
+`WARMUP`, no estimate yet: asynchronous, except that those who start together make their first round together, so that
+equal nodes lose nothing. States are decided from time, read version and transfers (dasp_records.py).
+The barrier is relaxed: once half of the group has pushed it goes without a member later than `relax` times the longer
+of the usual round and the time until then, and that member is `ASYNC` from there on.
+
+Our addition: what a slower node is given. `fit=none`: full work, states alone. `fit=merge`: what it finishes in one
+usual round, so that its push is hardly stale; `fit=join`: the same, as a member of the barrier. If so few samples fit
+that they are not worth a push, or if the server's line is busy, work is not cut, and the node is `ASYNC` in any case.
+`theta` bounds the lead over the slowest clock; a member it parks is not expected. While no member computes or waits,
+pushes are applied at once. Weights are samples over the nominal round.
 """
 
-from typing import Annotated, assert_never
+from typing import Annotated, ClassVar, assert_never
 
 import msgspec
 from msgspec import Meta, field
@@ -28,7 +33,7 @@ from paceline.strategies.clocks import Clocks
 from paceline.strategies.dasp_records import Fit, Name, Record, Records
 from paceline.strategies.roster import Roster
 
-TIMER = "barrier"
+TIMER, PATIENCE = "barrier", "merge"
 
 
 class DaspOptions(Options, frozen=True):
@@ -38,9 +43,10 @@ class DaspOptions(Options, frozen=True):
         1.5
     )
     relax: Annotated[float, Meta(ge=1, description="ratio; the barrier waits this many usual rounds at most")] = 1.5
-    fit: Annotated[Fit, Meta(description="join: nodes of sized work are members; merge: they are asynchronous")] = (
-        "join"
-    )
+    fit: Annotated[
+        Fit,
+        Meta(description="a slower node: merge: less work, asynchronous; join: less work, a member; none: full work"),
+    ] = "join"
     theta: Annotated[int, Meta(ge=0, description="clocks; no node starts further ahead of the slowest")] | None = None
 
 
@@ -59,11 +65,13 @@ class DaspState(State):
     clocks: Clocks = field(default_factory=Clocks)
     records: Records = field(default_factory=Records)
     mass: float = 0.0  # applied so far
+    version: int = 0  # of the model
     began: float = 0.0  # when the round did
     expected: dict[int, bool] = {}  # members computing
     waiting: dict[int, Kept] = {}  # members at the barrier
     kept: list[Kept] = []
-    keepers: set[int] = set()  # the nodes that sent them
+    following: set[int] = set()  # the nodes that sent them and go on after the next Apply
+    patient: bool = False  # they have a deadline
     parked: dict[int, int] = {}  # by theta: the `min` that lets the node go
     timed: bool = False  # the barrier has a deadline
 
@@ -78,6 +86,7 @@ class Dasp(Strategy):
     State = DaspState
     options: DaspOptions
     state: DaspState
+    damping: ClassVar[float] = 2  # power; under momentum a stale push harms for as long as the optimizer remembers it
 
     def handle(self, event: Event) -> list[Action]:
         match event:
@@ -87,6 +96,8 @@ class Dasp(Strategy):
                 return self._joined(event)
             case Left():
                 return self._left(event)
+            case TimerFired() if event.name == PATIENCE:
+                return self._out_of_patience(event.at)
             case TimerFired():
                 return self._deadline(event.at)
             case Applied():
@@ -98,7 +109,8 @@ class Dasp(Strategy):
         state, worker, records = self.state, event.worker, self.state.records
         member = state.expected.pop(worker, False)
         released = self._released(state.clocks.advance(worker, event.clock))
-        records.update(event, state.roster.present[worker], state.mass)
+        state.version = max(state.version, event.read_version)
+        records.update(event, state.roster.present[worker], state.mass, state.version)
         if not (state.expected or state.waiting or state.parked):
             records.regroup(state.roster.present)
         first_round = records.reference is None
@@ -106,13 +118,10 @@ class Dasp(Strategy):
         kept = Kept(event, records.nodes[worker].read_mass, damped=not member)
         if records.nodes[worker].state == "SYNC" or (first_round and member):
             state.waiting[worker] = kept
-            return self._settle(event.at, released, [], marks)
-        applies: list[Action] = []
-        if worker in state.keepers:
-            applies.append(self._apply(f"w{worker} pushed again before the group's round ended"))
-        state.kept.append(kept)
-        state.keepers.add(worker)
-        return self._settle(event.at, [*released, worker], applies, marks)
+        else:
+            state.kept.append(kept)
+            state.following.add(worker)
+        return self._settle(event.at, released, marks)
 
     def _joined(self, event: Joined) -> list[Action]:
         state, worker = self.state, event.worker
@@ -123,7 +132,7 @@ class Dasp(Strategy):
         if worker not in state.records.nodes:
             state.records.nodes[worker] = Record("WARMUP", event.at)
             marks.append(Mark(worker, "WARMUP", f"w{worker} joined: no estimate yet"))
-        return self._settle(event.at, [worker], [], marks)
+        return self._settle(event.at, [worker], marks)
 
     def _left(self, event: Left) -> list[Action]:
         state, worker = self.state, event.worker
@@ -136,14 +145,15 @@ class Dasp(Strategy):
         state.parked.pop(worker, None)
         released = self._released(state.clocks.leave(worker))
         state.expected.pop(worker, None)
+        state.following.discard(worker)
         if worker in state.waiting:
             state.kept.append(state.waiting.pop(worker))
         if not state.roster.present:
             applies: list[Action] = [self._apply(f"w{worker} left: nobody is present", before)] if state.kept else []
             if not state.roster.idle:
                 state.records.reference, state.records.usual = None, 0.0
-            return [*applies, *self._clear_timer()]
-        return self._settle(event.at, released, [], [])
+            return [*applies, *self._clear_timers()]
+        return self._settle(event.at, released, [])
 
     def _deadline(self, now: float) -> list[Action]:
         state = self.state
@@ -154,17 +164,26 @@ class Dasp(Strategy):
             reason = f"w{worker} is late at the barrier: {took:.4g} s, {len(state.waiting)} of {group} pushed"
             marks += self._enter(worker, "ASYNC", False, now, reason)
         state.expected = {}
-        return self._settle(now, [], [], marks)
+        return self._settle(now, [], marks)
 
-    def _settle(self, now: float, going: list[int], applies: list[Action], marks: list[Action]) -> list[Action]:
-        """End the round if nobody is missing, then grant work to `going` and set the deadline."""
+    def _out_of_patience(self, now: float) -> list[Action]:
+        """Apply the kept pushes without the group, which takes too long, and let their nodes go on."""
         state = self.state
+        state.patient = False
+        going, state.following = sorted(state.following), set()
+        applies = [self._apply(f"the group is not complete, {len(state.kept)} pushes have waited for it")]
+        return [*applies, *self._grants(going), *self._set_deadline(now)]
+
+    def _settle(self, now: float, going: list[int], marks: list[Action]) -> list[Action]:
+        """End the round if nobody is missing, then grant work to `going` and set the deadlines."""
+        state = self.state
+        applies: list[Action] = []
         timers: list[Action] = []
         if not state.expected and state.waiting:
-            going, timers = [*going, *state.waiting], self._clear_timer()
             members = len(state.waiting)
+            going = [*going, *state.waiting]
             state.kept += state.waiting.values()
-            state.waiting = {}
+            timers, state.waiting = self._clear_timers(), {}
             applies.append(self._apply(f"the group of {members} is complete, {len(state.kept) - members} merged"))
             first_round = state.records.reference is None
             state.records.regroup(state.roster.present)
@@ -172,7 +191,10 @@ class Dasp(Strategy):
                 marks += [mark for worker in sorted(going) for mark in self._decide(worker, now)]
                 state.records.regroup(state.roster.present)
         elif not state.expected and state.kept:
+            timers = self._clear_timers()
             applies.append(self._apply(f"no member computes or waits, {len(state.kept)} pushes are kept"))
+        if applies:
+            going, state.following = [*going, *state.following], set()
         if not state.expected and not state.waiting:
             state.began = now
         return [*applies, *self._grants(going), *timers, *self._set_deadline(now), *marks]
@@ -204,7 +226,9 @@ class Dasp(Strategy):
 
     def _decide(self, worker: int, now: float) -> list[Action]:
         """Re-decide the node's state."""
-        name, sized, reason = self.state.records.decide(worker, self.options.rho, self.options.fit)
+        name, sized, reason = self.state.records.decide(
+            worker, self.options.rho, self.options.fit, bool(self.state.expected or self.state.waiting)
+        )
         return self._enter(worker, name, sized, now, reason)
 
     def _enter(self, worker: int, name: Name, sized: bool, now: float, reason: str) -> list[Action]:
@@ -218,29 +242,44 @@ class Dasp(Strategy):
         return [mark]
 
     def _set_deadline(self, now: float) -> list[Action]:
-        """Give the barrier a deadline once half of the group has pushed."""
+        """Give the barrier a deadline once half of the group has pushed, and those who wait to be merged another."""
         state, relax = self.state, self.options.relax
-        if state.timed or not state.expected or len(state.waiting) < len(state.expected) or not state.waiting:
+        if not state.expected:
             return []
-        state.timed = True
-        longer = max(state.records.usual, now - state.began)
-        group = len(state.waiting) + len(state.expected)
-        reason = f"{len(state.waiting)} of {group} pushed: {relax:g} times {longer:.4g} s for the others"
-        return [SetTimer(TIMER, state.began + relax * longer, reason)]
+        timers: list[Action] = []
+        usual, pushed = state.records.usual, len(state.waiting)
+        if not state.timed and pushed >= len(state.expected):
+            state.timed = True
+            longer = max(usual, now - state.began)
+            group = pushed + len(state.expected)
+            reason = f"{pushed} of {group} pushed: {relax:g} times {longer:.4g} s for the others"
+            timers.append(SetTimer(TIMER, state.began + relax * longer, reason))
+        if not state.patient and state.following:
+            state.patient = True
+            reason = f"waiting for the group's step: {len(state.following)}; {relax:g} times {usual:.4g} s at most"
+            timers.append(SetTimer(PATIENCE, now + relax * usual, reason))
+        return timers
 
-    def _clear_timer(self) -> list[Action]:
-        timed, self.state.timed = self.state.timed, False
-        members = len(self.state.waiting)
-        return [SetTimer(TIMER, None, f"nobody is missing: {members} members wait at the barrier")] if timed else []
+    def _clear_timers(self) -> list[Action]:
+        state, members = self.state, len(self.state.waiting)
+        timers: list[Action] = []
+        if state.timed:
+            timers.append(SetTimer(TIMER, None, f"nobody is missing: {members} members wait at the barrier"))
+        if state.patient:
+            timers.append(SetTimer(PATIENCE, None, f"nobody waits for the group's step: {len(state.following)} merged"))
+        state.timed = state.patient = False
+        return timers
 
     def _apply(self, reason: str, nominal: int | None = None) -> Action:
         """Apply all kept pushes as one step."""
         state = self.state
         kept = sorted(state.kept, key=lambda k: (k.held.worker, k.held.push))
-        state.kept, state.keepers = [], set()
+        state.kept = []
         nominal = nominal or state.roster.round_samples
         weights = tuple(
-            k.held.samples / nominal * ((1 + state.mass - k.read_mass) ** -0.5 if k.damped else 1.0) for k in kept
+            k.held.samples / nominal * ((1 + state.mass - k.read_mass) ** -self.damping if k.damped else 1.0)
+            for k in kept
         )
         state.mass += sum(weights)
+        state.version += sum(weights) > 0
         return Apply(tuple(k.held.push for k in kept), weights, reason)

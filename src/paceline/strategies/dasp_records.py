@@ -2,8 +2,17 @@
 
 A node belongs to the fast group if its time for nominal work is within `rho` of the group's reference, the lower
 quartile of the present nodes' times. Nominal work, because a node that was given less would look fast and go in and
-out; for the same reason a member leaves only when it is clearly outside. Reference and usual round are updated once a
-round.
+out; for the same reason a member leaves only when it is clearly outside. Time alone would readmit a node whose average
+does not know yet that it became slow, so the read version decides as well: who comes back has to keep step, the
+version that its last push read is at most one step of the group old, and the group's latest if that push was slow.
+Reference and usual round are updated once a round.
+
+An average follows a new level at once and ignores a single stall: a push far from it waits for the next one, which
+confirms it or not.
+
+The members' transfers show how busy the server's line is: in one round they are apart by what a push takes on it.
+If all pushes of a round would take a good part of it, cut work gains nothing, because a push of few samples occupies
+the line like a full one.
 """
 
 from math import floor
@@ -16,10 +25,23 @@ from paceline.core.events import Pushed
 from paceline.strategies.monitor import Monitor
 
 Name = Literal["SYNC", "ASYNC", "WARMUP"]
-Fit = Literal["merge", "join"]
+Fit = Literal["merge", "join", "none"]
 
-HYSTERESIS = 1.15  # a member leaves beyond this many times the bound; averages of 10 % jitter vary by 3 %
+HYSTERESIS = 1.15  # of the bound, to either side: beyond it a member leaves, within it others join; averages of
+# 10 % jitter vary by 3 %
+KEEPS_STEP = 1  # steps of the group that the last push of a node may have missed if it is to become a member
 WORTHWHILE = 4  # samples; a push of fewer costs more in transfer and noise than it brings
+ODD_SHARE, ODD_DEVIATIONS = 0.25, 4.0  # of the average; beyond both a push is a stall or a new level
+BUSY, CALM = 0.4, 0.3  # share of the usual round that all pushes take on the line: full work from here, to there
+
+
+class Odd(msgspec.Struct, frozen=True):
+    """A push far from the node's average, until the next one."""
+
+    samples: int
+    compute_s: float
+    transfer_s: float
+    seconds: float  # scaled to nominal work
 
 
 class Record(msgspec.Struct):
@@ -28,10 +50,11 @@ class Record(msgspec.Struct):
     state: Name
     since: float  # time at which it entered this state
     sized: bool = False  # its work is cut to the usual round
-    last: float = 0.0  # seconds of its last push, scaled to nominal work
     read_version: int = 0  # of its last push
+    behind: int = 0  # versions applied between read and arrival of its last push
     read_mass: float = 0.0  # mass applied when it was last granted work
     staleness: float = 0.0  # mass applied between read and arrival of its last push
+    odd: Odd | None = None
 
 
 class Records(msgspec.Struct):
@@ -41,15 +64,35 @@ class Records(msgspec.Struct):
     monitor: Monitor = field(default_factory=Monitor)
     reference: float | None = None  # None until the first round is over
     usual: float = 0.0
+    line: float = 0.0  # share of the usual round that a push of every node would take on the server's line
+    busy: bool = False  # the line is
 
-    def update(self, event: Pushed, nominal: int, mass: float) -> None:
+    def update(self, event: Pushed, nominal: int, mass: float, version: int) -> None:
         """Record the times and staleness of a push."""
-        self.monitor.record(event.worker, event.samples, nominal, event.compute_s, event.transfer_s)
         record = self.nodes[event.worker]
         record.read_version = event.read_version
-        if event.samples:
-            record.last = event.compute_s * nominal / event.samples + event.transfer_s
+        record.behind = version - event.read_version
         record.staleness = mass - record.read_mass
+        if event.samples:
+            self._measure(record, event, nominal)
+
+    def _measure(self, record: Record, event: Pushed, nominal: int) -> None:
+        """Enter the times into the node's average, or keep them until the next push confirms them."""
+        worker, before, node = event.worker, record.odd, self.monitor.nodes.get(event.worker)
+        seconds = event.compute_s * nominal / event.samples + event.transfer_s
+        far = node is not None and abs(seconds - node.time) > max(
+            ODD_SHARE * node.time, ODD_DEVIATIONS * node.deviation
+        )
+        if not far or node is None:
+            record.odd = None
+        elif before is not None and (before.seconds > node.time) == (seconds > node.time):
+            record.odd = None
+            self.monitor.forget(worker)
+            self.monitor.record(worker, before.samples, nominal, before.compute_s, before.transfer_s)
+        else:
+            record.odd = Odd(event.samples, event.compute_s, event.transfer_s, seconds)
+            return
+        self.monitor.record(worker, event.samples, nominal, event.compute_s, event.transfer_s)
 
     def forget(self, worker: int) -> None:
         """Drop the record of a process that is gone; its successor warms up again."""
@@ -57,48 +100,80 @@ class Records(msgspec.Struct):
         self.monitor.forget(worker)
 
     def regroup(self, present: dict[int, int]) -> None:
-        """Update the reference and the usual round; without any estimate keep both.
+        """Update the reference, the usual round and the line; without any estimate keep them.
 
         The usual round is the longest time among members with full work: measured rounds contain the sized nodes, and
         would grow with them.
         """
-        times = sorted(node.time for worker, node in self.monitor.nodes.items() if worker in present)
+        times = sorted(self._expected_time(worker) for worker in self.monitor.nodes if worker in present)
         if not times:
             return
         self.reference = times[(len(times) - 1) // 4]
-        self.usual = max((self._full_time(worker) for worker in present), default=0.0) or self.reference
+        full = [self.monitor.nodes[worker] for worker in present if self._full_member(worker)]
+        self.usual = max((node.time for node in full), default=0.0) or self.reference
+        if len(full) > 1:
+            transfers = [node.transfer for node in full]
+            slot = (max(transfers) - min(transfers)) / (len(full) - 1)
+            self.line = len(present) * slot / self.usual
+            self.busy = self.line > (CALM if self.busy else BUSY)
 
-    def _full_time(self, worker: int) -> float:
+    def _expected_time(self, worker: int) -> float:
+        """Return seconds for nominal work; what one push alone says counts if it is slower.
+
+        So when all become slow, the reference has followed before the first average does.
+        """
+        time, odd = self.monitor.nodes[worker].time, self.nodes[worker].odd
+        return time if odd is None else max(time, odd.seconds)
+
+    def _full_member(self, worker: int) -> bool:
         record = self.nodes[worker]
-        member = record.state == "SYNC" and not record.sized
-        return (self.monitor.time(worker) or 0.0) if member else 0.0
+        return record.state == "SYNC" and not record.sized and worker in self.monitor.nodes
 
-    def decide(self, worker: int, rho: float, fit: Fit) -> tuple[Name, bool, str]:
-        """Return the node's next state, whether its work is sized, and why."""
+    def decide(self, worker: int, rho: float, fit: Fit, grouped: bool) -> tuple[Name, bool, str]:
+        """Return the node's next state, whether its work is sized, and why; `grouped`: there are members to join."""
         record, time = self.nodes[worker], self.monitor.time(worker)
         if time is None or self.reference is None:
             return "WARMUP", False, f"w{worker} has no estimate yet"
-        full = record.state == "SYNC" and not record.sized
-        bound = rho * self.reference * (HYSTERESIS if full else 1.0)
-        if not full:
-            time = max(time, record.last)  # an average that lags behind a slow-down must not readmit it
+        bound = rho * self.reference
+        if record.state == "SYNC" and not record.sized:
+            bound *= HYSTERESIS
+        elif record.state != "WARMUP":
+            bound = max(self.reference, bound / HYSTERESIS)
         compared = f"w{worker}: {time:.4g} s for nominal work, bound {bound:.4g} s"
-        if time <= bound:
+        slow = record.odd is not None and record.odd.seconds > time
+        late = grouped and record.state != "SYNC" and record.behind > (0 if slow else KEEPS_STEP)
+        if time <= bound and not late:
             return "SYNC", False, compared
+        if late:
+            compared += f", its push read version {record.read_version}, {record.behind} steps ago"
+        if fit == "none":
+            return "ASYNC", False, compared
+        if self.busy:
+            return "ASYNC", False, f"{compared}, all pushes take {self.line:.2g} of a round on the line: full work"
         fitting = self.fitting(worker)
         if fitting < WORTHWHILE:
             return "ASYNC", False, f"{compared}, only {fitting} samples fit a round of {self.usual:.4g} s"
-        return ("SYNC" if fit == "join" else "ASYNC"), True, f"{compared}, {fitting} samples fit {self.usual:.4g} s"
+        member = fit == "join" and not late
+        return ("SYNC" if member else "ASYNC"), True, f"{compared}, {fitting} samples fit {self.usual:.4g} s"
 
     def fitting(self, worker: int) -> int:
-        """Return the samples that the node finishes in one usual round, at most its nominal work."""
-        node = self.monitor.nodes[worker]
-        return max(0, min(node.nominal, floor((self.usual - node.transfer) / node.per_sample)))
+        """Return the samples that the node finishes in one usual round, at most its nominal work.
+
+        If its last push was much slower than its average, it is expected to stay so.
+        """
+        node, odd = self.monitor.nodes[worker], self.nodes[worker].odd
+        per_sample, transfer = node.per_sample, node.transfer
+        if odd is not None and odd.seconds > node.time:
+            per_sample, transfer = odd.compute_s / odd.samples, odd.transfer_s
+        if per_sample <= 0:
+            return node.nominal
+        return max(0, min(node.nominal, floor((self.usual - transfer) / per_sample)))
 
     def work(self, worker: int, nominal: int) -> tuple[int, str]:
         """Return the samples for the node's next push, and why."""
         record = self.nodes[worker]
         if not record.sized:
-            return nominal, f"w{worker} {record.state}: full work of {nominal} samples"
+            queue = f", all pushes take {self.line:.2g} of a round on the line" if self.busy else ""
+            return nominal, f"w{worker} {record.state}: full work of {nominal} samples{queue}"
         work = max(1, self.fitting(worker))
         return work, f"w{worker} {record.state}: {work} of {nominal} samples fit the usual round of {self.usual:.4g} s"
