@@ -52,6 +52,9 @@ def test_every_machine_trains_settles_every_sample_and_replays(tmp_path, machine
     assert done.summary.exchanges > 0
     assert done.summary.bytes_up > 0
     assert done.summary.peers.gathered_bytes >= 4 * MODEL_BYTES
+    (own,) = observed(lines, "evaluation_nodes")
+    assert own.data["nodes"] == [0, 1, 2, 3]
+    assert done.summary.peers.nodes["loss"].max == max(each["loss"] for each in own.data["metrics"])
     used = {report.worker: report.samples for report in done.summary.per_worker}
     for name, value in done.model_state.items():
         mean = sum(state[name] * used[node] for node, state in done.nodes.items()) / sum(used.values())

@@ -4,9 +4,10 @@ The coordinator grants samples as in every run, but no model: nodes step on thei
 other. The server collects all models only to evaluate or save them, and at the end of a phase.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,6 +140,19 @@ class PeerExchangeBase(ModelExchange, ABC):
         if models:
             spec = self.store.spec
             self._kept = {node: as_stored(spec, m.tensors, [m.counters]) for node, m in sorted(models.items())}
+
+    @property
+    def own_models(self) -> Sequence[int]:
+        return sorted(self._kept)
+
+    @contextlib.contextmanager
+    def as_node(self, node: int) -> Iterator[None]:
+        average = self.store.read()
+        self.store.overwrite(*self._kept[node])
+        try:
+            yield
+        finally:
+            self.store.overwrite(self.store.layout.views(average.flat), average.buffers)
 
     def is_complete(self, number: int, present: Sequence[int]) -> bool:
         """Whether every node that is computing has asked for that round's average, or a later one."""
