@@ -36,10 +36,10 @@ class AdaptiveElastic(Elastic):
     state: AdaptiveElasticState
 
     def set_up(self) -> None:
+        super().set_up()
         options = self.options
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
-        self.wire = options.wire
 
     def _started(self, event: Started) -> list[PeerAction]:
         super()._started(event)

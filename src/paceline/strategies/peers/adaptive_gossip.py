@@ -56,11 +56,11 @@ class AdaptiveGossip(Gossip):
     state: AdaptiveGossipState
 
     def set_up(self) -> None:
+        super().set_up()
         options = self.options
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
         self.resets_on_mix = options.mixed == "exchanged"
-        self.wire = options.wire
 
     def _started(self, event: Started) -> list[PeerAction]:
         super()._started(event)

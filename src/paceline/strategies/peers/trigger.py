@@ -54,9 +54,7 @@ class TriggerOptions(Options, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, le=1, description="share of the bytes of period=1 that steers the threshold")]
         | None
     ) = None
-    wire: Annotated[Wire, Meta(description="what tensors are sent as; bfloat16 halves the bytes of float32")] = (
-        "float32"
-    )
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
         require_tensors(self.scope, self.share_power)
