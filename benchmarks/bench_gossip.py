@@ -45,8 +45,10 @@ from contenders.result_parts import Part
 
 RATES = (0.7, 1.0, 1.5)  # of whole steps: lr = rate * (1 - momentum)
 CIFAR_RATES = (0.3, 0.45, 0.7)
-PERIOD = 13  # of whole models: 7.7 % of the baseline's bytes
+# The shortest period whose bytes are 8 % of the baseline's at most, by what tensors are sent as.
+PERIODS = {"float32": 13, "bfloat16": 7, "int8": 4}
 POWERS = (1, 2)  # how much longer large tensors wait, where each has a period of its own
+FLOAT32_THRESHOLDS = (1.7, 2.2)
 ALPHA = 0.5  # of everybody's tie to the centre: rare exchanges bear a strong one, and so does the baseline
 DISTURBED_SEEDS = 3
 REAL_SEEDS = 2
@@ -60,33 +62,41 @@ TINY = Size(samples=400, epochs=1, workers=4, hidden=8, test=500)
 Measured = tuple[list[dict[str, Any]], list[Bar]]
 
 
-def against(kind: str, powers: Sequence[float] = POWERS) -> dict[str, list[str]]:
-    """The sides of a contest, each with the settings that are tried of it."""
+def against(kind: str, wire: str, powers: Sequence[float] = POWERS) -> dict[str, list[str]]:
+    """The sides of a contest, each with the settings that are tried of it; controls send what the defaults send."""
     tie = f",alpha={ALPHA}" if kind == "elastic" else ""
+    control = f"{kind}:period={PERIODS[wire]},wire={wire}"
     return {
         "baseline": [f"{kind}:period=1{tie}"],
-        "fixed": [f"{kind}:period={PERIOD}{tie}"],
-        "per_tensor": [f"{kind}:period={PERIOD},scope=tensor,share_power={power}{tie}" for power in powers],
+        "fixed": [f"{control}{tie}"],
+        "per_tensor": [f"{control},scope=tensor,share_power={power}{tie}" for power in powers],
         "adaptive": [with_option(f"adaptive_{kind}", tie[1:]) if tie else f"adaptive_{kind}"],
     }
+
+
+def by_change_alone() -> dict[str, list[str]]:
+    """Sides that all send float32, so that change alone has to save the bytes."""
+    triggers = [f"adaptive_gossip:wire=float32,threshold={threshold}" for threshold in FLOAT32_THRESHOLDS]
+    return {**against("gossip", "float32"), "adaptive": triggers}
 
 
 CONTESTS = {
     contest.name: contest
     for contest in (
-        Contest("mnist8", "cosine", MNIST, against("gossip"), RATES),
-        Contest("cifar8", "cosine", CIFAR, against("gossip"), CIFAR_RATES),
-        Contest("mnist16", "cosine", MNIST16, against("gossip"), RATES),
-        Contest("cifar16", "cosine", CIFAR16, against("gossip"), CIFAR_RATES),
-        Contest("step8", "step", MNIST, against("gossip"), RATES),
-        Contest("elastic8", "cosine", MNIST, against("elastic"), RATES),
+        Contest("mnist8", "cosine", MNIST, against("gossip", "int8"), RATES),
+        Contest("cifar8", "cosine", CIFAR, against("gossip", "int8"), CIFAR_RATES),
+        Contest("mnist16", "cosine", MNIST16, against("gossip", "int8"), RATES),
+        Contest("cifar16", "cosine", CIFAR16, against("gossip", "int8"), CIFAR_RATES),
+        Contest("float32", "cosine", MNIST, by_change_alone(), RATES, limited=("fixed", "per_tensor", "adaptive")),
+        Contest("step8", "step", MNIST, against("gossip", "int8"), RATES),
+        Contest("elastic8", "cosine", MNIST, against("elastic", "bfloat16"), RATES),
     )
 }
 QUICK = {
     contest.name: contest
     for contest in (
-        Contest("mnist8", "cosine", TINY, against("gossip", (1,)), (0.4,), (0.0,), 1),
-        Contest("elastic8", "cosine", TINY, against("elastic", (1,)), (0.4,), (0.0,), 1),
+        Contest("mnist8", "cosine", TINY, against("gossip", "int8", (1,)), (0.4,), (0.0,), 1),
+        Contest("elastic8", "cosine", TINY, against("elastic", "bfloat16", (1,)), (0.4,), (0.0,), 1),
     )
 }
 OTHERS = ("partners", "time", "disturbed", "real", "shaped")  # parts that take what contest mnist8 has chosen
@@ -236,15 +246,19 @@ an MLP with {MNIST.hidden} hidden units on {MNIST.samples:,} images of MNIST, {M
 convolutional net on {CIFAR.samples:,} images of CIFAR-10, {CIFAR.epochs:g} epochs, under the cosine. `elastic8`: as
 `mnist8`, with `adaptive_elastic` against `elastic`, whose bytes are counted both ways; all with alpha={ALPHA}.
 
-`adaptive` is what somebody gets who types the strategy's name, with no option (but that alpha). `fixed` and
-`per_tensor` may send {MOST_BYTES:.0%} of the baseline's bytes: {PERIOD} steps are the shortest period that does;
-`per_tensor` has {len(POWERS)} ways to share them out. Rows of seed {TUNING_SEED} are trials: rates and momentum 0 or
-0.9 are one grid for all sides, extended by a factor of 1.5 while anybody's best lies on its edge, to at most 6 rates
-for each momentum; every trial runs to its end, and the most accurate (of controls: that may be afforded) goes on.
-Seeds from {FIRST_FRESH} on are for comparing and were used for nothing before; differences are of the same seed on
-both sides, and 90 % intervals those of Student's t. Partners are random on all sides, as in the published baseline.
-Rows `mnist8_exponential` and so on have exponential partners on all sides, at the rates chosen with random ones; they
-are not judged. `bytes_share` is of the baseline's bytes, `kB_by_tenth` what all nodes sent in each tenth of the run.
+`adaptive` is what somebody gets who types the strategy's name, with no option (but that alpha); the baseline sends
+float32, as published. `fixed` and `per_tensor` may send {MOST_BYTES:.0%} of the baseline's bytes and send what the
+defaults send (int8; bfloat16 with a centre), at the shortest period with so few: {PERIODS["int8"]} steps of int8,
+{PERIODS["bfloat16"]} of bfloat16, {PERIODS["float32"]} of float32; `per_tensor` has {len(POWERS)} ways to share them
+out. In `float32` all sides send float32, so that change alone must save the bytes; there `adaptive` has
+{len(FLOAT32_THRESHOLDS)} thresholds, under the controls' limit. Rows of seed {TUNING_SEED} are trials: rates and
+momentum 0 or 0.9 are one grid for all sides, extended by a factor of 1.5 while anybody's best lies on its edge, to at
+most 6 rates for each momentum; every trial runs to its end, and the most accurate (of controls: that may be afforded)
+goes on. Seeds from {FIRST_FRESH} on are for comparing and were used for nothing before; differences are of the same
+seed on both sides, and 90 % intervals those of Student's t. Partners are random on all sides, as in the published
+baseline. Rows `mnist8_exponential` and so on have exponential partners on all sides, at the rates chosen with random
+ones; they are not judged. `bytes_share` is of the baseline's bytes, `kB_by_tenth` what all nodes sent in each tenth
+of the run.
 
 `time`: `bandwidth` 1 is the line on which the baseline communicates for {COMMUNICATION:.1%} of its time if sending
 holds computing up (`overlap` false), as published. Where sending overlaps computing, that line holds the baseline up

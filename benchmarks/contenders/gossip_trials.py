@@ -37,6 +37,7 @@ class Contest(msgspec.Struct, frozen=True):
     momenta: tuple[float, ...] = MOMENTA
     most_rates: int = 6  # at each momentum; more are tried while the best lies on the edge
     peers: str = "random"  # as in the published baseline
+    limited: tuple[str, ...] = tuple(CONTROLS)  # sides whose trials may send no more than MOST_BYTES
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def tune(contest: Contest, kept: KeptRuns) -> tuple[dict[str, Job], list[dict[st
         jobs = [Job(spec, rate * (1 - momentum), contest.schedule, TUNING_SEED, contest.size, momentum)
                 for specs in contest.sides.values() for spec in specs for rate, momentum in new]  # fmt: skip
         found.update(zip(jobs, kept.make(run, Ran, jobs), strict=True))
-        chosen, most = choose(contest.sides, found)
+        chosen, most = choose(contest.sides, found, contest.limited)
         new = [(rate, momentum) for momentum, each in rates.items() if len(each) < contest.most_rates
                for rate in beyond(each, [job.rate / (1 - momentum) for job in chosen.values()
                                          if job.momentum == momentum])]  # fmt: skip
@@ -103,13 +104,15 @@ def beyond(tried: Sequence[float], best: Sequence[float]) -> list[float]:
     ]
 
 
-def choose(sides: dict[str, list[str]], found: dict[Job, Ran]) -> tuple[dict[str, Job], int]:
-    """Of each side the most accurate trial, of controls among those that they may afford; and the baseline's bytes."""
+def choose(
+    sides: dict[str, list[str]], found: dict[Job, Ran], limited: Sequence[str] = tuple(CONTROLS)
+) -> tuple[dict[str, Job], int]:
+    """Of each side the most accurate trial, of some among those that they may afford; and the baseline's bytes."""
     chosen: dict[str, Job] = {}
     most = 0
     for name, specs in sides.items():
         tried = [job for job in found if job.strategy in specs]
-        allowed = [job for job in tried if name not in CONTROLS or found[job].bytes <= MOST_BYTES * most]
+        allowed = [job for job in tried if name not in limited or found[job].bytes <= MOST_BYTES * most]
         chosen[name] = max(allowed or tried, key=lambda job: found[job].accuracy)
         most = most or found[chosen[name]].bytes
     return chosen, most

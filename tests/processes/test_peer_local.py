@@ -28,11 +28,12 @@ MODEL_BYTES = sum(p.nbytes for p in network().parameters())
 MACHINES = [
     "gossip", "gossip:form=pull", "gossip:form=weighted,peers=ring", "gossip:peers=exponential,period=3",
     "elastic:period=2", "adaptive_gossip:warmup=2", "adaptive_gossip:warmup=2,wire=bfloat16",
+    "gossip:period=2,wire=int8", "adaptive_gossip:warmup=2,wire=int8",
     "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
     "adaptive_elastic:warmup=2,wire=bfloat16", "local_sgd:period=2",
 ]  # fmt: skip
 WAYS = ("shm", "zeromq")
-ORDINARY = [("adaptive_gossip:warmup=2,wire=bfloat16", "zeromq")]  # parity runs every machine over shared memory
+ORDINARY = [("adaptive_gossip:warmup=2,wire=int8", "zeromq")]  # parity runs every machine over shared memory
 
 
 def cases():

@@ -23,6 +23,8 @@ MACHINES = [
     "gossip:scope=tensor,period=3", "elastic:period=2", "elastic:scope=tensor,period=2",
     "adaptive_gossip:warmup=2", "adaptive_gossip:mixed=changed",
     "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
+    "gossip:wire=int8", "gossip:form=weighted,wire=int8", "adaptive_gossip:steps_power=1,wire=float32",
+    "elastic:wire=bfloat16",
     "local_sgd:period=2",
 ]  # fmt: skip
 SLOW_LINE = "latency_ms = 2.0\nbandwidth_mbps = 0.05"
@@ -205,6 +207,21 @@ def test_bytes_are_counted_where_they_are_sent():
     full, _ = launch("adaptive_gossip:threshold=0")
     itemsize = next(iter(network().parameters())).itemsize
     assert halved.summary.bytes_up == pytest.approx(full.summary.bytes_up * 2 / itemsize, rel=0.05)
+
+
+def test_int8_takes_a_quarter_and_the_scales_whatever_the_machine():
+    from paceline.peers.packing import on_wire
+
+    packed = sum(on_wire(p.detach(), "int8", copy=True).nbytes for p in network().parameters())
+    for machine in ("gossip", "adaptive_gossip:threshold=0"):
+        full, _ = launch(with_wire(machine, "float32"))
+        quarter, _ = launch(with_wire(machine, "int8"))
+        assert quarter.summary.exchanges == full.summary.exchanges
+        assert quarter.summary.bytes_up == full.summary.bytes_up * packed / MODEL_BYTES
+
+
+def with_wire(machine, wire):
+    return f"{machine}{',' if ':' in machine else ':'}wire={wire}"
 
 
 def test_threshold_0_is_gossip_to_the_last_bit():

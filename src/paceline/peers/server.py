@@ -21,7 +21,7 @@ from paceline.model.store import Store, gradient_norm, model_state
 from paceline.peers import messages as p
 from paceline.peers.gathering import Gathering, NodeModel
 from paceline.peers.models import Centre, as_stored, distance, is_finite, mean_of, shares
-from paceline.peers.node import WIRES
+from paceline.peers.packing import DTYPES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
 from paceline.server.model_exchange import ModelExchange
@@ -193,7 +193,7 @@ class PeerExchange(PeerExchangeBase):
         self._averaging: dict[int, set[int]] = {}  # members of a group that are not done, by round
         self._coming = self._together = False  # whether the phase's last models were asked for, and are averaged
         machine = build_peer(self.spec, 0, 0)
-        self._wire = WIRES[machine.wire]
+        self._wire = DTYPES.get(machine.wire)  # for the centre
         self._has_centre = machine.has_centre
 
     # -- nodes come and go -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from msgspec import Meta, field
 
 from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import Started, Stepped
+from paceline.strategies.peers.base import GossipWire
 from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers, require_push
 from paceline.strategies.peers.trigger import Trigger, TriggerOptions
 
@@ -27,11 +28,18 @@ class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
 
     form: Form = "push"
     peers: Peers = "random"
+    wire: Annotated[
+        GossipWire | None,
+        Meta(
+            description="what tensors are sent as; int8 takes a quarter of float32, bfloat16 half; none: int8, but "
+            "float32 with threshold=0, which is gossip at every step"
+        ),
+    ] = None
     overlap: Overlap = True
     mixed: Annotated[
         Literal["exchanged", "changed"],
         Meta(description="exchanged: a tensor mixed in begins anew; changed: what it took over is due to be passed on"),
-    ] = "exchanged"
+    ] = "changed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +69,8 @@ class AdaptiveGossip(Gossip):
         self.needs_change = options.scope == "model"
         self.needs_changes = options.scope == "tensor"
         self.resets_on_mix = options.mixed == "exchanged"
+        if options.wire is None:
+            self.wire = "int8" if options.threshold else "float32"
 
     def _started(self, event: Started) -> list[PeerAction]:
         super()._started(event)

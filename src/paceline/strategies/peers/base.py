@@ -9,7 +9,11 @@ from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import PeerEvent
 from paceline.strategies.base import Machine
 
-Wire = Annotated[
+Wire = Literal["float32", "bfloat16", "int8"]
+GossipWire = Annotated[
+    Wire, Meta(description="what tensors are sent as; bfloat16 halves the bytes of float32, int8 takes a quarter")
+]
+CentreWire = Annotated[
     Literal["float32", "bfloat16"], Meta(description="what tensors are sent as; bfloat16 halves the bytes of float32")
 ]
 
