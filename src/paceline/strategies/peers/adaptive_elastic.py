@@ -13,7 +13,7 @@ from paceline.core.peer_actions import Exchange, PeerAction
 from paceline.core.peer_events import Started, Stepped
 from paceline.strategies.peers.base import CentreWire
 from paceline.strategies.peers.elastic import Alpha, Elastic, ElasticState
-from paceline.strategies.peers.trigger import Threshold, Trigger, TriggerOptions
+from paceline.strategies.peers.trigger import FORMER, Threshold, Trigger, TriggerOptions
 
 
 class AdaptiveElasticOptions(TriggerOptions, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class AdaptiveElastic(Elastic):
     name = "adaptive_elastic"
     rule = "A node and a common centre exchange those tensors that have changed enough since their last exchange."
     citation = "Ho et al., Adaptive communication for distributed deep learning on commodity GPU cluster, CCGrid 2018"
+    former = {**FORMER, "threshold": "0.3", "wire": "float32"}
     Options = AdaptiveElasticOptions  # type: ignore[assignment]  # the trigger stands in for the period
     State = AdaptiveElasticState
     state: AdaptiveElasticState

@@ -20,7 +20,7 @@ from paceline.core.peer_actions import PeerAction
 from paceline.core.peer_events import Started, Stepped
 from paceline.strategies.peers.base import GossipWire
 from paceline.strategies.peers.gossip import Form, Gossip, GossipState, Overlap, Peers, require_push
-from paceline.strategies.peers.trigger import Trigger, TriggerOptions
+from paceline.strategies.peers.trigger import FORMER, Trigger, TriggerOptions
 
 
 class AdaptiveGossipOptions(TriggerOptions, frozen=True, kw_only=True):
@@ -59,6 +59,7 @@ class AdaptiveGossip(Gossip):
     name = "adaptive_gossip"
     rule = "A node averages with some peer those tensors that have changed enough since their last exchange."
     citation = "Ho et al., Adaptive communication for distributed deep learning on commodity GPU cluster, CCGrid 2018"
+    former = {**FORMER, "mixed": "exchanged", "wire": "float32"}
     Options = AdaptiveGossipOptions  # type: ignore[assignment]  # the trigger stands in for the period
     State = AdaptiveGossipState
     state: AdaptiveGossipState

@@ -36,6 +36,11 @@ from paceline.strategies.peers.periods import SharePower, require_tensors
 
 MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold; large, so that it moves smoothly
 TRACKED = 0.99  # a smaller change of the threshold, relative to the last tracked one, is not tracked
+FORMER = {
+    "share_power": "1",
+    "steps_power": "1",
+    "warmup": "20",
+}  # defaults in journals that do not name their defaults
 SHARE_POWER = 2.0  # the default: measured best where one tensor has most of the bytes, and elsewhere the same
 LIMIT = 100.0  # models; keeps the account finite while nothing changes at all
 
