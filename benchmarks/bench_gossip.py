@@ -239,6 +239,10 @@ A part is measured by `--part NAME`, which replaces that part of this page:
 
 {result_parts.table(parts)}
 
+A part that is not there has not been measured in this form. An earlier form, of 2026-11-16 (35 of 41 bars met, `git show
+d7a1d94:benchmarks/results/gossip.md`), had exponential partners against a baseline with random ones, tuned triggers in
+place of the defaults, float32 on all sides, no momentum on MNIST, and nothing on the nodes' own models.
+
 Virtual nodes; `accuracy` and `loss` on the test images are those of the average of all nodes' models, `nodes` and
 `worst_node` the mean and the least accuracy of the nodes' own models at the end. `mnist8`, `mnist16`: 8 and 16 nodes,
 an MLP with {MNIST.hidden} hidden units on {MNIST.samples:,} images of MNIST, {MNIST.epochs:g} epochs, batches of
@@ -279,7 +283,7 @@ time in which they waited for their own line. In `faults` 2 nodes are killed aft
 after 50 and 60 %. In virtual time nobody can hold another node's step up, so that the bars on the slow node say that
 the simulator keeps it so; real processes are asked in the tests.
 
-The defaults come from a search on seeds below 200 (docs/internals/gossip-trials.md). Courses are counted in {PARTS}
+The defaults come from a search on seeds below 200 (docs/internals/gossip-defaults.md). Courses are counted in {PARTS}
 parts of a run, of which the bar on the rate's fall compares single ones.
 
 ![time saved by bandwidth, and the course of exchanges](gossip.png)

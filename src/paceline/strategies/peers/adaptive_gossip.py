@@ -4,12 +4,14 @@ Rule: gossip, where a node sends a peer the tensors that have changed enough sin
 whole model every `period` steps. Published and reconstructed as trigger.py says (Ho, Wu, Liu, CCGrid 2018: 92 % less
 traffic and 52 % less time than gossip at the same accuracy).
 
-All tensors that are due at a step go to one peer. A tensor that is mixed in counts as exchanged too; with
-`mixed=changed`, paceline's own, it does not: change is counted from the last Send alone, so that a node that took over
-much from a distant peer has much to pass on, and distant models come together even when no node moves by itself.
-With threshold=0 the decisions are those of gossip with period=1. One weight stands for a whole model and an Ask for a
-whole model, so the weighted and the pull form go with `scope=model`. In the pull form the budget counts what this node
-asks for.
+All tensors that are due at a step go to one peer. With `mixed=changed`, paceline's own, change is counted from the
+last Send alone, so that a node that took over much from a distant peer has much to pass on, and distant models come
+together even when no node moves by itself; with `mixed=exchanged` a tensor that is mixed in counts as exchanged, too.
+int8 on the wire is paceline's own as well: with it the defaults send less than 8 % of gossip's bytes, of which it
+saves three quarters; `wire=float32` leaves the saving to the trigger.
+With threshold=0 the decisions are those of gossip with period=1, and so is what is sent. One weight stands for a whole
+model and an Ask for a whole model, so the weighted and the pull form go with `scope=model`. In the pull form the budget
+counts what this node asks for.
 """
 
 from typing import Annotated, Literal

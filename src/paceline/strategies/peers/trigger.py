@@ -8,7 +8,7 @@ dynamically. Reconstruction, the rule: a tensor is due when
 
 with `change = |x - x_last| / |x_last|`; always during the first `warmup` steps of a node, and at least every
 `max_interval` steps. With `scope=model` the whole model is one tensor. Both powers are 1 in the reconstruction; the
-defaults, 2, are paceline's own and were measured (docs/internals/gossip-trials.md): a higher share_power lets the
+defaults, 2, are paceline's own and were measured (docs/internals/gossip-defaults.md): a higher share_power lets the
 largest tensors wait longer and all others less, a higher steps_power spreads exchanges more evenly over the run, so
 that nodes end nearer to each other; both take a higher threshold. A threshold
 that follows the recent change per step would be scale-free and end up as a fixed period, so it stays put, or follows a
