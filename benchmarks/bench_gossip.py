@@ -240,9 +240,11 @@ A part is measured by `--part NAME`, which replaces that part of this page:
 
 {result_parts.table(parts)}
 
-A part that is not there has not been measured in this form. An earlier form, of 2026-11-16 (35 of 41 bars met, `git
-show d7a1d94:benchmarks/results/gossip.md`), had exponential partners against a baseline with random ones, tuned
-triggers in place of the defaults, float32 on all sides, no momentum on MNIST, and nothing on the nodes' own models.
+The command above is that of the part measured last; how many seeds a part has is in its rows, and an interval of one
+seed is that seed. A part that is not there has not been measured in this form. An earlier form, of 2026-11-16 (35 of
+41 bars met, `git show d7a1d94:benchmarks/results/gossip.md`), had exponential partners against a baseline with random
+ones, tuned triggers in place of the defaults, float32 on all sides, no momentum on MNIST, and nothing on the nodes'
+own models.
 
 Virtual nodes; `accuracy` and `loss` on the test images are those of the average of all nodes' models, `nodes` and
 `worst_node` the mean and the least accuracy of the nodes' own models at the end. `mnist8`, `mnist16`: 8 and 16 nodes,
@@ -271,12 +273,13 @@ for {gossip_time.most_saved(overlap=True):.1%} of its time only, so no more can 
 seeds are run, elsewhere the first.
 
 `real` and `shaped`: 8 processes each with its node on the line of bandwidth 1, `seconds` until the last node's last
-step, over {REAL_SEEDS} seeds. A step computes for {gossip_real.STEP_S * 1000:g} ms, most of it slept, so that eight
-processes do not wait for two cores: `late` is the share of steps that took longer, where that is counted. `emulated`:
-the local engine with a scenario, in which a node's link is a clock. `shaped`: network namespaces whose cables the
-kernel limits (tc-tbf), with `paceline serve` and `join` over encrypted TCP. There a message counts as sent when the
-kernel has taken it; its buffers hold several of these models, so that `overlap=false` holds up less than on the
-emulated line.
+step, over as many seeds as there are rows (up to {REAL_SEEDS}). A step computes for {gossip_real.STEP_S * 1000:g} ms,
+most of it slept, so that eight processes do not wait for two cores: `late` is the share of steps that took longer,
+where that is counted. `emulated`: the local engine with a scenario, in which a node's link is a clock. `shaped`:
+network namespaces whose cables the kernel limits (tc-tbf), with `paceline serve` and `join` over encrypted TCP. There
+a message counts as sent when the kernel has taken it; its buffers hold several of these models, so that
+`overlap=false` holds up less than on the emulated line. What a step takes beyond its computing and its line (the
+grant, the decision, packing, and waiting for a processor that others use, too) is part of the time on both sides.
 
 Rows of `disturbed` are of the defaults under the cosine, over {DISTURBED_SEEDS} seeds: `even` and `one_slow` on the
 line of bandwidth 1, with overlap; `pace` is steps per second of the 7 others together, `waiting` the share of their
