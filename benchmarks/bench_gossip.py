@@ -1,134 +1,164 @@
 """What does exchanging by change save against exchanging at every step, and against fixed periods of equal traffic?
 
-    python benchmarks/bench_gossip.py                 # writes results/gossip.md, .json and .png
-    python benchmarks/bench_gossip.py --quick --json  # tiny sizes, one JSON object, writes nothing
+    python benchmarks/bench_gossip.py                        # all parts; writes results/gossip.md, .json and .png
+    python benchmarks/bench_gossip.py --part mnist8          # one part; the page keeps the others as they were
+    python benchmarks/bench_gossip.py --part cifar8 --minutes 9   # stop after so long; the same command goes on
+    python benchmarks/bench_gossip.py --quick --json         # tiny sizes, one JSON object, writes nothing
 
 Virtual nodes without a server train under a learning rate that decays. In each contest (contenders/gossip_trials.py) a
-baseline exchanges at every step; exchanging by change, a fixed period and a fixed period for each tensor may spend so
-much of its bytes, each gets the same number of trials on one seed and is then run on fresh seeds, paired. Then what was
-chosen meets a slow node, and nodes that die and come. Times are virtual: sending does not overlap computing, as in the
-publication.
+baseline exchanges at every step; a fixed period and a fixed period for each tensor send so much of its bytes; and the
+adaptive side is what somebody gets who types its name. All sides tune rate and momentum over one grid on one seed and
+then meet on fresh seeds, paired; partners are random on all sides. Further parts: partners that are exponential on all
+sides, the time at each bandwidth with overlap and without, a slow node and nodes that die and come, and the time on
+real processes (contenders/gossip_real.py).
 """
 
-import itertools
 import multiprocessing
 import os
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import results
-from contenders import bars, gossip_disturbed
-from contenders.bars import Bar
-from contenders.gossip_runs import FOLDERS, PARTS, SECONDS_PER_SAMPLE, Job, Size, build, folder, run
-from contenders.gossip_trials import FIRST_FRESH, MOST_BYTES, TUNING_SEED, Contest, Outcome, hold, judge
-
-RATES = (0.4, 0.55, 0.7, 0.85, 1.1)
-CIFAR_RATES = (0.02, 0.035, 0.05, 0.07, 0.1)
-PERIODS = (13, 14, 16)  # of whole models
-POWERS = (1, 1.5, 2)  # how much longer large tensors wait, where each has a period of its own
-PARTNERS = "peers=exponential"  # of all sides but the baseline, which is the published one
-SPARSE = "warmup=0,max_interval=200"  # nothing but the change decides
-TRIGGERS = ("threshold=0.48", "threshold=0.7,mixed=changed", "threshold=0.8,mixed=changed")
-CIFAR_TRIGGERS = (
-    "threshold=0.9,mixed=changed,share_power=1.5",
-    "threshold=1.2,mixed=changed,share_power=2",
-    "threshold=1.35,mixed=changed,share_power=2",
+from contenders import bars, gossip_disturbed, gossip_real, gossip_time, result_parts
+from contenders.bars import Asked, Bar
+from contenders.gossip_runs import FOLDERS, PARTS, Job, Size, folder
+from contenders.gossip_time import BANDWIDTHS, COMMUNICATION
+from contenders.gossip_trials import (
+    FIRST_FRESH,
+    MOST_BYTES,
+    TUNING_SEED,
+    Contest,
+    Outcome,
+    hold,
+    judge,
+    meet,
+    of_partners,
+    with_option,
 )
-ELASTIC_TRIGGERS = ("threshold=0.65", "threshold=0.7", "threshold=0.8")
+from contenders.kept_runs import KeptRuns, OutOfTimeError
+from contenders.result_parts import Part
+
+RATES = (1.0, 2.0)  # of whole steps: lr = rate * (1 - momentum)
+CIFAR_RATES = (0.3, 0.6)
+# The shortest period whose bytes are 8 % of the baseline's at most, by what tensors are sent as.
+PERIODS = {"float32": 13, "bfloat16": 7, "int8": 4}
+POWERS = (2,)  # how much longer large tensors wait; an MLP has one large tensor, and more ways would be the same
+CIFAR_POWERS = (1, 2)
+FLOAT32_THRESHOLDS = (1.7, 2.2)
 ALPHA = 0.5  # of everybody's tie to the centre: rare exchanges bear a strong one, and so does the baseline
-COMMUNICATION = 0.565  # of the baseline's time, in the publication
-BANDWIDTHS = (0.25, 0.5, 2.0, 4.0, 16.0)  # of the one at which communication has that share
 DISTURBED_SEEDS = 3
+REAL_SEEDS = 2
 
 MNIST = Size(samples=12_000, epochs=4)
-MNIST16 = Size(samples=12_000, epochs=8, workers=16)  # as many steps of a node as with 8
-CIFAR = Size(samples=4_000, epochs=16, task="cifar", momentum=0.9)
+MNIST16 = Size(samples=12_000, epochs=4, workers=16)
+CIFAR = Size(samples=3_000, epochs=16, test=4_000, task="cifar")
+CIFAR16 = Size(samples=3_000, epochs=16, test=4_000, task="cifar", workers=16)
 TINY = Size(samples=400, epochs=1, workers=4, hidden=8, test=500)
 
+Measured = tuple[list[dict[str, Any]], list[Bar]]
 
-def against(kind: str, triggers: tuple[str, ...], tried: int = 3) -> dict[str, list[str]]:
-    """The sides of a contest, each with the settings that are tried of it."""
+
+def against(kind: str, wire: str, powers: Sequence[float] = POWERS) -> dict[str, list[str]]:
+    """The sides of a contest, each with the settings that are tried of it; controls send what the defaults send."""
     tie = f",alpha={ALPHA}" if kind == "elastic" else ""
-    whom = tie or f",{PARTNERS}"
-    each = [f"{kind}:period={PERIODS[0]},scope=tensor,share_power={power}{whom}" for power in POWERS]
+    control = f"{kind}:period={PERIODS[wire]},wire={wire}"
     return {
         "baseline": [f"{kind}:period=1{tie}"],
-        "fixed": [f"{kind}:period={period}{whom}" for period in PERIODS[:tried]],
-        "per_tensor": each[:tried],
-        "adaptive": [f"adaptive_{kind}:{trigger},{SPARSE}{whom}" for trigger in triggers[:tried]],
+        "fixed": [f"{control}{tie}"],
+        "per_tensor": [f"{control},scope=tensor,share_power={power}{tie}" for power in powers],
+        "adaptive": [with_option(f"adaptive_{kind}", tie[1:]) if tie else f"adaptive_{kind}"],
     }
 
 
-def contests(quick: bool) -> list[Contest]:
-    """All of them; a quick run has two tiny ones."""
-    if quick:
-        return [
-            Contest("cosine", "cosine", TINY, against("gossip", TRIGGERS[1:], 1), (0.4,), 1),
-            Contest("elastic", "cosine", TINY, against("elastic", ELASTIC_TRIGGERS, 1), (0.4,), 1),
-        ]
-    return [
-        Contest("cosine", "cosine", MNIST, against("gossip", TRIGGERS), RATES),
-        Contest("step", "step", MNIST, against("gossip", TRIGGERS), RATES),
-        Contest("nodes16", "cosine", MNIST16, against("gossip", TRIGGERS), RATES),
-        Contest("cifar", "cosine", CIFAR, against("gossip", CIFAR_TRIGGERS), CIFAR_RATES),
-        Contest("elastic", "cosine", MNIST, against("elastic", ELASTIC_TRIGGERS), RATES),
-    ]
+def by_change_alone() -> dict[str, list[str]]:
+    """Sides that all send float32, so that change alone has to save the bytes."""
+    triggers = [f"adaptive_gossip:wire=float32,threshold={threshold}" for threshold in FLOAT32_THRESHOLDS]
+    return {**against("gossip", "float32"), "adaptive": triggers}
 
 
-def measure(quick: bool, repeats: int, pool: Executor) -> tuple[list[dict[str, Any]], list[Bar], dict[str, Any]]:
-    """Every contest, the time at every bandwidth, the disturbed runs, and what they say."""
-    entered = contests(quick)
-    with ThreadPoolExecutor(len(entered)) as at_once:  # so that nobody waits for the last trial of a contest
-        outcomes = list(at_once.map(lambda contest: hold(contest, repeats, pool), entered))
-    verdicts = [bar for contest, outcome in zip(entered, outcomes, strict=True) for bar in judge(contest, outcome.runs)]
-    usual = usual_mbps(entered[0].size)
-    curve = gains(outcomes[0], usual, (1.0,) if quick else (1.0, *BANDWIDTHS), pool)
-    disturbed, disturbed_rows = gossip_disturbed.disturb(
-        outcomes[0].chosen["adaptive"], min(repeats, DISTURBED_SEEDS), usual, pool
+CONTESTS = {
+    contest.name: contest
+    for contest in (
+        Contest("mnist8", "cosine", MNIST, against("gossip", "int8"), RATES),
+        Contest("cifar8", "cosine", CIFAR, against("gossip", "int8", CIFAR_POWERS), CIFAR_RATES),
+        Contest("mnist16", "cosine", MNIST16, against("gossip", "int8"), RATES),
+        Contest("cifar16", "cosine", CIFAR16, against("gossip", "int8", CIFAR_POWERS), CIFAR_RATES),
+        Contest("float32", "cosine", MNIST, by_change_alone(), RATES, limited=("fixed", "per_tensor", "adaptive")),
+        Contest("step8", "step", MNIST, against("gossip", "int8"), RATES),
+        Contest("elastic8", "cosine", MNIST, against("elastic", "bfloat16"), RATES),
     )
-    rows = [row for outcome in outcomes for row in outcome.rows] + disturbed_rows
-    rows += [{"contest": entered[0].name, "side": "time", "bandwidth": b, "time_saved": gain} for b, gain in curve]
-    for_plot = {
-        "gains": curve,
-        "courses": {c.name: o.runs["adaptive"][0].course for c, o in zip(entered, outcomes, strict=True)},
-    }
-    return rows, [*verdicts, *judge_time(curve), *disturbed], for_plot
+}
+QUICK = {
+    contest.name: contest
+    for contest in (
+        Contest("mnist8", "cosine", TINY, against("gossip", "int8"), (0.4,), (0.0,), 1),
+        Contest("elastic8", "cosine", TINY, against("elastic", "bfloat16"), (0.4,), (0.0,), 1),
+    )
+}
+OTHERS = ("partners", "time", "disturbed", "real", "shaped")  # parts that take what contest mnist8 has chosen
 
 
-def usual_mbps(size: Size) -> float:
-    """The bandwidth at which the baseline communicates for the publication's share of its time."""
-    model_bits = 8 * sum(p.nbytes for p in build(size).parameters())
-    return model_bits / (SECONDS_PER_SAMPLE * size.batch * COMMUNICATION / (1 - COMMUNICATION)) / 1e6
+class Measuring:
+    """One call of this benchmark: what is measured, and what was found before."""
+
+    def __init__(self, options: Asked, kept: KeptRuns) -> None:
+        self.options, self.kept = options, kept
+        self.contests = QUICK if options.quick else CONTESTS
+        self.outcomes: dict[str, Outcome] = {}
+
+    def part(self, name: str) -> Measured:
+        """Measure one."""
+        if name in self.contests:
+            outcome = self.outcome(name)
+            return outcome.rows, judge(self.contests[name], outcome.runs)
+        others: dict[str, Callable[[], Measured]] = {
+            "partners": self._partners, "time": self._time, "disturbed": self._disturbed,
+            "real": lambda: self._real("emulated"), "shaped": lambda: self._real("shaped"),
+        }  # fmt: skip
+        return others[name]()
+
+    def outcome(self, name: str) -> Outcome:
+        """Hold a contest, or take its runs from those that are kept."""
+        if name not in self.outcomes:
+            self.outcomes[name] = hold(self.contests[name], self.options.repeats, self.kept)
+        return self.outcomes[name]
+
+    def _partners(self) -> Measured:
+        """Exponential partners on all sides, at the rates that were chosen with random ones: reported, not judged."""
+        rows = []
+        for name in ("mnist8", "cifar8"):
+            if name not in self.contests:
+                continue
+            contest = of_partners(self.contests[name], "exponential")
+            chosen = {
+                side: msgspec.structs.replace(job, strategy=with_option(job.strategy, f"peers={contest.peers}"))
+                for side, job in self.outcome(name).chosen.items()
+            }
+            rows += meet(contest, chosen, self.options.repeats, self.kept).rows
+        return rows, []
+
+    def _time(self) -> Measured:
+        scales = (1.0,) if self.options.quick else BANDWIDTHS
+        return gossip_time.measure(self.outcome("mnist8").chosen, scales, self.options.repeats, self.kept)
+
+    def _disturbed(self) -> Measured:
+        job = self.outcome("mnist8").chosen["adaptive"]
+        repeats = min(self.options.repeats, DISTURBED_SEEDS)
+        verdicts, rows = gossip_disturbed.disturb(job, repeats, gossip_time.usual_mbps(job.size), self.kept)
+        return rows, verdicts
+
+    def _real(self, line: str) -> Measured:
+        chosen: Mapping[str, Job] = self.outcome("mnist8").chosen
+        repeats = min(self.options.repeats, REAL_SEEDS)
+        return gossip_real.measure(chosen, (line,), repeats, quick=self.options.quick)
 
 
-def gains(outcome: Outcome, usual: float, scales: tuple[float, ...], pool: Executor) -> list[tuple[float, float]]:
-    """Time saved at several bandwidths, in units of the usual one."""
-    jobs: list[Job] = []
-    for scale, side in itertools.product(sorted(scales), ("baseline", "adaptive")):
-        job = outcome.chosen[side]
-        jobs.append(
-            msgspec.structs.replace(job, seed=FIRST_FRESH, mbps=usual * scale, strategy=f"{job.strategy},overlap=false")
-        )
-    made = list(pool.map(run, jobs))
-    return [(scale, 1 - made[2 * i + 1].seconds / made[2 * i].seconds) for i, scale in enumerate(sorted(scales))]
-
-
-def judge_time(curve: list[tuple[float, float]]) -> list[Bar]:
-    """What must hold of time."""
-    at = dict(curve)
-    gains_in_order = [gain for _, gain in sorted(curve)]
-    rises = max((later - earlier for earlier, later in itertools.pairwise(gains_in_order)), default=0.0)
-    return [
-        Bar("time_saved", at[1.0], 0.52, True,
-            f"time saved where communication is {COMMUNICATION:.1%} of the baseline's"),
-        Bar("time_falls_with_bandwidth", rises, 0.005, False, "the gain falls as bandwidth grows; largest rise"),
-    ]  # fmt: skip
-
-
-def plot(found: dict[str, Any], path: Path) -> None:
+def plot(parts: Mapping[str, Part], path: Path) -> None:
     """The gain by bandwidth, and when exchanges happen."""
     import matplotlib
 
@@ -136,79 +166,129 @@ def plot(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.6))
-    axes[0].plot(*zip(*found["gains"], strict=True), marker="o")
+    for overlap, words in ((False, "sending holds computing up"), (True, "sending overlaps computing")):
+        rows = [row for row in (parts["time"].rows if "time" in parts else ()) if row["overlap"] == overlap]
+        axes[0].plot([row["bandwidth"] for row in rows], [row["time_saved"] for row in rows], marker="o", label=words)
     axes[0].set(xscale="log", title="time saved by bandwidth", xlabel="bandwidth (1: communication is 56.5 %)")
-    for name, counts in found["courses"].items():
-        shares = [count / max(1, sum(counts)) for count in counts]
-        axes[1].plot(range(1, len(counts) + 1), shares, marker=".", label=name)
-    axes[1].set(title="bytes of the adaptive side over one run", xlabel="twentieth", ylabel="share of all")
+    axes[0].legend()
+    for name in CONTESTS:
+        rows = [row for row in (parts[name].rows if name in parts else ()) if row["side"] == "adaptive"]
+        if rows:
+            counts = [float(each) for each in rows[0]["kB_by_tenth"].split()]
+            shares = [count / max(1.0, sum(counts)) for count in counts]
+            axes[1].plot(range(1, len(counts) + 1), shares, marker=".", label=name)
+    axes[1].set(title="bytes of the adaptive side over one run", xlabel="tenth", ylabel="share of all")
     axes[1].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=80)
+    pyplot.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, and write the result."""
     parser = bars.parser("exchanges by change against a fixed period")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; their seconds are virtual")
+    parser.add_argument("--part", action="append", choices=[*CONTESTS, *OTHERS], help="this part alone; repeatable")
+    parser.add_argument("--minutes", type=float, help="begin no run after so long; the same command then goes on")
     parser.add_argument(
         "--retell", action="store_true", help="measure nothing: explain the last result as it would now"
     )
     given = parser.parse_args(arguments)
+    where = given.out or results.FOLDER
     if given.retell:
-        print(f"written to {results.retell('gossip', notes(), given.out or results.FOLDER)}")
+        print(f"written to {results.retell('gossip', notes(result_parts.load('gossip', where)), where)}")
         return
     options = bars.asked(given, 5)
-    for task in {contest.size.task for contest in contests(options.quick)}:
+    names = given.part or [name for name in (*CONTESTS, *OTHERS) if not options.quick or name in (*QUICK, *OTHERS[:3])]
+    for task in sorted({(QUICK if options.quick else CONTESTS)[name].size.task for name in names if name in CONTESTS}):
         if not folder(task).is_dir():
             raise SystemExit(f"{task} is missing: {folder(task)}; set the variable {FOLDERS[task][0]} to its folder")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows: list[dict[str, Any]] = []
+    verdicts: list[Bar] = []
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
-        rows, verdicts, found = measure(options.quick, options.repeats, pool)
-    if not options.quick:
-        plot(found, (options.out or results.FOLDER) / "gossip.png")
-    bars.tell("gossip", options, verdicts, rows, notes(), ("matplotlib",))
+        measuring = Measuring(options, KeptRuns("gossip", options.of, pool, given.minutes))
+        for name in names:
+            began = time.monotonic()
+            try:
+                new_rows, new_verdicts = measuring.part(name)
+            except OutOfTimeError:
+                raise SystemExit(
+                    f"{given.minutes:g} minutes are over in part {name}: the same command goes on"
+                ) from None
+            rows, verdicts = rows + new_rows, verdicts + new_verdicts
+            if not options.quick and options.of is not None:
+                part = Part.of(new_verdicts, new_rows, options.of, (time.monotonic() - began) / 60)
+                write(name, part, options, where)
+    bars.tell("gossip", msgspec.structs.replace(options, of=None), verdicts, rows, "")
 
 
-def notes() -> str:
+def write(name: str, part: Part, options: Asked, where: Path) -> None:
+    """Put one part into the result."""
+    assert options.of is not None
+    parts = {**result_parts.load("gossip", where), name: part}
+    parts = {known: parts[known] for known in (*CONTESTS, *OTHERS) if known in parts}
+    plot(parts, where / "gossip.png")
+    command = f"python benchmarks/bench_gossip.py --repeats {options.repeats}"
+    result_parts.write("gossip", command, parts, notes, options.of, where, ("matplotlib",))
+
+
+def notes(parts: Mapping[str, Part]) -> str:
     """What the numbers mean."""
     return f"""
-Virtual nodes; accuracy and loss on the test images are those of the average of all nodes' models. `cosine` and `step`:
-8 nodes, an MLP with {MNIST.hidden} hidden units on {MNIST.samples:,} images of MNIST, {MNIST.epochs:g} epochs, batches
-of {MNIST.batch}, under a rate that falls by a cosine, or to a tenth in the middle. `nodes16`: 16 nodes,
-{MNIST16.epochs:g} epochs. `cifar`: 8 nodes, a small convolutional net with momentum on {CIFAR.samples:,} images of
-CIFAR-10, {CIFAR.epochs:g} epochs. `elastic`: as `cosine`, with `adaptive_elastic` against `elastic`, whose bytes are
-counted both ways; all with alpha={ALPHA}, which on seed {TUNING_SEED} was better than the default for the baseline
-(0.9339 against 0.9320), for a fixed period of each tensor (0.9243 against 0.9164) and for the trigger. The last three
-are under the cosine.
+A part is measured by `--part NAME`, which replaces that part of this page:
 
-Rows of seed {TUNING_SEED} are trials: the same learning rates for all, with {len(TRIGGERS)} triggers for `adaptive`,
-{len(PERIODS)} periods for `fixed`, and {len(POWERS)} ways to share the same bytes out for `per_tensor`, the fixed
-period of each tensor. These three may send {MOST_BYTES:.1%} of the baseline's bytes, and the most accurate of those
-that do is chosen. The baseline's partners are random, as published, and those of the three others exponential.
-`bytes_share` is of the baseline's bytes, `kB_by_tenth` what all nodes sent in each tenth of the run.
-Where one tensor has nearly all bytes, as in the MLP, two of the three ways to share them out are the same: there
-`per_tensor` has a third fewer different trials.
+{result_parts.table(parts)}
 
-Rows of `disturbed` are of the trial chosen under the cosine, over {DISTURBED_SEEDS} seeds: `even` and `one_slow` on a
-line on which the baseline would communicate for {COMMUNICATION:.1%} of its time, with overlap; `pace` is steps per
-second of the 7 others together, `waiting` the share of their time in which they waited for their own line. In `faults`
-2 nodes are killed after 30 and 40 % of the run, and 2 join after 50 and 60 %.
-In virtual time nobody can hold another node's step up, so that the bars on the slow node say that the simulator keeps
-it so; real processes are asked in the tests. The curve of time is of one seed.
+The command above is that of the part measured last; how many seeds a part has is in its rows, and an interval of one
+seed is that seed. A part that is not there has not been measured in this form. An earlier form, of 2026-11-16 (35 of
+41 bars met, `git show d7a1d94:benchmarks/results/gossip.md`), had exponential partners against a baseline with random
+ones, tuned triggers in place of the defaults, float32 on all sides, no momentum on MNIST, and nothing on the nodes'
+own models.
 
-The triggers tried, and exponential partners, come from a search on seeds below 200 (gossip-trials.md has what was tried
-there); periods follow from the bytes that are allowed. Seeds from {FIRST_FRESH} on were used for nothing before. An
-earlier form of this benchmark had random partners on all sides, no `share_power`, other rates, and seeds from 200 on:
-36 of its 41 bars were met; missed were `nodes16_behind` (0.51), `cifar_behind` (1.98), both on the fixed period of each
-tensor for CIFAR (-0.7 and -0.9 spreads), and `elastic_behind` (0.72). Exponential partners help the fixed periods as
-well. For CIFAR 10,000 images and 6 epochs were tried before: so far from convergence, at the one rate that was tried
-there (0.1, seed {TUNING_SEED}), the trigger with 10.5 % of the bytes was 4.4 points behind the baseline (0.446 against
-0.490). 8,000 images, 2,500 images and 24 epochs, and no momentum (42.0 against 44.4 %) were tried there, too, and left.
+Virtual nodes; `accuracy` and `loss` on the test images are those of the average of all nodes' models, `nodes` and
+`worst_node` the mean and the least accuracy of the nodes' own models at the end. `mnist8`, `mnist16`: 8 and 16 nodes,
+an MLP with {MNIST.hidden} hidden units on {MNIST.samples:,} images of MNIST, {MNIST.epochs:g} epochs, batches of
+{MNIST.batch}, under a rate that falls by a cosine; `step8`: to a tenth in the middle. `cifar8`, `cifar16`: a small
+convolutional net on {CIFAR.samples:,} images of CIFAR-10, {CIFAR.epochs:g} epochs, under the cosine. `elastic8`: as
+`mnist8`, with `adaptive_elastic` against `elastic`, whose bytes are counted both ways; all with alpha={ALPHA}.
 
-Left out: other partners, bfloat16 on the wire, a budget in place of a threshold, and schedules other than
-the cosine for 16 nodes, CIFAR and elastic averaging. Courses are counted in {PARTS} parts of a run, of which the bar on
-the rate's fall compares single ones.
+`adaptive` is what somebody gets who types the strategy's name, with no option (but that alpha); the baseline sends
+float32, as published. `fixed` and `per_tensor` may send {MOST_BYTES:.0%} of the baseline's bytes and send what the
+defaults send (int8; bfloat16 with a centre), at the shortest period with so few: {PERIODS["int8"]} steps of int8,
+{PERIODS["bfloat16"]} of bfloat16, {PERIODS["float32"]} of float32; `per_tensor` lets large tensors wait longer
+(`share_power` 2, on CIFAR also 1). In `float32` all sides send float32, so that change alone must save the bytes;
+there `adaptive` has {len(FLOAT32_THRESHOLDS)} thresholds, under the controls' limit. Rows of seed {TUNING_SEED} are
+trials: rates and momentum 0 or 0.9 are one grid for all sides, extended by a factor of 1.5 while anybody's best lies
+on its edge, to at most 6 rates for each momentum; every trial runs to its end, and the most accurate (of controls:
+that may be afforded) goes on. Seeds from {FIRST_FRESH} on are for comparing and were used for nothing before;
+differences are of the same seed on both sides, and 90 % intervals those of Student's t. Partners are random on all
+sides, as in the published baseline. Rows `mnist8_exponential` and so on have exponential partners on all sides, at
+the rates chosen with random ones; they are not judged. `bytes_share` is of the baseline's bytes, `kB_by_tenth` what
+all nodes sent in each tenth of the run.
+
+`time`: `bandwidth` 1 is the line on which the baseline communicates for {COMMUNICATION:.1%} of its time if sending
+holds computing up (`overlap` false), as published. Where sending overlaps computing, that line holds the baseline up
+for {gossip_time.most_saved(overlap=True):.1%} of its time only, so no more can be saved there. At bandwidth 1 all
+seeds are run, elsewhere the first.
+
+`real` and `shaped`: 8 processes each with its node on the line of bandwidth 1, `seconds` until the last node's last
+step, over as many seeds as there are rows (up to {REAL_SEEDS}). A step computes for {gossip_real.STEP_S * 1000:g} ms,
+most of it slept, so that eight processes do not wait for two cores: `late` is the share of steps that took longer,
+where that is counted. `emulated`: the local engine with a scenario, in which a node's link is a clock. `shaped`:
+network namespaces whose cables the kernel limits (tc-tbf), with `paceline serve` and `join` over encrypted TCP. There
+a message counts as sent when the kernel has taken it; its buffers hold several of these models, so that
+`overlap=false` holds up less than on the emulated line. What a step takes beyond its computing and its line (the
+grant, the decision, packing, and waiting for a processor that others use, too) is part of the time on both sides.
+
+Rows of `disturbed` are of the defaults under the cosine, over {DISTURBED_SEEDS} seeds: `even` and `one_slow` on the
+line of bandwidth 1, with overlap; `pace` is steps per second of the 7 others together, `waiting` the share of their
+time in which they waited for their own line. In `faults` 2 nodes are killed after 30 and 40 % of the run, and 2 join
+after 50 and 60 %. In virtual time nobody can hold another node's step up, so that the bars on the slow node say that
+the simulator keeps it so; real processes are asked in the tests.
+
+The defaults come from a search on seeds below 200 (docs/internals/gossip-defaults.md). Courses are counted in {PARTS}
+parts of a run, of which the bar on the rate's fall compares single ones.
 
 ![time saved by bandwidth, and the course of exchanges](gossip.png)
 """

@@ -9,7 +9,7 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import bench_uneven_real as race
 import publications
 import results
 import tune_learning_rates as learning
-from contenders.gossip_trials import FIRST_FRESH
+from contenders.gossip_trials import TUNING_SEED
 from paceline import strategies as registry
 
 ROOT = Path(__file__).parents[1]
@@ -300,21 +300,30 @@ def gossip() -> str:
         told = {"contest": f"`{contest}`"}
         for side, words in SIDES.items():
             runs = [row for row in found["rows"] if (row["contest"], row["side"]) == (contest, side)]
-            fresh = [run for run in runs if run["seed"] >= FIRST_FRESH]
-            means = (
-                100 * statistics.mean(run["accuracy"] for run in fresh),
-                statistics.mean(run["loss"] for run in fresh),
+            fresh = [run for run in runs if run["seed"] != TUNING_SEED]
+            told[words] = ", ".join(
+                f"{100 * statistics.mean(run[key] for run in fresh):.2f}"
+                for key in ("accuracy", "nodes")
+                if key in fresh[0]
             )
-            told[words] = f"{means[0]:.2f}, {means[1]:.3f}"
         told["its bytes"] = f"{1 - float(values[f'{contest}_bytes_saved']):.1%}"
         for side in ("fixed", "per_tensor"):
             names = (f"{contest}_ahead_of_{side}", f"{contest}_loss_below_{side}")
             told[f"gain on {SIDES[side]}"] = " and ".join(f"{float(values[name]):.1f}" for name in names)
         rows.append(told)
-    times = [r for r in found["rows"] if r["side"] == "time"]
-    gains = ", ".join(f"{r['time_saved']:.0%} at {r['bandwidth']:g}" for r in times)
-    saved = f"Time saved at bandwidths in units of the one at which the baseline communicates for 56.5 %: {gains}."
-    return f"{results.table(rows)}\n\n{saved}\n\n{_met_and_missed(found)}"
+    unit = "in units of the one at which the baseline communicates for 56.5 %"
+    saved = "".join(
+        f"Time saved at bandwidths {unit}{words}: {gains}.\n\n"
+        for overlap, words in ((False, ""), (True, ", where sending overlaps computing"))
+        if (gains := _gains(found["rows"], overlap))
+    )
+    said = "Accuracy in percent on fresh seeds: of the average of the models, and then the mean over the nodes' own."
+    return f"{said}\n\n{results.table(rows)}\n\n{saved}{_met_and_missed(found)}"
+
+
+def _gains(rows: Sequence[dict[str, Any]], overlap: bool) -> str:
+    times = [row for row in rows if row["side"] == "time" and row.get("overlap", False) == overlap]
+    return ", ".join(f"{row['time_saved']:.0%} at {row['bandwidth']:g}" for row in times)
 
 
 def _met_and_missed(found: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """What a slow node costs the others, and what is left of a run in which nodes die and others come."""
 
 import statistics
-from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
@@ -9,16 +8,17 @@ import msgspec
 from contenders.bars import Bar
 from contenders.gossip_runs import SLOW, Job, Ran, run
 from contenders.gossip_trials import FIRST_FRESH, row
+from contenders.kept_runs import KeptRuns
 
 
-def disturb(job: Job, repeats: int, mbps: float, pool: Executor) -> tuple[list[Bar], list[dict[str, Any]]]:
+def disturb(job: Job, repeats: int, mbps: float, kept: KeptRuns) -> tuple[list[Bar], list[dict[str, Any]]]:
     """The chosen trial undisturbed, with one slow node on a line of that bandwidth, and with nodes dying and coming."""
     kinds: dict[str, dict[str, Any]] = {
         "even": {"mbps": mbps}, "one_slow": {"mbps": mbps, "slow": True}, "undisturbed": {}, "faults": {"faults": True},
     }  # fmt: skip
     seeds = range(FIRST_FRESH, FIRST_FRESH + repeats)
     jobs = [msgspec.structs.replace(job, seed=seed, **what) for what in kinds.values() for seed in seeds]
-    made = list(pool.map(run, jobs))
+    made = kept.make(run, Ran, jobs)
     runs = {kind: made[i * repeats : (i + 1) * repeats] for i, kind in enumerate(kinds)}
     most = round(statistics.median(ran.bytes for ran in runs["undisturbed"]))
     rows = [{**row("disturbed", kind, job, seed, ran, most), "pace": ran.pace, "waiting": ran.waiting}

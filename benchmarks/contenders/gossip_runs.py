@@ -39,7 +39,6 @@ class Size(msgspec.Struct, frozen=True):
     hidden: int = 64
     test: int = 10_000
     task: str = "mnist"
-    momentum: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -55,6 +54,7 @@ class Job(msgspec.Struct, frozen=True):
     schedule: str
     seed: int
     size: Size
+    momentum: float = 0.0
     mbps: float | None = None
     slow: bool = False  # the last node computes at the speed SLOW
     faults: bool = False  # two nodes crash, and two others join
@@ -72,6 +72,8 @@ class Ran(msgspec.Struct, frozen=True):
     course: list[int]  # bytes sent in each part of the run
     pace: float = 0.0  # steps per second of all nodes but the last, together
     waiting: float = 0.0  # share of their time in which they waited
+    nodes: float = 0.0  # accuracy of the nodes' own final models: mean
+    worst: float = 0.0  # least
 
 
 def folder(task: str) -> Path:
@@ -96,10 +98,13 @@ def run(job: Job) -> Ran:
         strategy=job.strategy, seed=job.seed, sink=lines, evaluate_every=f"{job.size.epochs:g}e",
     )  # fmt: skip
     report = done.summary
-    consensus = report.peers.consensus if report.peers is not None else None
+    consensus, own = 0.0, None
+    if report.peers is not None:
+        consensus, own = report.peers.consensus or 0.0, report.peers.nodes.get("accuracy")
     return Ran(
         report.accuracy or 0.0, report.loss or math.inf, report.bytes_up, report.exchanges or 0, report.seconds,
-        consensus or 0.0, course(lines, report.seconds), *pace(lines, job.size.workers - 1),
+        consensus, course(lines, report.seconds), *pace(lines, job.size.workers - 1),
+        nodes=own.mean if own is not None else 0.0, worst=own.min if own is not None else 0.0,
     )  # fmt: skip
 
 
@@ -136,7 +141,7 @@ def train(job: Job) -> None:
     images, labels, test_images, test_labels = session.once("data", lambda: data(size))
     torch.manual_seed(job.seed)
     model = build(size)
-    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=size.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum)
     rounds = math.ceil(size.samples * size.epochs / (size.batch * size.workers))
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(job.schedule, step / rounds))
 

@@ -48,6 +48,7 @@ from paceline.records.metrics import Report
 from paceline.server.plan import Cause, Plan
 from paceline.server.progress import Progress
 from paceline.strategies import Machine, checked, is_peer, machine_class, require_findable, written
+from paceline.strategies.base import DEFAULTS
 from paceline.strategies.sources import require_not_loading
 from paceline.worker.scripts import Script, load_script
 
@@ -357,6 +358,7 @@ def _header(config: RunConfig, cluster: Scenario | None, workers: int) -> Header
     else:
         del options["checkpoint_every"], options["checkpoint_keep"]
     return Header(
+        defaults=DEFAULTS,
         engine=config.engine,
         strategy=config.strategy,
         seed=config.seed,

@@ -27,7 +27,8 @@ VARIATIONS = {
     "adaptive_gossip": [
         f"adaptive_gossip:{TRIGGER}", f"adaptive_gossip:{TRIGGER},scope=model,form=pull",
         f"adaptive_gossip:{TRIGGER},scope=model,form=weighted,peers=ring", f"adaptive_gossip:{TRIGGER},budget=0.3",
-        f"adaptive_gossip:{TRIGGER},mixed=changed,peers=exponential", f"adaptive_gossip:{TRIGGER},share_power=2",
+        f"adaptive_gossip:{TRIGGER},mixed=exchanged,peers=exponential",
+        f"adaptive_gossip:{TRIGGER},share_power=1,steps_power=1",
     ],
     "elastic": ["elastic:period=2", "elastic:period=1,alpha=0.3", "elastic:alpha=0", "elastic:scope=tensor,period=2"],
     "adaptive_elastic": [f"adaptive_elastic:{TRIGGER}", f"adaptive_elastic:{TRIGGER},scope=model,budget=0.4"],

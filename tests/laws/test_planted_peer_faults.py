@@ -17,7 +17,7 @@ from paceline.strategies.peers.gossip import Gossip
 
 CHANCE = random.Random(5)
 EVENTFUL = [(CHANCE.choice(WHAT), CHANCE.randrange(1000)) for _ in range(300)]
-ADAPTIVE = "adaptive_gossip:warmup=3,max_interval=4,threshold=0.9"
+ADAPTIVE = "adaptive_gossip:warmup=3,max_interval=4,threshold=0.9,share_power=1,steps_power=1"
 WEIGHTED = "gossip:form=weighted"
 Change = Callable[[Any, PeerEvent, list[PeerAction]], list[PeerAction]]
 
@@ -128,10 +128,10 @@ def _as_far_as_possible(make: Callable[[int], Peer]) -> list[Any]:
         (ADAPTIVE, {"max_interval": 1000}),
         (ADAPTIVE + ",budget=0.5", {"max_interval": 1000}),
         (ADAPTIVE, {"warmup": 0}),
-        (ADAPTIVE, {"mixed": "changed"}),
-        (ADAPTIVE + ",mixed=changed", {"mixed": "exchanged"}),
+        (ADAPTIVE, {"mixed": "exchanged"}),
+        (ADAPTIVE + ",mixed=exchanged", {"mixed": "changed"}),
         (ADAPTIVE, {"threshold": 0.8}),
-        ("adaptive_elastic:warmup=0,max_interval=4,threshold=5", {"max_interval": 5}),
+        ("adaptive_elastic:max_interval=4,threshold=5,share_power=1,steps_power=1", {"max_interval": 5}),
         ("gossip:period=2", {"period": 3}),
         ("elastic:period=2", {"period": 1}),
         ("gossip:period=3,scope=tensor", {"period": 2}),

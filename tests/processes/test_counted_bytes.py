@@ -23,7 +23,7 @@ def own_network():
 
 
 @pytest.mark.parametrize(
-    "strategy", ["adaptive_gossip:warmup=8", pytest.param("gossip:period=2", marks=pytest.mark.soak)]
+    "strategy", ["adaptive_gossip:warmup=8,wire=float32", pytest.param("gossip:period=2", marks=pytest.mark.soak)]
 )  # fmt: skip
 @pytest.mark.fresh
 def test_the_loopback_has_carried_what_the_report_says(strategy, monkeypatch):

@@ -28,11 +28,12 @@ MODEL_BYTES = sum(p.nbytes for p in network().parameters())
 MACHINES = [
     "gossip", "gossip:form=pull", "gossip:form=weighted,peers=ring", "gossip:peers=exponential,period=3",
     "elastic:period=2", "adaptive_gossip:warmup=2", "adaptive_gossip:warmup=2,wire=bfloat16",
+    "gossip:period=2,wire=int8", "adaptive_gossip:warmup=2,wire=int8",
     "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
     "adaptive_elastic:warmup=2,wire=bfloat16", "local_sgd:period=2",
 ]  # fmt: skip
 WAYS = ("shm", "zeromq")
-ORDINARY = [("adaptive_gossip:warmup=2,wire=bfloat16", "zeromq")]  # parity runs every machine over shared memory
+ORDINARY = [("adaptive_gossip:warmup=2,wire=int8", "zeromq")]  # parity runs every machine over shared memory
 
 
 def cases():
@@ -52,6 +53,9 @@ def test_every_machine_trains_settles_every_sample_and_replays(tmp_path, machine
     assert done.summary.exchanges > 0
     assert done.summary.bytes_up > 0
     assert done.summary.peers.gathered_bytes >= 4 * MODEL_BYTES
+    (own,) = observed(lines, "evaluation_nodes")
+    assert own.data["nodes"] == [0, 1, 2, 3]
+    assert done.summary.peers.nodes["loss"].max == max(each["loss"] for each in own.data["metrics"])
     used = {report.worker: report.samples for report in done.summary.per_worker}
     for name, value in done.model_state.items():
         mean = sum(state[name] * used[node] for node, state in done.nodes.items()) / sum(used.values())

@@ -23,6 +23,8 @@ MACHINES = [
     "gossip:scope=tensor,period=3", "elastic:period=2", "elastic:scope=tensor,period=2",
     "adaptive_gossip:warmup=2", "adaptive_gossip:mixed=changed",
     "adaptive_gossip:scope=model,form=weighted", "adaptive_elastic:warmup=2,max_interval=5",
+    "gossip:wire=int8", "gossip:form=weighted,wire=int8", "adaptive_gossip:steps_power=1,wire=float32",
+    "elastic:wire=bfloat16",
     "local_sgd:period=2",
 ]  # fmt: skip
 SLOW_LINE = "latency_ms = 2.0\nbandwidth_mbps = 0.05"
@@ -99,6 +101,41 @@ def test_the_report_has_the_course_of_intervals_thresholds_and_distances(strateg
     assert len(set(thresholds)) > 3 if "budget" in strategy else set(thresholds) == {None}
 
 
+def loss_of(state):
+    model = network()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        return evaluate(model.eval())["loss"]
+
+
+@pytest.mark.parametrize("strategy", ["adaptive_gossip:warmup=2", "local_sgd:period=2"])
+def test_every_nodes_own_final_model_is_measured_and_the_average_stays(strategy, tmp_path):
+    run, lines = launch(strategy, journal=tmp_path / "run.jsonl")
+    (measured,) = observed(lines, "evaluation_nodes")
+    assert measured.data["nodes"] == sorted(run.nodes) == [0, 1, 2, 3]
+    own = [loss_of(run.nodes[node]) for node in measured.data["nodes"]]
+    assert [each["loss"] for each in measured.data["metrics"]] == pytest.approx(own)
+    of_nodes = run.summary.peers.nodes["loss"]
+    assert (of_nodes.mean, of_nodes.min, of_nodes.max) == pytest.approx((sum(own) / 4, min(own), max(own)))
+    used = {report.worker: report.samples for report in run.summary.per_worker}
+    for name, value in run.model_state.items():  # the store has the average again
+        mean = sum(state[name] * used[node] for node, state in run.nodes.items()) / sum(used.values())
+        torch.testing.assert_close(value, mean)
+    assert run.summary.metrics["loss"] == observed(lines, "evaluation")[-1].data["metrics"]["loss"]
+
+
+def test_a_node_that_crashed_is_not_measured_at_the_end():
+    _, lines = launch("gossip", cluster(1.0, 1.0, 1.0, events=event("crash", 0.5, worker=1)))
+    (measured,) = observed(lines, "evaluation_nodes")
+    assert measured.data["nodes"] == [0, 2]
+
+
+def test_a_run_that_is_not_evaluated_measures_no_node_and_neither_does_one_with_a_server():
+    without, lines = launch("gossip", evaluate_every="off")
+    assert (without.summary.peers.nodes, observed(lines, "evaluation_nodes")) == ({}, [])
+    assert observed(launch("bsp")[1], "evaluation_nodes") == []
+
+
 def test_the_same_run_again_is_the_same_to_the_last_byte(tmp_path):
     for name in ("one", "two"):
         launch("adaptive_gossip:warmup=2", journal=tmp_path / name)
@@ -170,6 +207,21 @@ def test_bytes_are_counted_where_they_are_sent():
     full, _ = launch("adaptive_gossip:threshold=0")
     itemsize = next(iter(network().parameters())).itemsize
     assert halved.summary.bytes_up == pytest.approx(full.summary.bytes_up * 2 / itemsize, rel=0.05)
+
+
+def test_int8_takes_a_quarter_and_the_scales_whatever_the_machine():
+    from paceline.peers.packing import on_wire
+
+    packed = sum(on_wire(p.detach(), "int8", copy=True).nbytes for p in network().parameters())
+    for machine in ("gossip", "adaptive_gossip:threshold=0"):
+        full, _ = launch(with_wire(machine, "float32"))
+        quarter, _ = launch(with_wire(machine, "int8"))
+        assert quarter.summary.exchanges == full.summary.exchanges
+        assert quarter.summary.bytes_up == full.summary.bytes_up * packed / MODEL_BYTES
+
+
+def with_wire(machine, wire):
+    return f"{machine}{',' if ':' in machine else ':'}wire={wire}"
 
 
 def test_threshold_0_is_gossip_to_the_last_bit():

@@ -128,7 +128,7 @@ def exchanged(actions: list[PeerAction]) -> Any:
 
 def test_the_trigger_is_exact() -> None:
     """theta^2 = 0.16 and shares of 1/4 and 3/4: due from 0.2 and 0.3464 after one step, over sqrt(steps) after more."""
-    machine = started("adaptive_gossip:warmup=0,threshold=0.4", (400, 1200))
+    machine = started("adaptive_gossip:threshold=0.4,share_power=1,steps_power=1", (400, 1200))
     assert exchanged(machine.handle(stepped(1, changes=(0.1999, 0.3464)))) is None
     assert exchanged(machine.handle(stepped(2, changes=(0.1414, 0.2450)))) == (1,)
     assert exchanged(machine.handle(stepped(3, changes=(0.1155, 0.3464)))) == (0,)
@@ -137,10 +137,41 @@ def test_the_trigger_is_exact() -> None:
 
 def test_a_share_power_lets_large_tensors_wait() -> None:
     """theta^2 = 0.16 and squared shares of 1/16 and 9/16: due from 0.1 and 0.3."""
-    machine = started("adaptive_gossip:warmup=0,threshold=0.4,share_power=2", (400, 1200))
+    machine = started("adaptive_gossip:threshold=0.4,share_power=2,steps_power=1", (400, 1200))
     assert exchanged(machine.handle(stepped(1, changes=(0.0999, 0.2999)))) is None
     assert exchanged(machine.handle(stepped(2, changes=(0.0708, 0.2121)))) == (0,)
     assert exchanged(machine.handle(stepped(3, changes=(0.0999, 0.1733)))) == (1,)
+
+
+def test_by_default_change_counts_in_proportion_to_the_steps() -> None:
+    """theta^2 = 0.09 and squared shares of 1/16 and 9/16: due from 0.075 and 0.225, over the steps."""
+    machine = started("adaptive_gossip", (400, 1200))
+    assert exchanged(machine.handle(stepped(1, changes=(0.0749, 0.2249)))) is None
+    assert exchanged(machine.handle(stepped(2, changes=(0.0374, 0.1126)))) == (1,)
+    assert exchanged(machine.handle(stepped(3, changes=(0.0251, 0.2249)))) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "wire"),
+    [
+        ("adaptive_gossip", "int8"),
+        ("adaptive_gossip:threshold=0", "float32"),  # gossip with period=1 to the last bit
+        ("adaptive_gossip:threshold=0,wire=int8", "int8"),
+        ("adaptive_elastic", "bfloat16"),
+        ("adaptive_elastic:threshold=0", "float32"),
+        ("adaptive_elastic:wire=float32", "float32"),
+        ("gossip:wire=int8", "int8"),
+        ("elastic:wire=bfloat16", "bfloat16"),
+        ("local_sgd", "float32"),
+    ],
+)
+def test_what_is_sent_by_default(spec: str, wire: str) -> None:
+    assert strategies.build_peer(spec, 0, 0).wire == wire
+
+
+def test_the_centre_takes_no_int8() -> None:
+    with pytest.raises(OptionError, match="wire"):
+        strategies.build_peer("adaptive_elastic:wire=int8", 0, 0)
 
 
 @pytest.mark.parametrize("spec", ["gossip", "elastic", "adaptive_gossip:scope=model", "adaptive_elastic:scope=model"])

@@ -12,6 +12,8 @@ from random_histories import SPECS
 from paceline import strategies
 from paceline.core import values as option_values
 from paceline.core.errors import OptionError
+from paceline.strategies import registry
+from paceline.strategies.base import DEFAULTS
 
 MINE = ["bsp", "asp", "ssp", "dssp", "fastest_k", "k_async", "adaptive_k", "adaptive_k_load"]
 REQUIRED = {"fastest_k": ":k=2", "k_async": ":k=2"}
@@ -253,3 +255,29 @@ def test_bounds_of_each_kind(option, text, message):
     with pytest.raises(OptionError) as caught:
         option_values.read(text, declared, option)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("spec", "then"),
+    [
+        ("bsp", "bsp"),
+        ("adaptive_gossip",
+         "adaptive_gossip:share_power=1,steps_power=1,warmup=20,mixed=exchanged,wire=float32"),
+        ("adaptive_gossip:warmup=2,budget=0.3",
+         "adaptive_gossip:warmup=2,budget=0.3,share_power=1,steps_power=1,mixed=exchanged,wire=float32"),
+        ("adaptive_elastic: threshold = 0.5",
+         "adaptive_elastic: threshold = 0.5,share_power=1,steps_power=1,warmup=20,wire=float32"),
+    ],
+)  # fmt: skip
+def test_an_old_journals_strategy_has_the_defaults_of_its_time(spec: str, then: str) -> None:
+    assert registry.as_then(spec, 1) == then
+    assert registry.as_then(spec, DEFAULTS) == spec
+    strategies.checked(then, 0, 4)
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), *strategies.peer_names()])
+def test_former_defaults_are_of_options_and_differ_from_those_of_today(name: str) -> None:
+    spec = name + REQUIRED.get(name, "")
+    cls, now = strategies.parse(spec)
+    _, then = strategies.parse(registry.as_then(spec, 1))
+    assert all(getattr(then, option) != getattr(now, option) for option in cls.former)

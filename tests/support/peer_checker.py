@@ -170,14 +170,15 @@ class Checker:
         if self.steps <= options.warmup:
             return everything
         if options.scope == "model":
-            due = event.change**2 * (self.steps - self.last[0]) >= options.threshold**2
+            due = event.change**2 * (self.steps - self.last[0]) ** options.steps_power >= options.threshold**2
             return everything if due or self._late else []
+        power = 2.0 if options.share_power is None else options.share_power
         return [
             t
             for t in everything
             if t in self._late
-            or event.changes[t] ** 2 * (self.steps - self.last[t])
-            >= options.threshold**2 * (self.sizes[t] / sum(self.sizes)) ** options.share_power
+            or event.changes[t] ** 2 * (self.steps - self.last[t]) ** options.steps_power
+            >= options.threshold**2 * (self.sizes[t] / sum(self.sizes)) ** power
         ]
 
     def _at_period(self, step: int, tensor: int) -> bool:

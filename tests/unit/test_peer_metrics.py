@@ -1,5 +1,7 @@
 """The peers' part of a report, line by line."""
 
+from math import inf
+
 import pytest
 
 from paceline.core.actions import Track
@@ -7,7 +9,7 @@ from paceline.core.peer_actions import Ask, Exchange, Send
 from paceline.core.peer_events import Asked, PeerLeft, Sent, Stepped
 from paceline.records.journal import Observation, PeerDecision
 from paceline.records.metrics import PeerMetrics
-from paceline.records.report import PeerPoint
+from paceline.records.report import NodesNumber, PeerPoint
 
 
 def stepped(node: int, at: float, *actions: object) -> PeerDecision:
@@ -47,6 +49,23 @@ def test_each_point_of_the_course_is_about_what_was_since_the_one_before() -> No
         0.25,
         1600,
     )
+
+
+def test_numbers_of_the_nodes_own_models_are_those_that_all_have() -> None:
+    fold = PeerMetrics()
+    fold.exchanged()
+    fold.measured_own([{"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.75, "loss": "inf", "of_one": 3.0}])  # type: ignore[dict-item]
+    report = fold.report()
+    assert report is not None
+    assert report.nodes == {"accuracy": NodesNumber(0.625, 0.5, 0.75), "loss": NodesNumber(inf, 1.0, inf)}
+
+
+def test_a_journal_without_them_has_none() -> None:
+    fold = PeerMetrics()
+    fold.exchanged()
+    report = fold.report()
+    assert report is not None
+    assert report.nodes == {}
 
 
 def test_bytes_count_when_they_have_left() -> None:

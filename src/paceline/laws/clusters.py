@@ -19,6 +19,7 @@ from paceline.records.journal import Header, Line, Lines
 from paceline.scenario import Scenario, parse
 from paceline.server.coordinator import Coordinator
 from paceline.strategies import Strategy, canonical
+from paceline.strategies.base import DEFAULTS
 
 SECONDS_PER_SAMPLE = 0.125
 MAX_LINES = 100_000  # no plan makes a correct strategy write so many
@@ -120,7 +121,12 @@ def play(
 
 def _header(spec: str, plan: ClusterPlan, scenario: Scenario) -> Header:
     return Header(
-        engine="sim", strategy=spec, seed=plan.seed, workers=scenario.count, options={"max_versions": plan.max_versions}
+        defaults=DEFAULTS,
+        engine="sim",
+        strategy=spec,
+        seed=plan.seed,
+        workers=scenario.count,
+        options={"max_versions": plan.max_versions},
     )
 
 

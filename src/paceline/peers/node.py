@@ -16,10 +16,10 @@ from paceline.core.errors import InternalError
 from paceline.core.peer_actions import Ask, Average, Exchange, Mix, PeerAction, Send
 from paceline.peers import messages
 from paceline.peers.models import is_finite, mix_in
+from paceline.peers.packing import off_wire, on_wire
 from paceline.strategies.peers.base import Peer
 
 Tensors = Sequence[torch.Tensor]
-WIRES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class Node:
@@ -150,9 +150,11 @@ class Node:
         arrived = self._received.get(action.message)
         if arrived is None or not isinstance(arrived.event, events.Received) or arrived.values is None:
             raise InternalError(f"{self.machine.name} mixes message {action.message}, which is not here")
-        if WIRES[self.machine.wire] is not None and not is_finite(arrived.values):
+        places = self._places(arrived.event.tensors)
+        values = off_wire(arrived.values, self.machine.wire, [tensors[place] for place in places])
+        if self.machine.wire != "float32" and not is_finite(values):
             return  # its sender has checked it, but rounding may have made it infinite
-        mix_in(tensors, arrived.event.tensors, arrived.values, action.weight)
+        mix_in(tensors, arrived.event.tensors, values, action.weight)
         if self.machine.resets_on_mix:
             self._remember(arrived.event.tensors)
 
@@ -160,12 +162,8 @@ class Node:
         return range(len(self._tensors())) if named is None else named
 
     def on_wire(self, tensors: Tensors, *, copy: bool) -> list[torch.Tensor]:
-        """Convert tensors to the dtype that they are sent in."""
-        return [t.detach().to(self.wire_dtype(t), copy=copy) for t in tensors]
-
-    def wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
-        """Return the dtype that this tensor is sent in."""
-        return WIRES[self.machine.wire] or tensor.dtype
+        """Convert tensors to what is sent of them."""
+        return [on_wire(tensor, self.machine.wire, copy=copy) for tensor in tensors]
 
     # -- how far the model has moved ---------------------------------------------------------------------------------
 

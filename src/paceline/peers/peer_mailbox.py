@@ -15,8 +15,9 @@ from paceline.peers.group_average import GroupAverage
 from paceline.peers.messages import Arrived, Decided, Outgoing, Peering, Wanted
 from paceline.peers.node import Node
 from paceline.peers.node_replica import NodeReplica
+from paceline.peers.packing import from_wire
 from paceline.strategies.peers.base import Peer
-from paceline.transport.mail import Delivered, Departed, Kind, Mail, PeerHeader, as_bytes, from_bytes
+from paceline.transport.mail import Delivered, Departed, Kind, Mail, PeerHeader, as_bytes
 
 logger = logging.getLogger("paceline")
 
@@ -213,7 +214,7 @@ class PeerMailbox(NodeReplica):
         try:
             chosen = [tensors[place] for place in places if place >= 0]
             pairs = zip(chosen, values, strict=True)
-            return [from_bytes(value, self.node.wire_dtype(t), t.shape) for t, value in pairs]
+            return [from_wire(value, self.node.machine.wire, tensor) for tensor, value in pairs]
         except (IndexError, ValueError, RuntimeError) as error:
             logger.warning("a message of node %d was dropped: %s", header.sender, error)
             return None

@@ -4,9 +4,10 @@ The coordinator grants samples as in every run, but no model: nodes step on thei
 other. The server collects all models only to evaluate or save them, and at the end of a phase.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from paceline.model.store import Store, gradient_norm, model_state
 from paceline.peers import messages as p
 from paceline.peers.gathering import Gathering, NodeModel
 from paceline.peers.models import Centre, as_stored, distance, is_finite, mean_of, shares
-from paceline.peers.node import WIRES
+from paceline.peers.packing import DTYPES
 from paceline.records.journal import PeerDecision
 from paceline.server.exchange import Result
 from paceline.server.model_exchange import ModelExchange
@@ -140,6 +141,19 @@ class PeerExchangeBase(ModelExchange, ABC):
             spec = self.store.spec
             self._kept = {node: as_stored(spec, m.tensors, [m.counters]) for node, m in sorted(models.items())}
 
+    @property
+    def own_models(self) -> Sequence[int]:
+        return sorted(self._kept)
+
+    @contextlib.contextmanager
+    def as_node(self, node: int) -> Iterator[None]:
+        average = self.store.read()
+        self.store.overwrite(*self._kept[node])
+        try:
+            yield
+        finally:
+            self.store.overwrite(self.store.layout.views(average.flat), average.buffers)
+
     def is_complete(self, number: int, present: Sequence[int]) -> bool:
         """Whether every node that is computing has asked for that round's average, or a later one."""
         records = self.run.coordinator.records
@@ -179,7 +193,7 @@ class PeerExchange(PeerExchangeBase):
         self._averaging: dict[int, set[int]] = {}  # members of a group that are not done, by round
         self._coming = self._together = False  # whether the phase's last models were asked for, and are averaged
         machine = build_peer(self.spec, 0, 0)
-        self._wire = WIRES[machine.wire]
+        self._wire = DTYPES.get(machine.wire)  # for the centre
         self._has_centre = machine.has_centre
 
     # -- nodes come and go -------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ from paceline.peers.messages import (
     Wanted,
 )
 from paceline.peers.models import Centre, as_stored, is_finite, mix_in
-from paceline.peers.node import WIRES
 from paceline.peers.node_links import NodeLinks
 from paceline.peers.node_replica import NodeReplica
+from paceline.peers.packing import off_wire, on_wire
 from paceline.peers.server import PeerExchangeBase
 from paceline.records.journal import PeerDecision
 from paceline.server.emulation import Timing
@@ -196,8 +196,8 @@ class VirtualPeerExchange(PeerExchangeBase):
         for action in actions if is_finite(tensors) else ():
             if isinstance(action, Send):
                 places = range(len(tensors)) if action.tensors is None else action.tensors
-                kind = WIRES[self._machines[worker].wire]
-                values = [tensors[place].detach().to(kind or tensors[place].dtype, copy=True) for place in places]
+                wire = self._machines[worker].wire
+                values = [on_wire(tensors[place], wire, copy=True) for place in places]
                 self._post(worker, Outgoing(action.peer, action.weight, action.tensors, values))
 
     def _return(self, unread: list[Arrived]) -> None:
@@ -237,9 +237,13 @@ class VirtualPeerExchange(PeerExchangeBase):
     def _mix_at_the_end(self, node: int, arrived: Arrived, at: float) -> None:
         event = msgspec.structs.replace(arrived.event, at=at)
         for action in self._decide(node, event):
-            values = arrived.values
-            if isinstance(action, Mix) and isinstance(event, e.Received) and values is not None and is_finite(values):
-                mix_in(self._models[node].tensors(), event.tensors, values, action.weight)
+            if not isinstance(action, Mix) or not isinstance(event, e.Received) or arrived.values is None:
+                continue
+            tensors = self._models[node].tensors()
+            places = range(len(tensors)) if event.tensors is None else event.tensors
+            values = off_wire(arrived.values, self._machines[node].wire, [tensors[place] for place in places])
+            if is_finite(values):
+                mix_in(tensors, event.tensors, values, action.weight)
 
     def _notify_others(self, worker: int, event: e.PeerEvent) -> None:
         for other in sorted(self._started - {worker}):

@@ -59,6 +59,7 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_onl
     host: str | None = None  # real engines only, as is `started`
     started: str | None = None
     restored: Restored | None = None  # resumed from this checkpoint: what came after it is void
+    defaults: int = 1  # which defaults the strategy's options had that are not given; 1: of journals that do not say
 
 
 class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="type"):

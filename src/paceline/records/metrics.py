@@ -12,7 +12,7 @@ from the last line before the restored header until it joins again.
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -27,6 +27,7 @@ from paceline.records.journal import Decision, Header, Line, Observation, PeerDe
 from paceline.records.report import (
     BatchReport,
     FaultReport,
+    NodesNumber,
     PeerPoint,
     PeerReport,
     Report,
@@ -57,6 +58,7 @@ class PeerMetrics:
         self._stepped: set[int] = set()  # nodes that have stepped since the models were last measured
         self._before = (0, 0)  # steps and exchanges begun by the last measurement
         self._course: list[PeerPoint] = []
+        self._nodes: dict[str, NodesNumber] = {}
 
     def decided(self, line: PeerDecision) -> int:
         """Count a node's decision; return the bytes it sent, counted once a message has left the node."""
@@ -92,13 +94,20 @@ class PeerMetrics:
         self._stepped.clear()
         self._gathered_bytes += line.data.get("bytes", 0)
 
+    def measured_own(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Take in what was measured of each node's own model; numbers that some node lacks are left out."""
+        names = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
+        # A journal read back has non-finite numbers as strings.
+        numbers = {name: [float(each[name]) for each in metrics] for name in names}
+        self._nodes = {n: NodesNumber(sum(each) / len(each), min(each), max(each)) for n, each in numbers.items()}
+
     def report(self) -> PeerReport | None:
         """Return the totals; None for a run with a server."""
         if self.exchanges is None:
             return None
         last = self._course[-1].consensus if self._course else None
         interval = _mean_interval(self._steps, self._begun)
-        return PeerReport(interval, self._sending_s, last, self._gathered_bytes, list(self._course))
+        return PeerReport(interval, self._sending_s, last, self._gathered_bytes, list(self._course), dict(self._nodes))
 
 
 def _mean_interval(steps: int, begun: int) -> float | None:
@@ -442,6 +451,8 @@ class Metrics:
                 self._script.read(data)
             case "consensus":
                 self._peers.measured(line)
+            case "evaluation_nodes":
+                self._peers.measured_own(data["metrics"])
             case "exchange":  # with the centre, or of an average
                 self._peers.exchanged()
                 self.bytes_up += data["bytes"]

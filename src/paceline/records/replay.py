@@ -20,6 +20,7 @@ from paceline.records import journal
 from paceline.records.journal import Decision, Header, Observation, PeerDecision
 from paceline.strategies.base import Strategy
 from paceline.strategies.peers.base import Peer
+from paceline.strategies.registry import as_then
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
     for number, line in enumerate(journal.read(path), 1):
         complete = isinstance(line, Observation) and line.what == "end"
         if isinstance(line, Header):
-            header = msgspec.structs.replace(line, strategy=strategy_now or line.strategy)
+            header = msgspec.structs.replace(line, strategy=strategy_now or _as_then(line))
             strategy, nodes = _found(header, path), {}
         elif isinstance(line, Decision | PeerDecision):
             if strategy is None or header is None:
@@ -80,6 +81,14 @@ def replay(path: Path, strategy_now: str | None = None) -> Replay:
     if strategy is None:
         raise JournalError(f"{path} holds no header, so there is no strategy to replay; is it a journal?")
     return Replay(decisions, None, complete)
+
+
+def _as_then(header: Header) -> str:
+    """The strategy with the defaults of its time; one that cannot be found is told of later."""
+    try:
+        return as_then(header.strategy, header.defaults)
+    except OptionError:
+        return header.strategy
 
 
 def _found(header: Header, path: Path) -> Strategy:

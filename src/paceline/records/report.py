@@ -92,6 +92,14 @@ class PeerPoint(msgspec.Struct, frozen=True):
     consensus: float  # root mean square distance of the models to their mean
 
 
+class NodesNumber(msgspec.Struct, frozen=True):
+    """One number that evaluate() returned of the nodes' own final models."""
+
+    mean: float
+    min: float
+    max: float
+
+
 class PeerReport(msgspec.Struct, frozen=True):
     """Totals of the nodes' exchanges in a run without a server."""
 
@@ -100,6 +108,7 @@ class PeerReport(msgspec.Struct, frozen=True):
     consensus: float | None  # root mean square distance of the models to their mean, when they were last measured
     gathered_bytes: int = 0  # of models collected to be measured and kept; not part of `bytes_up`
     course: list[PeerPoint] = []  # over time
+    nodes: dict[str, NodesNumber] = {}  # of the nodes' own final models, by name; `metrics` are of their average
 
 
 class FaultReport(msgspec.Struct, frozen=True):

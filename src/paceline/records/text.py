@@ -15,6 +15,7 @@ from paceline.core.values import visible
 from paceline.records.report import (
     BatchReport,
     FaultReport,
+    NodesNumber,
     PeerReport,
     Report,
     ReportedNumber,
@@ -198,7 +199,16 @@ def _target(target: TargetReport) -> str:
 
 def _results(report: Report) -> list[str]:
     numbers = {"loss": report.loss, "accuracy": report.accuracy, **report.metrics}
-    return [f"{_verbatim(name)} {value:.4g}" for name, value in numbers.items() if value is not None]
+    own = {} if report.peers is None else report.peers.nodes
+    return [
+        f"{_verbatim(name)} {value:.4g}{_own(own.get(name))}" for name, value in numbers.items() if value is not None
+    ]
+
+
+def _own(number: NodesNumber | None) -> str:
+    if number is None:
+        return ""
+    return f" (of the nodes' own models {number.mean:.4g}, {number.min:.4g} to {number.max:.4g})"
 
 
 class _Row(NamedTuple):

@@ -7,7 +7,7 @@ strategy, however many versions it makes.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -96,6 +96,16 @@ class _Pending(msgspec.Struct, frozen=True):
     epoch: float
 
 
+class NodesMeasured:
+    """Measurements of nodes' own final models: what has been measured, and the one under way."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.left = list(nodes)
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.asked: tuple[int, int] | None = None  # the evaluation's number and the node, while it is under way
+        self.told = False
+
+
 class Evaluations:
     """Measures versions between two events, one at a time: inline, or in a process of its own."""
 
@@ -111,6 +121,8 @@ class Evaluations:
         self._pending: _Pending | None = None
         self._due_again = False  # another evaluation fell due meanwhile
         self._count = 0
+        self._inline: Callable[[], dict[str, float]] | None = None  # measures what is in the store, in this process
+        self._of_nodes: NodesMeasured | None = None  # begun when the final version is measured
         self._measured = self._measured_before = -1  # versions
         self._followed = False  # a scheduler follows the evaluations: checkpoints need all of them
 
@@ -128,6 +140,7 @@ class Evaluations:
             run.exchange.refresh(_nothing)
             return engine.measure(measure)
 
+        self._inline = lambda: engine.measure(measure)
         self._measure_by(measured)
 
     def by_process(self) -> None:
@@ -164,8 +177,10 @@ class Evaluations:
 
     def give_up(self) -> None:
         """Stop measuring versions, and stop waiting for a process that would."""
-        self._measure = self._pending = None
+        self._measure = self._pending = self._inline = None
         self.awaited = False
+        if self._of_nodes is not None:
+            self._of_nodes.left, self._of_nodes.asked = [], None
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +219,10 @@ class Evaluations:
 
     def measured(self, number: int, metrics: dict[str, float], at: float) -> None:
         """Record an evaluation's metrics, at the time when its snapshot was taken."""
-        taken = self._pending
+        nodes, taken = self._of_nodes, self._pending
+        if nodes is not None and nodes.asked is not None and nodes.asked[0] == number:
+            nodes.metrics[nodes.asked[1]], nodes.asked = metrics, None
+            return
         if taken is None or taken.number != number:
             return  # asked for before the run was restored
         self._pending = None
@@ -246,6 +264,31 @@ class Evaluations:
         if lacking and self._measure is not None and self._pending is None:
             self._ask(self._measure, at)
         return self._pending is None
+
+    def measure_nodes(self, at: float) -> bool:
+        """Measure the nodes' own final models, one after another, where there are any; return whether that is done."""
+        if self._of_nodes is None:
+            self._of_nodes = NodesMeasured(self._run.exchange.own_models if self._measure is not None else ())
+        nodes = self._of_nodes
+        while nodes.left and nodes.asked is None:
+            self._ask_node(nodes, nodes.left.pop(0))
+        if nodes.asked is not None:
+            return False
+        if nodes.metrics and not nodes.told:
+            nodes.told = True
+            data = {"nodes": list(nodes.metrics), "metrics": list(nodes.metrics.values())}
+            self._run.coordinator.observe(at, "evaluation_nodes", data)
+        return True
+
+    def _ask_node(self, nodes: NodesMeasured, node: int) -> None:
+        exchange = self._run.exchange
+        with exchange.as_node(node):
+            if self._inline is not None:
+                nodes.metrics[node] = self._inline()
+            else:
+                self._count += 1
+                nodes.asked = self._count, node
+                self._run.engine.send(EVALUATOR, exchange.evaluation(self._count))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 A run owns time, workers, phases, evaluations and checkpoints; an exchange owns what travels and where the weights are.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -162,6 +163,15 @@ class RunExchange:
     def evaluation(self, number: int) -> Any:
         """Return the message that asks the evaluator's process to measure."""
         raise AssertionError(f"evaluation {number}: there is nothing to measure")
+
+    @property
+    def own_models(self) -> Sequence[int]:
+        """Return the nodes whose own models at the end of the last phase can be measured, beside their average."""
+        return ()
+
+    def as_node(self, node: int) -> contextlib.AbstractContextManager[None]:
+        """Have the store hold a node's own model, inside the `with` statement."""
+        raise AssertionError(f"node {node} has no model of its own")
 
     def contents(self) -> Contents | None:
         """Return what a checkpoint holds; None if there is nothing yet."""

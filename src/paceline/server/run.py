@@ -683,7 +683,7 @@ class ServerRun:
     def _attend_finishing(self, now: float) -> None:
         at = self.moment()
         if self.cause != "interrupted":
-            if not self.evaluations.measure_last(at):
+            if not self.evaluations.measure_last(at) or not self.evaluations.measure_nodes(at):
                 return
             self.engine.control(EVALUATOR, "hang_up")
             if self.departures.liveness.awaits_scripts(now):

@@ -10,6 +10,7 @@ that `snapshot` and `restore` need no code in a strategy and a resumed run decid
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar, Literal, Self
 
@@ -20,6 +21,8 @@ from paceline.core.errors import OptionError
 from paceline.core.events import Event
 
 Kind = Literal["central", "peer"]
+
+DEFAULTS = 2  # of options, counted; a journal says which it was written under, and `former` has those before
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +40,7 @@ class Machine(ABC):
     name: ClassVar[str]  # the name of the class unless given
     rule: ClassVar[str]  # one sentence; the docstring's first line unless given
     citation: ClassVar[str] = "unpublished"
+    former: ClassVar[Mapping[str, str]] = {}  # defaults before DEFAULTS was 2, by option, for those that have changed
     Options: ClassVar[type[Options]] = Options
     State: ClassVar[type[State]] = State
 

@@ -14,7 +14,7 @@ import msgspec
 from paceline.core.errors import OptionError
 from paceline.core.values import bounds_text, description_text, nearest, read, shown, to_text, type_text
 from paceline.strategies import sources
-from paceline.strategies.base import Machine, Options, Strategy
+from paceline.strategies.base import DEFAULTS, Machine, Options, Strategy
 from paceline.strategies.peers.base import Peer
 from paceline.strategies.peers.members import Members
 
@@ -100,6 +100,15 @@ def parse(spec: str) -> tuple[type[Machine], Options]:
         return cls, cls.Options(**values)
     except OptionError as error:
         raise OptionError(f"{name}: {error}") from error
+
+
+def as_then(spec: str, defaults: int) -> str:
+    """Return the strategy of a journal with the defaults that it had then spelled out, where they have changed."""
+    name, text = sources.split(spec)
+    former = {} if defaults >= DEFAULTS else sources.find(name).former
+    given = {item.partition("=")[0].strip() for item in text.split(",")} if text is not None else set()
+    missing = [f"{option}={value}" for option, value in former.items() if option not in given]
+    return f"{name}:{','.join([*([text] if text else []), *missing])}" if missing else spec
 
 
 def build(spec: str, seed: int) -> Strategy:

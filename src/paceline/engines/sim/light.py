@@ -17,7 +17,7 @@ from paceline.server.coordinator import Coordinator, OnVersion
 from paceline.server.emulation import Emulation, Timing
 from paceline.server.workers import GrantOrder
 from paceline.strategies import canonical
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import DEFAULTS, Strategy
 
 __all__ = ["simulate"]
 
@@ -269,5 +269,10 @@ def simulate(
 
 def _header(strategy: Strategy, scenario: Scenario, seed: int) -> Header:
     return Header(
-        engine="sim", strategy=canonical(strategy), seed=seed, workers=scenario.count, scenario=as_data(scenario)
+        defaults=DEFAULTS,
+        engine="sim",
+        strategy=canonical(strategy),
+        seed=seed,
+        workers=scenario.count,
+        scenario=as_data(scenario),
     )

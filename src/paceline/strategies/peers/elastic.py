@@ -16,7 +16,7 @@ from paceline.core.peer_actions import Exchange, PeerAction
 from paceline.core.peer_events import Asked, Averaged, PeerEvent, PeerJoined, PeerLeft, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
-from paceline.strategies.peers.base import Peer
+from paceline.strategies.peers.base import CentreWire, Peer
 from paceline.strategies.peers.partners import Partners
 
 BETA = 0.9  # divided by the number of nodes present
@@ -37,6 +37,7 @@ class ElasticOptions(Options, frozen=True, kw_only=True):
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges with the centre")] = 10
     scope: periods.Scope = "model"
     share_power: periods.SharePower = 1.0
+    wire: CentreWire = "float32"
 
     def __post_init__(self) -> None:
         periods.require_tensors(self.scope, self.share_power)
@@ -61,6 +62,9 @@ class Elastic(Peer):
     State = ElasticState
     state: ElasticState
     has_centre = True
+
+    def set_up(self) -> None:
+        self.wire = self.options.wire
 
     def handle(self, event: PeerEvent) -> list[PeerAction]:
         match event:

@@ -29,7 +29,7 @@ from paceline.core.peer_actions import Ask, Mix, PeerAction, Send
 from paceline.core.peer_events import Asked, Averaged, PeerEvent, PeerJoined, PeerLeft, Received, Sent, Started, Stepped
 from paceline.strategies.base import Options, State
 from paceline.strategies.peers import periods
-from paceline.strategies.peers.base import Peer
+from paceline.strategies.peers.base import GossipWire, Peer
 from paceline.strategies.peers.partners import Choice, Partners
 
 MIN_WEIGHT = 2.0**-30
@@ -57,6 +57,7 @@ class GossipOptions(Options, frozen=True, kw_only=True):
     period: Annotated[int, Meta(ge=1, description="steps between two exchanges that this node begins")] = 1
     scope: periods.Scope = "model"
     share_power: periods.SharePower = 1.0
+    wire: GossipWire = "float32"
     overlap: Overlap = True
 
     def __post_init__(self) -> None:
@@ -91,6 +92,9 @@ class Gossip(Peer):
     Options = GossipOptions
     State = GossipState
     state: GossipState
+
+    def set_up(self) -> None:
+        self.wire = self.options.wire
 
     def handle(self, event: PeerEvent) -> list[PeerAction]:
         match event:

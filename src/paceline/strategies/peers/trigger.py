@@ -4,11 +4,13 @@ Published (Ho, Wu, Liu, "Adaptive communication for distributed deep learning on
 a fixed period wastes traffic; exchange according to the change of the local model instead, with a threshold set
 dynamically. Reconstruction, the rule: a tensor is due when
 
-    change^2 * steps since its last exchange >= threshold^2 * (its share of the model's bytes) ^ share_power
+    change^2 * (steps since its last exchange) ^ steps_power >= threshold^2 * (share of the bytes) ^ share_power
 
 with `change = |x - x_last| / |x_last|`; always during the first `warmup` steps of a node, and at least every
-`max_interval` steps. With `scope=model` the whole model is one tensor. share_power is 1 in the reconstruction; a higher
-one, paceline's own, lets the largest tensors wait longer and all others less, and takes a higher threshold. A threshold
+`max_interval` steps. With `scope=model` the whole model is one tensor. Both powers are 1 in the reconstruction; the
+defaults, 2, are paceline's own and were measured (docs/internals/gossip-defaults.md): a higher share_power lets the
+largest tensors wait longer and all others less, a higher steps_power spreads exchanges more evenly over the run, so
+that nodes end nearer to each other; both take a higher threshold. A threshold
 that follows the recent change per step would be scale-free and end up as a fixed period, so it stays put, or follows a
 budget of bytes instead.
 
@@ -30,36 +32,58 @@ from paceline.core.actions import Track
 from paceline.core.errors import InternalError, OptionError
 from paceline.core.peer_events import Stepped
 from paceline.strategies.base import Options
-from paceline.strategies.peers.base import Wire
 from paceline.strategies.peers.periods import SharePower, require_tensors
 
 MODELS = 10.0  # models sent beyond the budget that raise the threshold e-fold; large, so that it moves smoothly
 TRACKED = 0.99  # a smaller change of the threshold, relative to the last tracked one, is not tracked
+FORMER = {
+    "share_power": "1",
+    "steps_power": "1",
+    "warmup": "20",
+}  # defaults in journals that do not name their defaults
+SHARE_POWER = 2.0  # the default: measured best where one tensor has most of the bytes, and elsewhere the same
 LIMIT = 100.0  # models; keeps the account finite while nothing changes at all
+
+
+Threshold = Annotated[
+    float, Meta(ge=0, description="relative change; 0 exchanges at every step, with a budget it is the first value")
+]
 
 
 class TriggerOptions(Options, frozen=True, kw_only=True):
     """When a tensor is due, and the budget."""
 
-    threshold: Annotated[
-        float, Meta(ge=0, description="relative change; 0 exchanges at every step, with a budget it is the first value")
-    ] = 0.3
+    threshold: Threshold = 0.3
     scope: Annotated[
         Literal["tensor", "model"], Meta(description="tensor: each tensor when it has changed; model: all at once")
     ] = "tensor"
-    share_power: SharePower = 1.0
-    warmup: Annotated[int, Meta(ge=0, description="steps of a node at whose beginning it exchanges every time")] = 20
+    share_power: (
+        Annotated[
+            SharePower,
+            Meta(
+                description="how much longer large tensors wait: 1 in proportion to the root of their bytes, 2 to "
+                "their bytes; 0 as long as small ones; none: 2, of use with scope=tensor"
+            ),
+        ]
+        | None
+    ) = None
+    steps_power: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=4,
+            description="how much sooner a tensor is due that was not exchanged for long; 0: change alone decides",
+        ),
+    ] = 2.0
+    warmup: Annotated[int, Meta(ge=0, description="steps of a node at whose beginning it exchanges every time")] = 0
     max_interval: Annotated[int, Meta(ge=1, description="steps; no tensor goes longer without an exchange")] = 100
     budget: (
         Annotated[float, Meta(gt=0, le=1, description="share of the bytes of period=1 that steers the threshold")]
         | None
     ) = None
-    wire: Annotated[Wire, Meta(description="what tensors are sent as; bfloat16 halves the bytes of float32")] = (
-        "float32"
-    )
 
     def __post_init__(self) -> None:
-        require_tensors(self.scope, self.share_power)
+        require_tensors(self.scope, 1.0 if self.share_power is None else self.share_power)
         if self.budget is None:
             return
         least = 1 / self.max_interval
@@ -97,14 +121,15 @@ class Trigger(msgspec.Struct):
         """Make the trigger of a node that starts."""
         total = sum(sizes)
         parts = list(sizes) if options.scope == "tensor" else [total]
-        limits = [(size / total) ** options.share_power if size else 0.0 for size in parts]
+        power = SHARE_POWER if options.share_power is None else options.share_power
+        limits = [(size / total) ** power if size else 0.0 for size in parts]
         threshold = options.threshold
         return Trigger(threshold, sizes=parts, limits=limits, total=total, last=[0] * len(parts), tracked=threshold)
 
     def step(self, event: Stepped, options: TriggerOptions) -> Due | None:
         """Count the step and return what is due after it. Empty parts never are."""
         self.steps += 1
-        steps, last, longest = self.steps, self.last, options.max_interval
+        steps, last, longest, power = self.steps, self.last, options.max_interval, options.steps_power
         if steps <= options.warmup:
             parts = [part for part, size in enumerate(self.sizes) if size]
             return self._due(parts, options, f"warm-up step {steps} of {options.warmup}")
@@ -114,7 +139,7 @@ class Trigger(msgspec.Struct):
         parts = [
             part
             for part, (limit, change, at) in enumerate(zip(self.limits, changes, last, strict=True))
-            if limit and (steps - at >= longest or not change * change * (steps - at) < enough * limit)
+            if limit and (steps - at >= longest or not change * change * (steps - at) ** power < enough * limit)
         ]
         if not parts:
             return None
