@@ -75,7 +75,7 @@ def test_a_planted_crash_is_found(
     sound = values._number
 
     def crashing(value: object, info: object) -> object:
-        return 1 / 0 if value == "nan" else sound(value, info)  # type: ignore[arg-type]
+        return 1 / 0 if value in ("nan", "inf", "-inf") else sound(value, info)  # type: ignore[arg-type]
 
     monkeypatch.setattr(values, "_number", crashing)
     fuzzer = fuzzed(2_000, 2, folder, journals)
