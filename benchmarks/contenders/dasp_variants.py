@@ -29,4 +29,4 @@ class Onward(Dasp):
         state.patient = False
         actions = [a for a in actions if not (isinstance(a, SetTimer) and a.name == PATIENCE)]
         before = [a for a in actions if isinstance(a, Apply | Discard | Grant)]
-        return [*before, *self._grants([worker]), *(a for a in actions if a not in before)]
+        return [*before, *self._grants([worker], event.at), *(a for a in actions if a not in before)]

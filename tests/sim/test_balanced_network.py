@@ -1,6 +1,7 @@
-"""balanced behind a server's line and through partitions: what synchronous rounds can reach, and what a loss costs.
+"""balanced behind a server's line and through partitions, and dasp behind a line.
 
-Workers that cost time alone, in virtual time. Throughput is counted once the workers are known.
+What can synchronous rounds reach there, and what does a loss cost? Workers that cost time alone, in virtual time.
+Throughput is counted once the workers are known.
 """
 
 from itertools import pairwise, permutations
@@ -30,10 +31,10 @@ MIXES = {
 }
 
 
-def run(speeds, *, network="", jitter="none", events="", seconds=30.0):
+def run(speeds, *, network="", jitter="none", events="", seconds=30.0, strategy="balanced"):
     made = scenarios.parse(text_of(speeds, network, jitter, events), "test", Path())
     lines = Lines()
-    simulate(strategies.build("balanced", 0), made, work=WORK, model_bytes=MODEL_BYTES, sink=lines, max_seconds=seconds)
+    simulate(strategies.build(strategy, 0), made, work=WORK, model_bytes=MODEL_BYTES, sink=lines, max_seconds=seconds)
     return lines
 
 
@@ -225,3 +226,18 @@ def test_a_pause_of_all_workers_leaves_nobody_out():
     events = "".join(event("slow", 5.0, worker=worker, for_=5.0, factor=3.0) for worker in range(4))
     lines = run([1.0] * 4, events=events, seconds=20.0)
     assert not [a for line in lines if isinstance(line, Decision) for a in line.actions if isinstance(a, Cancel)]
+
+
+@pytest.mark.parametrize("speeds", [MIXES[name](16) for name in MIXES], ids=MIXES)
+@pytest.mark.parametrize("jitter", ["none", "lognormal:0.1"])
+def test_dasp_plans_rounds_by_turns_on_a_busy_line(speeds, jitter):
+    """All gradients of a round take the time in which the fastest computes its push."""
+    network = f"bandwidth_mbps = {16 * 8 * MODEL_BYTES / (WORK * SECONDS_PER_SAMPLE) / 1e6}"
+    turn_s = WORK * SECONDS_PER_SAMPLE / 16
+    best = WORK * 16 / synchronous_round_s([speed / SECONDS_PER_SAMPLE for speed in speeds], WORK * 16, turn_s)
+    found = {
+        spec: per_second(run(speeds, network=network, jitter=jitter, strategy=spec))
+        for spec in ("dasp", "dasp:fit=merge")
+    }
+    assert found["dasp"] >= 0.88 * best
+    assert found["dasp"] >= 0.97 * found["dasp:fit=merge"]

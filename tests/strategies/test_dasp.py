@@ -1,5 +1,6 @@
 """DASP: states follow speeds, the fast hardly wait, and little is stale."""
 
+import msgspec
 import pytest
 from random_histories import Leads, cluster_of, resumed_every
 from virtual_cluster import VirtualCluster
@@ -206,7 +207,7 @@ def records(times, transfers=None, nominal=64):
         book.nodes[worker] = Record("SYNC", 0.0)
         transfer = transfers[worker] if transfers else 0.0
         book.update(arrived(worker, seconds + transfer, transfer), nominal, 0.0, 0)
-    book.regroup(dict.fromkeys(range(len(times)), nominal))
+    book.regroup(dict.fromkeys(range(len(times)), nominal), "merge")
     return book
 
 
@@ -214,7 +215,7 @@ def test_the_reference_is_the_lower_quartile_and_the_usual_round_the_slowest_ful
     book = records([3.0, 1.0, 1.2, 1.1, 1.3])
     assert (book.reference, book.usual) == (1.1, 3.0)
     book.nodes[0].sized = True
-    book.regroup(dict.fromkeys(range(5), 64))
+    book.regroup(dict.fromkeys(range(5), 64), "merge")
     assert book.usual == 1.3
 
 
@@ -319,9 +320,68 @@ def test_on_a_busy_line_no_work_is_cut_and_it_stays_busy_until_clearly_calm():
     for slot, still in ((0.1, True), (0.05, False), (0.1, False)):
         for worker in range(4):
             book.monitor.nodes[worker].transfer = slot * worker
-        book.regroup(dict.fromkeys(range(5), 64))
+        book.regroup(dict.fromkeys(range(5), 64), "merge")
         assert book.busy == still, book.line
     assert book.decide(4, 1.5, "merge", grouped=True)[:2] == ("ASYNC", True)
+
+
+def behind_a_line(per_sample, each, fit="join", nominal=64):
+    """Records after two rounds of members whose models went down one after the other, `each` seconds apart."""
+    book = Records()
+    for worker, seconds in enumerate(per_sample):
+        book.nodes[worker] = Record("SYNC" if seconds <= 1.5 * min(per_sample) else "ASYNC", 0.0)
+    for at in (0.0, 10.0):
+        for worker in range(len(per_sample)):
+            book.shares.line.note_model(worker, at)
+        for worker, seconds in enumerate(per_sample):
+            down = each * worker
+            event = arrived(worker, seconds * nominal + 2 * each + down, 2 * each + down)
+            event = msgspec.structs.replace(event, queued_down_s=down, queued_up_s=0.0)
+            book.update(event, nominal, 0.0, 0)
+    book.regroup(dict.fromkeys(range(len(per_sample)), nominal), fit)
+    return book
+
+
+def test_on_a_busy_line_whose_queue_is_known_members_share_a_nominal_round_by_their_turns():
+    book = behind_a_line([0.01, 0.01, 0.01, 0.011], each=0.18)
+    shares = book.shares
+    assert book.busy
+    assert shares.line.each == pytest.approx(0.18)
+    assert 4 * 64 <= sum(shares.of.values()) <= 4 * 64 + 3  # whole samples
+    # The fastest are first down and last up, so they have most time.
+    assert shares.of[0] >= shares.of[1] >= shares.of[2] > shares.of[3] > 0
+    assert shares.line.in_turn([3, 2, 1, 0]) == [0, 1, 2, 3]
+    assert book.usual == shares.span
+    assert book.work(0, 64)[0] == shares.of[0]
+    assert book.decide(3, 1.5, "join", grouped=True)[:2][0] == "SYNC"
+    for worker, samples in shares.of.items():  # nobody's push is late for its turn
+        turn = shares.span - (shares.line.place[worker] + 1) * 0.18
+        assert (shares.line.place[worker] + 1) * 0.18 + samples * (0.01, 0.01, 0.01, 0.011)[worker] <= turn + 1e-9
+
+
+def test_who_has_no_time_between_its_turns_is_left_out_of_the_planned_round():
+    book = behind_a_line([0.01, 0.01, 0.01, 1.0], each=0.2)
+    assert set(book.shares.of) == {0, 1, 2}
+    assert 4 * 64 <= sum(book.shares.of.values()) <= 4 * 64 + 2
+    assert book.decide(3, 1.5, "join", grouped=True)[:2] == ("ASYNC", False)
+    assert book.work(3, 64)[0] == 64
+
+
+@pytest.mark.parametrize("fit", ["merge", "none"])
+def test_no_round_is_planned_where_slower_nodes_are_no_members(fit):
+    assert behind_a_line([0.01, 0.01, 0.01, 0.011], 0.18, fit).shares.of == {}
+
+
+def test_on_a_free_line_no_round_is_planned():
+    assert behind_a_line([0.01, 0.01, 0.01, 0.011], 0.001).shares.of == {}
+
+
+def test_a_node_that_is_gone_has_no_share():
+    book = behind_a_line([0.01, 0.01, 0.01, 0.011], 0.18)
+    book.forget(1)
+    assert set(book.shares.of) == {0, 2, 3}
+    book.regroup(dict.fromkeys((0, 2, 3), 64), "join")
+    assert sum(book.shares.of.values()) >= 3 * 64
 
 
 def test_sizing_estimates_compute_and_transfer_separately():

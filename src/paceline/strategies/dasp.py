@@ -16,7 +16,9 @@ of the usual round and the time until then, and that member is `ASYNC` from ther
 
 Our addition: what a slower node is given. `fit=none`: full work, states alone. `fit=merge`: what it finishes in one
 usual round, so that its push is hardly stale; `fit=join`: the same, as a member of the barrier. If so few samples fit
-that they are not worth a push, or if the server's line is busy, work is not cut, and the node is `ASYNC` in any case.
+that they are not worth a push, work is not cut, and the node is `ASYNC`. Nor is it where the server's line is busy,
+because a push of few samples occupies it like a full one; but under `join` the members of such a line share a nominal
+round by their turns on it (dasp_shares.py), where the engine tells how long pushes waited for others.
 `theta` bounds the lead over the slowest clock; a member it parks is not expected. While no member computes or waits,
 pushes are applied at once. Weights are samples over the nominal round.
 """
@@ -112,7 +114,7 @@ class Dasp(Strategy):
         state.version = max(state.version, event.read_version)
         records.update(event, state.roster.present[worker], state.mass, state.version)
         if not (state.expected or state.waiting or state.parked):
-            records.regroup(state.roster.present)
+            records.regroup(state.roster.present, self.options.fit)
         first_round = records.reference is None
         marks = [] if first_round else self._decide(worker, event.at)
         kept = Kept(event, records.nodes[worker].read_mass, damped=not member)
@@ -172,7 +174,7 @@ class Dasp(Strategy):
         state.patient = False
         going, state.following = sorted(state.following), set()
         applies = [self._apply(f"the group is not complete, {len(state.kept)} pushes have waited for it")]
-        return [*applies, *self._grants(going), *self._set_deadline(now)]
+        return [*applies, *self._grants(going, now), *self._set_deadline(now)]
 
     def _settle(self, now: float, going: list[int], marks: list[Action]) -> list[Action]:
         """End the round if nobody is missing, then grant work to `going` and set the deadlines."""
@@ -186,10 +188,10 @@ class Dasp(Strategy):
             timers, state.waiting = self._clear_timers(), {}
             applies.append(self._apply(f"the group of {members} is complete, {len(state.kept) - members} merged"))
             first_round = state.records.reference is None
-            state.records.regroup(state.roster.present)
+            state.records.regroup(state.roster.present, self.options.fit)
             if first_round:
                 marks += [mark for worker in sorted(going) for mark in self._decide(worker, now)]
-                state.records.regroup(state.roster.present)
+                state.records.regroup(state.roster.present, self.options.fit)
         elif not state.expected and state.kept:
             timers = self._clear_timers()
             applies.append(self._apply(f"no member computes or waits, {len(state.kept)} pushes are kept"))
@@ -197,12 +199,12 @@ class Dasp(Strategy):
             going, state.following = [*going, *state.following], set()
         if not state.expected and not state.waiting:
             state.began = now
-        return [*applies, *self._grants(going), *timers, *self._set_deadline(now), *marks]
+        return [*applies, *self._grants(going, now), *timers, *self._set_deadline(now), *marks]
 
-    def _grants(self, going: list[int]) -> list[Action]:
+    def _grants(self, going: list[int], now: float) -> list[Action]:
         state, theta = self.state, self.options.theta
         grants: list[Action] = []
-        for worker in sorted(going):
+        for worker in self._in_turn(going):
             clock, record = state.clocks.of[worker], state.records.nodes[worker]
             if theta is not None and clock - state.clocks.min > theta:
                 state.parked[worker] = clock - theta
@@ -211,8 +213,14 @@ class Dasp(Strategy):
                 state.expected[worker] = True
             record.read_mass = state.mass
             work, reason = state.records.work(worker, state.roster.present[worker])
+            state.records.shares.line.note_model(worker, now)
             grants.append(Grant(worker, work, clock + 1, reason))
         return grants
+
+    def _in_turn(self, workers: list[int]) -> list[int]:
+        """Return the workers in the order of their models."""
+        shares = self.state.records.shares
+        return shares.line.in_turn(workers) if shares.of else sorted(workers)
 
     def _released(self, moved: bool) -> list[int]:
         """Unpark and return the nodes that a rise of the slowest clock releases from `theta`."""

@@ -11,8 +11,8 @@ An average follows a new level at once and ignores a single stall: a push far fr
 confirms it or not.
 
 The members' transfers show how busy the server's line is: in one round they are apart by what a push takes on it.
-If all pushes of a round would take a good part of it, cut work gains nothing, because a push of few samples occupies
-the line like a full one.
+If all pushes of a round would take a good part of it, the round is planned by turns on the line (dasp_shares.py), or
+work is not cut.
 """
 
 from math import floor
@@ -22,6 +22,7 @@ import msgspec
 from msgspec import field
 
 from paceline.core.events import Pushed
+from paceline.strategies.dasp_shares import Shares
 from paceline.strategies.monitor import Monitor
 
 Name = Literal["SYNC", "ASYNC", "WARMUP"]
@@ -66,6 +67,7 @@ class Records(msgspec.Struct):
     usual: float = 0.0
     line: float = 0.0  # share of the usual round that a push of every node would take on the server's line
     busy: bool = False  # the line is
+    shares: Shares = field(default_factory=Shares)  # of a round on a busy line
 
     def update(self, event: Pushed, nominal: int, mass: float, version: int) -> None:
         """Record the times and staleness of a push."""
@@ -75,6 +77,7 @@ class Records(msgspec.Struct):
         record.staleness = mass - record.read_mass
         if event.samples:
             self._measure(record, event, nominal)
+            self.shares.measure(event)
 
     def _measure(self, record: Record, event: Pushed, nominal: int) -> None:
         """Enter the times into the node's average, or keep them until the next push confirms them."""
@@ -98,8 +101,9 @@ class Records(msgspec.Struct):
         """Drop the record of a process that is gone; its successor warms up again."""
         self.nodes.pop(worker, None)
         self.monitor.forget(worker)
+        self.shares.forget(worker)
 
-    def regroup(self, present: dict[int, int]) -> None:
+    def regroup(self, present: dict[int, int], fit: Fit) -> None:
         """Update the reference, the usual round and the line; without any estimate keep them.
 
         The usual round is the longest time among members with full work: measured rounds contain the sized nodes, and
@@ -113,9 +117,13 @@ class Records(msgspec.Struct):
         self.usual = max((node.time for node in full), default=0.0) or self.reference
         if len(full) > 1:
             transfers = [node.transfer for node in full]
-            slot = (max(transfers) - min(transfers)) / (len(full) - 1)
+            slot = self.shares.line.each or (max(transfers) - min(transfers)) / (len(full) - 1)
             self.line = len(present) * slot / self.usual
             self.busy = self.line > (CALM if self.busy else BUSY)
+        self.shares.drop()
+        if fit == "join" and self.busy and self.shares.line.each:
+            self.shares.plan(self.monitor, present, WORTHWHILE)
+            self.usual = self.shares.span or self.usual
 
     def _expected_time(self, worker: int) -> float:
         """Return seconds for nominal work; what one push alone says counts if it is slower.
@@ -149,7 +157,11 @@ class Records(msgspec.Struct):
         if fit == "none":
             return "ASYNC", False, compared
         if self.busy:
-            return "ASYNC", False, f"{compared}, all pushes take {self.line:.2g} of a round on the line: full work"
+            compared += f", all pushes take {self.line:.2g} of a round on the line"
+            share = self.shares.of.get(worker)
+            if share is None:
+                return "ASYNC", False, f"{compared}: full work"
+            return ("ASYNC" if late else "SYNC"), True, f"{compared}: {share} samples fit between its turns"
         fitting = self.fitting(worker)
         if fitting < WORTHWHILE:
             return "ASYNC", False, f"{compared}, only {fitting} samples fit a round of {self.usual:.4g} s"
@@ -171,7 +183,10 @@ class Records(msgspec.Struct):
 
     def work(self, worker: int, nominal: int) -> tuple[int, str]:
         """Return the samples for the node's next push, and why."""
-        record = self.nodes[worker]
+        record, share = self.nodes[worker], self.shares.of.get(worker)
+        if share is not None and (record.sized or record.state == "SYNC"):
+            round_ = f"a round of {self.usual:.4g} s, all pushes take {self.line:.2g} of it on the line"
+            return share, f"w{worker} {record.state}: {share} samples of {round_}"
         if not record.sized:
             queue = f", all pushes take {self.line:.2g} of a round on the line" if self.busy else ""
             return nominal, f"w{worker} {record.state}: full work of {nominal} samples{queue}"
