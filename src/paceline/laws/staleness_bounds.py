@@ -325,25 +325,17 @@ def share_of_round(account: Account, event: Event, action: Apply) -> list[set[fl
     return [{account.held[push].samples / each for each in nominal if each} for push in action.pushes]
 
 
-def damped_share(power: float) -> Weights:
-    """Make the rule of the share of a round, or of that share damped by the mass applied since the push's read."""
-
-    def damped(account: Account, event: Event, action: Apply) -> list[set[float]]:
-        allowed = share_of_round(account, event, action)
-        ages = [account.mass - account.held[push].read_mass for push in action.pushes]
-        return [
-            shares | {share * (1 + age) ** -power for share in shares}
-            for shares, age in zip(allowed, ages, strict=True)
-        ]
-
-    return damped
+def damped_share(account: Account, event: Event, action: Apply) -> list[set[float]]:
+    """Allow the share of a round, or that share damped by the mass applied since the push's read."""
+    allowed = share_of_round(account, event, action)
+    ages = [account.mass - account.held[push].read_mass for push in action.pushes]
+    return [shares | {share * (1 + age) ** -2 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
 
 
 WEIGHTS: dict[str, Weights] = {
     **dict.fromkeys(("bsp", "balanced", "fastest_k", "adaptive_k", "adaptive_k_load"), whole_step),
     **dict.fromkeys(("asp", "ssp", "dssp", "k_async"), share_of_round),
-    "adaptive_sync": damped_share(0.5),
-    "dasp": damped_share(2),
+    **dict.fromkeys(("adaptive_sync", "dasp"), damped_share),
 }
 
 

@@ -15,11 +15,9 @@ once and is waited for again if it can be in time; if it cannot, its push waits 
 in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart. Such times stay out
 of the estimate until 8 of them in a row show a level to stay; while others load the node's host (load average, stolen
 time, a throttled group) they show none. If most nodes are overdue, none is disturbed more than the others, and none is
-apart for it. Nodes in step use the server's line at once: if half of them queue for a twentieth of their time, and more
-than 15 % of the work is done by nodes of other speeds, nobody is in step for 64 rounds and each push is applied as it
-comes. Who is in step is set at a round's start; a push counts in the round in which it arrives. Weights are samples
-over the nominal round, damped by `(1 + tau)^-1/2` with tau the mass applied since the push's read, so that what a node
-apart computed on an old model does not overshoot under momentum.
+apart for it. Who is in step is set at a round's start; a push counts in the round in which it arrives. Weights are
+samples over the nominal round, damped by `(1 + tau)^-2` with tau the mass applied since the push's read: under momentum
+what a node apart computed on an old model harms for as long as the optimizer remembers it.
 """
 
 from typing import Annotated, assert_never
@@ -32,14 +30,10 @@ from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFire
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
 from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference
-from paceline.strategies.monitor import Measured
 from paceline.strategies.roster import Roster
 
 LOST = 2.0  # usual times after which a round ends even if hardly anybody has pushed
-CROWDED = 0.05  # share of the usual time; what half of the nodes in step queue longer than the first for a shared line
-MOST = 0.85  # of what all nodes compute; if so much is in step, fresh gradients are worth a queue
-MEASURED = 4  # pushes of each node before that is judged
-RETRY = 64  # rounds after which nodes that crowded a line try again whether they can be in step
+DAMPING = 2  # power; with the root, and each push applied as it comes where a line is busy, targets came later
 TIE = 1e-9  # a larger sum of speeds is larger by more than rounding
 HALF = 0.5  # of the nodes that a round waits for; what they do is what can be expected of the rest
 TIMER = "round"
@@ -92,7 +86,6 @@ class AdaptiveSyncState(State):
     kept: list[Kept] = []  # those of nodes that went on at once
     keepers: set[int] = set()
     timed: bool = False
-    crowded_until: int = 0  # the round before which nobody is in step
 
 
 class AdaptiveSync(Strategy):
@@ -142,15 +135,11 @@ class AdaptiveSync(Strategy):
             state.waiting.append(kept)
             return [*(self._deadline(event.at) if waited_for else []), *marks]
         out: list[Action] = []
-        if not state.in_step:
-            out = self._apply([*state.kept, kept], f"w{worker} pushed, and nobody is in step")
+        if worker in state.keepers:
+            out = self._apply(state.kept, f"w{worker} pushed again in round {state.round}")
             state.kept, state.keepers = [], set()
-        else:
-            if worker in state.keepers:
-                out = self._apply(state.kept, f"w{worker} pushed again in round {state.round}")
-                state.kept, state.keepers = [], set()
-            state.kept.append(kept)
-            state.keepers.add(worker)
+        state.kept.append(kept)
+        state.keepers.add(worker)
         deadline = self._deadline(event.at) if waited_for else []
         return [*out, *self._grant({worker: why}), *deadline, *marks]
 
@@ -314,30 +303,12 @@ class AdaptiveSync(Strategy):
         first, after = most_together([time for time, _ in times], (1 + self.options.delta) ** 2)
         like = times[first:after]
         state.usual = len(like) / sum(1 / time for time, _ in like)
-        self._thin_out([nodes[worker] for _, worker in like], [nodes[worker] for _, worker in times])
-        state.in_step = {} if state.round < state.crowded_until else {worker: True for _, worker in like}
+        state.in_step = {worker: True for _, worker in like}
         return [
             self._mark(worker, part, f"w{worker} takes {time:.4g} s, those in step {state.usual:.4g} s")
             for time, worker in sorted(times, key=lambda pair: pair[1])
             if (part := self._part(worker)) != state.parts.get(worker)
         ]
-
-    def _thin_out(self, like: list[Measured], nodes: list[Measured]) -> None:
-        """Let nobody be in step for a while if those who are queue for a line that they use at once.
-
-        But nodes that compute alike, and do most of the work, stay in step: they differ by their queue alone.
-        """
-        state = self.state
-        if state.round < state.crowded_until or min(node.pushes for node in like) < MEASURED:
-            return
-        transfers = sorted(node.transfer for node in like)
-        slowest = (1 + self.options.delta) * max(node.compute for node in like)
-        alike = sum(1 / node.time for node in nodes if node.compute <= slowest)
-        if (
-            transfers[len(transfers) // 2] - transfers[0] > CROWDED * (state.usual or 0.0)
-            and alike < MOST * sum(1 / node.time for node in nodes)
-        ):  # fmt: skip
-            state.crowded_until = state.round + RETRY
 
     def _part(self, worker: int) -> str:
         state = self.state
@@ -365,7 +336,7 @@ class AdaptiveSync(Strategy):
             return []
         ordered = sorted(merged, key=lambda each: (each.worker, each.push))
         nominal = state.roster.round_samples if nominal is None else nominal
-        weights = tuple(each.samples / nominal * (1 + state.mass - each.read_mass) ** -0.5 for each in ordered)
+        weights = tuple(each.samples / nominal * (1 + state.mass - each.read_mass) ** -DAMPING for each in ordered)
         state.mass += sum(weights)
         return [Apply(tuple(each.push for each in ordered), weights, reason)]
 
