@@ -3,6 +3,7 @@
     python benchmarks/bench_unevenness.py                     # all parts that are not there yet; then writes the result
     python benchmarks/bench_unevenness.py --part tuning       # one part: rows are kept, no result is written
     python benchmarks/bench_unevenness.py --part fresh --only w8_4x stalls --sides bsp asp --minutes 9
+    python benchmarks/bench_unevenness.py --so-far            # writes the result of the runs that are there
     python benchmarks/bench_unevenness.py --quick --json      # a tiny cell, writes nothing
     python benchmarks/bench_unevenness.py --try dasp --cell w8_4x --lr 0.2 0.3 --momentum 0.9 --seed 0 1
 
@@ -184,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", dest="cells", nargs="+", help="cells of these parts")
     found.add_argument("--sides", nargs="+", choices=list(SIDES), help="of these parts")
     found.add_argument("--minutes", type=float, help="stop after so long; a later call goes on there")
+    found.add_argument("--so-far", action="store_true", help="make no runs; write the result of those that are there")
     found.add_argument("--pack", action="store_true", help="move the rows to the compressed file, and end")
     single = found.add_argument_group("single runs")
     single.add_argument("--try", dest="attempt", metavar="STRATEGY", help="make single runs, print them, keep nothing")
@@ -217,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{len(rows.found)} rows are in {rows.packed}")
         return
     if given.only is None:
-        report(options, rows, given.jobs, given.minutes)
+        report(options, rows, given.jobs, given.minutes, so_far=given.so_far)
         return
     if GROWTH in given.only:
         growth, lost = grow(given.sides)
@@ -230,21 +232,33 @@ def main(arguments: list[str] | None = None) -> None:
     print("all done" if complete else "out of time: call it again to go on")
 
 
-def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = None) -> None:
-    """Make what is missing, judge everything, and write the result."""
-    with Maker(rows, jobs, minutes) as maker:
+def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = None, *, so_far: bool = False) -> None:
+    """Make what is missing, judge everything, and write the result. `so_far`: judge what is there."""
+    wanted = {name: part() for name, part in PARTS.items()}
+    with Maker(rows, jobs, 0.0 if so_far else minutes) as maker:
         if options.quick:
             found, complete = quick(maker), True
         else:
-            found, complete = measure((task for part in PARTS.values() for task in part()), maker, jobs)
-    if not complete:
-        raise SystemExit("out of time: call it again to go on; without all runs there is no result")
+            found, complete = measure((task for tasks in wanted.values() for task in tasks), maker, jobs)
+    if not complete and not so_far:
+        raise SystemExit("out of time: call it again to go on; --so-far writes the result of the runs that are there")
     growth, lost = grow(sizes=uneven_growth.SIZES[:1] if options.quick else uneven_growth.SIZES)
     verdicts = uneven_verdicts.bars_of(found, growth, lost)
     table = [*uneven_verdicts.table(found), *uneven_verdicts.growth_table(growth, lost)]
     if not options.quick:
         rows.pack()
-    bars.tell("unevenness", options, verdicts, table, notes(commits(rows), rows))
+    bars.tell("unevenness", options, verdicts, table, lacking(wanted, found) * so_far + notes(commits(rows), rows))
+
+
+def lacking(wanted: dict[str, list[Task]], found: dict[Task, Found]) -> str:
+    """Say which parts are not whole."""
+    missing = {name: [task for task in tasks if task not in found] for name, tasks in wanted.items()}
+    told = [f"{len(tasks)} of {len(wanted[name])} of `{name}`" for name, tasks in missing.items() if tasks]
+    if not told:
+        return ""
+    return f"""
+Not all runs are made. Sides in a cell that are missing: {", ".join(told)}. A bar that needs them is not measured.
+"""
 
 
 def finest(rows: Rows) -> float:

@@ -441,6 +441,28 @@ def test_what_is_out_of_time_is_not_complete():
     assert bench.measure([Task("once", "w8_4x", "bsp")], make, 1) == ({}, False)
 
 
+def test_parts_that_are_not_whole_are_named():
+    asked = [Task("fresh", "w8_4x", "bsp"), Task("fresh", "w8_4x", "asp")]
+    told = bench.lacking({"fresh": asked, "spread": []}, {asked[0]: Found(None, [])})
+    assert "1 of 2 of `fresh`" in told
+    assert "spread" not in told
+    assert bench.lacking({"fresh": asked}, dict.fromkeys(asked, Found(None, []))) == ""
+
+
+def test_the_result_so_far_makes_no_runs_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "PARTS", {"fresh": lambda: [Task("fresh", "w8_4x", "bsp")]})
+    monkeypatch.setattr(bench, "grow", lambda **_: ([], {}))
+    monkeypatch.setattr(uneven_cells, "run", None)
+    of = Sources("none", copied=True)
+    options = bench.bars.Asked(quick=False, json=False, repeats=8, out=tmp_path, of=of)
+    with pytest.raises(SystemExit, match="--so-far"):
+        bench.report(options, Rows(tmp_path / bench.ROWS, "none"), 1, 0.0)
+    bench.report(options, Rows(tmp_path / bench.ROWS, "none"), 1, so_far=True)
+    page = (tmp_path / "unevenness.md").read_text()
+    assert "1 of 1 of `fresh`" in page
+    assert "not measured" in page
+
+
 def test_a_free_batch_is_the_best_of_all():
     def make(trial):
         seconds = {16: 12.0, 32: 8.0, 64: 10.0}[trial.batch]
