@@ -74,8 +74,12 @@ def test_without_a_script_there_is_nothing_to_measure(folder: Path, capsys: pyte
 
 
 @pytest.mark.slow
-def test_a_script_that_makes_too_few_pushes_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_makes_too_few_pushes_is_measured_for_longer_and_then_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "train.py").write_text(SCRIPT)
-    assert main(["calibrate", "--seconds", "0.2", "train.py", "0.05"]) == 2
-    assert "and 8 are needed: give more --seconds" in capsys.readouterr().err
+    assert main(["calibrate", "--seconds", "0.2", "train.py", "0.1"]) == 2
+    said = capsys.readouterr().err
+    assert ": once more, for 0.8 s" in said
+    assert "and 8 are needed: give more --seconds" in said
     assert not (folder / "train.toml").exists()

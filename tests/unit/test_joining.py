@@ -258,7 +258,7 @@ class Notes:
     """What a launcher does when the listener tells it something: note it."""
 
     def __init__(self):
-        self.hosts, self.words, self.ends, self.machines = [], [], [], []
+        self.hosts, self.words, self.ends, self.gone, self.machines = [], [], [], [], []
 
     def on_host(self, host):
         self.hosts.append(host)
@@ -268,6 +268,9 @@ class Notes:
 
     def on_end(self, process):
         self.ends.append(process)
+
+    def on_idle_gone(self, host):
+        self.gone.append(host)
 
     def on_leaving(self, process):
         self.ends.append(process)
@@ -350,6 +353,21 @@ def test_a_machine_is_admitted_runs_a_process_and_reports_its_end(noted, securit
     assert noted.ends == [process]
     assert process.code == -9
     assert noted.listener.idle() is noted.hosts[0]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_machine_that_ran_nothing_is_told_of_when_it_goes(noted, security, leaves):
+    machine = Joining(noted, security)
+    machine.say(ASKED)
+    pumped(noted, lambda: noted.hosts)
+    if leaves:
+        machine.say(m.LeaveAsked())
+    else:
+        machine.socket.close(linger=0)
+    pumped(noted, lambda: noted.gone)
+    assert noted.gone == noted.hosts
+    assert not noted.ends
+    assert noted.listener.idle() is None
 
 
 @pytest.mark.parametrize("nodes", [False, True])

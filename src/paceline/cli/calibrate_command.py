@@ -17,12 +17,13 @@ from paceline.core import settings as configuration
 from paceline.core.errors import OptionError
 from paceline.core.events import Pushed
 from paceline.core.scenario import file as scenarios
-from paceline.core.scenario.fitting import Fit, Timed, fit, scenario_text, speed
+from paceline.core.scenario.fitting import Fit, Timed, TooFewPushesError, fit, scenario_text, speed
 
 if TYPE_CHECKING:
     from paceline.records.journal import Line
 
 ENDLESS = 1e6  # epochs: the run is to end by its seconds
+LONGER = 4  # times: for a measurement in which there were too few pushes, once
 
 
 class PushTimes:
@@ -85,7 +86,16 @@ def calibrate(
 
 
 def _measured(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fit]:
-    """Train for some seconds; return what each worker's pushes say."""
+    """Return what each worker's pushes say when the script trains for some seconds; for longer if these are too few."""
+    try:
+        return _measured_for(train, given, seconds)
+    except TooFewPushesError as error:
+        longer = LONGER * seconds
+        say(f"{str(error).partition(':')[0]}: once more, for {longer:g} s")
+        return _measured_for(train, {**given, "max_seconds": longer}, longer)
+
+
+def _measured_for(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fit]:
     from paceline.launching import launch
 
     settings = msgspec.structs.replace(settle(given, {}), runs_dir=None)
@@ -94,7 +104,9 @@ def _measured(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fi
     with engines.prepared(settings):
         launch(train, config=settings, sink=watch)
     if not watch.pushes:
-        raise OptionError("the script pushed nothing: does it loop over session.batches() and call optimizer.step()?")
+        raise TooFewPushesError(
+            "the script pushed nothing: does it loop over session.batches() and call optimizer.step()?"
+        )
     return {worker: fit(watch.pushes[worker], f"worker {worker}") for worker in sorted(watch.pushes)}
 
 

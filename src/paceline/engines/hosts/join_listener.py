@@ -158,6 +158,9 @@ class JoinEvents(Protocol):
     def on_end(self, process: JoinedProcess) -> None:
         """A process has exited, or its machine is lost."""
 
+    def on_idle_gone(self, host: JoinedHost) -> None:
+        """A machine that ran nothing is gone."""
+
     def on_leaving(self, process: JoinedProcess) -> None:
         """The user of a machine wants it out of the run."""
 
@@ -305,6 +308,7 @@ class JoinListener:
                 self._events.on_leaving(process)
             case m.LeaveAsked():
                 self.dismiss(host, "as its user asks")
+                self._events.on_idle_gone(host)
             case _:
                 pass  # a beat, or about a process that is gone
 
@@ -392,6 +396,8 @@ class JoinListener:
             self.log.warn(f"{host.hostname}, which ran {process.name}, {how}")
             process.code = _KILLED
             self._events.on_end(process)
+        elif process is None:
+            self._events.on_idle_gone(host)
 
     def close(self, reason: str, *, failed: bool) -> None:
         """Send everybody away and close."""

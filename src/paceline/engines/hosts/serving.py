@@ -254,6 +254,10 @@ class HostLauncher(Launcher):
         if self._listener.hosts.get(host.identity) is host and not comes_back:
             self._listener.dismiss(host, *self._why_dismissed(process))
 
+    def on_idle_gone(self, host: JoinedHost) -> None:
+        if host.shard:
+            self._begin_if_possible()  # it may have counted as there: one more is missing
+
     def _why_dismissed(self, process: JoinedProcess) -> tuple[str, bool]:
         """Return the reason for a machine whose process has ended, and whether that is a failure."""
         finished, why = self._finished, self._why()
