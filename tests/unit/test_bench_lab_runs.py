@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 import bench_lab_runs as bench
 import bench_ray_runs as ray_bench
 import netlab
+from paceline import strategies
 
 
 def row(**other):
@@ -33,6 +34,9 @@ def test_each_planted_fault_is_caught():
     assert missed(row(**{"local range": 0.0})) == {"loss: ssp, 1gbit"}
     assert missed(row(**{"local range": 0.0, "loss": 0.40})) == set()
     assert missed(row(loss=float("nan"))) == {"loss: ssp, 1gbit"}
+    timed = {name: row()[name] for name in ("network", "real/simulated", "loss")} | {"run": "asp"}
+    assert missed(timed) == set()
+    assert missed(timed | {"real/simulated": 1.16}) == {"simulator: asp, 1gbit"}
 
 
 def test_one_bit_makes_a_model_another(tmp_path):
@@ -50,6 +54,8 @@ def test_all_of_the_strategies_are_measured_on_both_networks():
     assert [case.name for case in bench.FULL.cases] == [
         "bsp", "ssp", "dasp", "balanced", "adaptive_k", "adaptive_gossip", "ssp:staleness=2 on tables",
     ]  # fmt: skip
+    timed = {case.name.partition(":")[0] for case in (*bench.FULL.cases, *bench.FULL.timed)}
+    assert timed == {*strategies.names(), *strategies.peer_names()}
     assert bench.FULL.rates == ("100mbit", "1gbit")
     with pytest.raises(SystemExit, match="--only must be of bsp"):
         bench.main(["--only", "sgd"])
