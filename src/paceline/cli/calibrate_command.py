@@ -17,7 +17,7 @@ from paceline.core import settings as configuration
 from paceline.core.errors import OptionError
 from paceline.core.events import Pushed
 from paceline.core.scenario import file as scenarios
-from paceline.core.scenario.fitting import Fit, Timed, TooFewPushesError, fit, scenario_text, speed
+from paceline.core.scenario.fitting import Fit, Timed, fit, scenario_text, speed
 
 if TYPE_CHECKING:
     from paceline.records.journal import Line
@@ -64,7 +64,7 @@ def calibrate(
         raise OptionError(f"cannot write into the folder {place.parent}; choose another --output")
     given: dict[str, Any] = {
         "batch_size": batch_size, "threads": threads, "data_dir": data_dir, "options": options or None,
-        "evaluate_every": "off", "max_seconds": seconds, "epochs": ENDLESS, "strategy": "asp",
+        "evaluate_every": "off", "epochs": ENDLESS, "strategy": "asp",
     }  # fmt: skip
     several = settle({**given, "workers": workers}, {}).workers if workers is not None else None
     train = workload(script, arguments or [], task)
@@ -87,27 +87,31 @@ def calibrate(
 
 def _measured(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fit]:
     """Return what each worker's pushes say when the script trains for some seconds; for longer if these are too few."""
+    pushes = _pushes_in(train, given, seconds)
     try:
-        return _measured_for(train, given, seconds)
-    except TooFewPushesError as error:
+        return _fitted(pushes)
+    except OptionError as error:
         longer = LONGER * seconds
         say(f"{str(error).partition(':')[0]}: once more, for {longer:g} s")
-        return _measured_for(train, {**given, "max_seconds": longer}, longer)
+        return _fitted(_pushes_in(train, given, longer))
 
 
-def _measured_for(train: Any, given: dict[str, Any], seconds: float) -> dict[int, Fit]:
+def _pushes_in(train: Any, given: dict[str, Any], seconds: float) -> dict[int, list[Timed]]:
+    """Train for so long; return the pushes of each worker."""
     from paceline.launching import launch
 
-    settings = msgspec.structs.replace(settle(given, {}), runs_dir=None)
+    settings = msgspec.structs.replace(settle({**given, "max_seconds": seconds}, {}), runs_dir=None)
     say(f"measuring {settings.workers} worker{'s' * (settings.workers != 1)} for {seconds:g} s")
     watch = PushTimes()
     with engines.prepared(settings):
         launch(train, config=settings, sink=watch)
-    if not watch.pushes:
-        raise TooFewPushesError(
-            "the script pushed nothing: does it loop over session.batches() and call optimizer.step()?"
-        )
-    return {worker: fit(watch.pushes[worker], f"worker {worker}") for worker in sorted(watch.pushes)}
+    return watch.pushes
+
+
+def _fitted(pushes: dict[int, list[Timed]]) -> dict[int, Fit]:
+    if not pushes:
+        raise OptionError("the script pushed nothing: does it loop over session.batches() and call optimizer.step()?")
+    return {worker: fit(pushes[worker], f"worker {worker}") for worker in sorted(pushes)}
 
 
 def _print_findings(alone: Fit, together: dict[int, Fit], place: Path, what: str) -> None:

@@ -18,10 +18,6 @@ FEWEST = 8  # pushes that are enough for a median, and barely for a deviation
 LARGEST_SIGMA = 10.0  # of the format
 
 
-class TooFewPushesError(OptionError):
-    """A measurement was too short."""
-
-
 class Timed(NamedTuple):
     """One push: its samples, and the seconds of computing them and of the way to and fro."""
 
@@ -49,7 +45,7 @@ def fit(pushes: Sequence[Timed], who: str) -> Fit:
     usual = Counter(push.samples for push in pushes).most_common(1)[0][0] if pushes else 0
     kept = [push for push in pushes[WARM_UP:] if push.samples == usual and push.compute_s > 0]
     if len(kept) < FEWEST:
-        raise TooFewPushesError(
+        raise OptionError(
             f"{who} made {len(kept)} pushes of the usual size after {WARM_UP} to warm up, and {FEWEST} are needed: "
             "give more --seconds, or a smaller --batch-size"
         )
