@@ -112,14 +112,33 @@ def test_tuning_extends_the_grid_while_the_best_lies_on_its_edge_and_cuts():
         return ran(seconds)
 
     made = Made(answer)
-    assert made.best(bench.FIXED, 0.0) == (1e-3, 0.0)
-    tried = [(job.lr, job.momentum) for job in made.asked]
+    assert made.best(bench.FIXED, 0.0) == (bench.FIXED, 1e-3, 0.0)
+    tried = [(job.lr, job.momentum) for job in made.asked if job.seed == bench.TUNING_SEED]
     assert tried == [(5e-4, 0.0), (2.5e-4, 0.0), (1e-3, 0.0), (2e-3, 0.0), (5e-5, 0.9), (2.5e-5, 0.9), (1e-4, 0.9)]
-    assert {job.seed for job in made.asked} == {bench.TUNING_SEED}
     assert made.asked[0].until == made.size.longest_s
     assert made.asked[1].until == pytest.approx(3 * 100.0)
     assert made.asked[3].until == pytest.approx(3 * 80.0)
     assert [row["seconds"] for row in made.rows if row["lr"] == 2e-3] == [None]
+
+
+def test_a_rate_that_was_lucky_on_one_seed_is_not_chosen():
+    """The soonest on the first seed misses the target on another; who is further than others are close is not tried."""
+
+    def answer(job):
+        soonest = {(5e-4, 0.0): 50.0, (2.5e-4, 0.0): 60.0, (5e-5, 0.9): 70.0}.get((job.lr, job.momentum), 100.0)
+        return ran(None if job.seed == 102 and soonest == 50.0 else soonest)
+
+    made = Made(answer)
+    assert made.best(bench.FIXED, 0.0) == (bench.FIXED, 2.5e-4, 0.0)
+    again = {(job.lr, job.momentum) for job in made.asked if job.seed != bench.TUNING_SEED}
+    assert again == {(5e-4, 0.0), (2.5e-4, 0.0)}
+
+
+def test_adaptive_k_chooses_its_test_as_well():
+    made = Made(lambda job: ran(40.0 if "trend" in job.strategy else 100.0))
+    assert made.best(bench.ADAPTIVE, 0.0)[0] == f"{bench.ADAPTIVE},test=trend"
+    nowhere = Made(lambda job: ran(None))
+    assert nowhere.best(bench.FIXED, 0.0)[0] == bench.FIXED
 
 
 def test_tuned_contests_run_both_sides_at_their_own_best():
@@ -130,7 +149,7 @@ def test_tuned_contests_run_both_sides_at_their_own_best():
     made = Made(answer)
     found = by_name(bench.tuning(made))
     assert found["tuned_adaptive"].ratio == pytest.approx(1.0)
-    fresh = [job for job in made.asked if job.seed != bench.TUNING_SEED]
+    fresh = [job for job in made.asked if job.seed not in bench.TUNING_SEEDS]
     assert {job.lr for job in fresh if job.strategy == bench.ADAPTIVE} == {2.5e-4}
     assert {job.lr for job in fresh if job.strategy == bench.FIXED} == {5e-4}
 

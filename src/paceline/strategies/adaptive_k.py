@@ -4,7 +4,8 @@ Rule: fastest k, where k grows from `start` to `stop` in steps of `step` when a 
 more progress. Published (Kas Hanna et al. 2020; "Adaptive stochastic gradient descent for fast and
 communication-efficient distributed learning", 2022):
 - `pflug`: a counter, +1 if consecutive applied gradients have a negative inner product, else -1, exceeds `threshold`
-  more than `burn_in` iterations after the last change;
+  more than `burn_in` iterations after the last change. Under momentum the model goes on in one direction for longer,
+  consecutive gradients are hardly ever opposed at larger rates, and k may never grow: take `trend` there;
 - `bound`: the times that minimize the error bound, for known constants (see error_bound.py). The mean response comes
   from the run: seconds computed by all workers, cancelled work included, over the pushes made of them. For exponential
   times this is the maximum-likelihood estimate although only the k fastest are ever seen. A switch happens at the
@@ -43,7 +44,8 @@ class GrowthOptions(Options, frozen=True, kw_only=True):
         100
     )
     test: Annotated[
-        Literal["pflug", "trend", "bound"], Meta(description="what ends a k; trend needs reported losses")
+        Literal["pflug", "trend", "bound"],
+        Meta(description="what ends a k; pflug is for SGD without momentum, trend needs reported losses"),
     ] = "pflug"
     eta: Annotated[float, Meta(gt=0, description="bound: learning rate")] | None = None
     L: Annotated[float, Meta(gt=0, description="bound: Lipschitz constant of the gradient")] | None = None
