@@ -13,8 +13,7 @@ recorded times (contenders/uneven_cells.py). Rate, momentum and form of each are
 with cost-only workers (contenders/uneven_growth.py). Every run is kept in results/unevenness_rows.jsonl(.gz) and used
 again as long as the sources it depends on are the same (contenders/uneven_rows.py).
 
-All parts together take about five hours of one core, estimated from their first 470 runs: tuning 95 minutes, fresh 30,
-batches 70, reported 30, spread 3, resampled 70, growth 1.
+All parts together take some four hours of one core, a third of that for `tuning`; `--minutes` and `--only` split them.
 """
 
 import argparse
@@ -44,6 +43,8 @@ from contenders.uneven_tuning import (
     CANDIDATES,
     CLOSE,
     CUT,
+    FEW,
+    FINALISTS,
     FRESH_SEEDS,
     REFINED,
     SIDES,
@@ -302,10 +303,12 @@ Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step wher
 the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours, unless
 it is {REFINED:g} times behind the side's best. A run is given up at {CUT:g} times the side's best so far, or at that
 best if it is not even at two thirds of the target's accuracy by then. What is within {CLOSE:g} of the best on seed
-{TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} and {TUNING_SEEDS[2]} as well, and the
-geometric mean of all chooses (`tuned_s`). Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. `over_rival` is
-the geometric mean of the ratios of paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`;
-`over_rival_low` and `_high` are its 90 % interval by t on the logarithms. In part `free` each side has the best of
+{TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} to {TUNING_SEEDS[FEW - 1]} as well, the best
+{FINALISTS} of these on seeds {TUNING_SEEDS[FEW]} to {TUNING_SEEDS[-1]}, and the geometric mean of all chooses
+(`tuned_s`). Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds 0 to 7 judged before, with three seeds
+to tune by; that was too few, see contenders/uneven_tuning.py.) `over_rival` is the geometric mean of the ratios of
+paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high` are its 90 %
+interval by t on the logarithms. In part `free` each side has the best of
 batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes
 of a sample; `states` are shares of the nodes' time, all from the journals. In part `spread` both sides run
 {SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.

@@ -148,13 +148,28 @@ def test_a_run_is_cut_only_at_three_times_the_best_so_far():
 
 
 def test_the_other_seeds_choose_among_those_that_are_close():
-    better = {100: 1.0, 101: 2**0.5, 102: 2**0.5}
-
     def make(trial):
-        return Made({0.0: better[trial.seed], 0.9: 1e-9}, steep=0.15 if trial.seed == 100 else 1.5)(trial)
+        best = 1.0 if trial.seed == 100 else 2**0.5
+        return Made({0.0: best, 0.9: 1e-9}, steep=0.15 if trial.seed == 100 else 1.5)(trial)
 
     choice = searched(make, "balanced").choose()
     assert choice.trial.rate == pytest.approx(2**0.5, rel=1e-5)
+
+
+def test_three_more_seeds_choose_between_the_best_two():
+    """A rate that is soonest on three seeds, and three times as late on one of the others, is not taken."""
+    asked = []
+
+    def make(trial):
+        asked.append(trial)
+        late = trial.seed == 104 and trial.rate == 1.0
+        return Made({0.0: 1.0, 0.9: 1e-9}, seconds=40.0 if late else 10.0, steep=0.1)(trial)
+
+    choice = searched(make, "balanced").choose()
+    assert choice.trial.rate != 1.0
+    assert choice.score < 1.2 * 10
+    assert len({trial.rate for trial in asked if trial.seed == 105}) <= uneven_tuning.FINALISTS
+    assert len({trial.rate for trial in asked if trial.seed == 101}) == uneven_tuning.CANDIDATES
 
 
 def test_a_side_that_is_never_there_has_no_choice():
@@ -532,7 +547,7 @@ def test_a_quick_look_prints_every_bar_and_writes_nothing(monkeypatch, capsys):
 
 
 def test_fresh_seeds_are_fixed(tmp_path):
-    with pytest.raises(SystemExit, match="fresh seeds are fixed: 0, 1, 2, 3, 4, 5, 6, 7"):
+    with pytest.raises(SystemExit, match="fresh seeds are fixed: 8, 9, 10, 11, 12, 13, 14, 15"):
         bench.main(["--repeats", "3", "--part", "fresh", "--unclean", "--out", str(tmp_path)])
 
 
