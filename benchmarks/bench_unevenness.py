@@ -48,6 +48,7 @@ from contenders.uneven_tuning import (
     FRESH_SEEDS,
     REFINED,
     SIDES,
+    TIE,
     TUNING_SEEDS,
     Choice,
     seconds_of,
@@ -305,8 +306,9 @@ it is {REFINED:g} times behind the side's best. A run is given up at {CUT:g} tim
 best if it is not even at two thirds of the target's accuracy by then. What is within {CLOSE:g} of the best on seed
 {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} to {TUNING_SEEDS[FEW - 1]} as well, the best
 {FINALISTS} of these on seeds {TUNING_SEEDS[FEW]} to {TUNING_SEEDS[-1]}, and the geometric mean of all chooses
-(`tuned_s`). Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds 0 to 7 judged before, with three seeds
-to tune by; that was too few, see contenders/uneven_tuning.py.) `over_rival` is the geometric mean of the ratios of
+(`tuned_s`), of two rates within {TIE:g} the lower one. Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds
+0 to 7 judged before, with three seeds to tune by, and seeds 8 to 15, with six and no regard to ties; why that was
+changed, contenders/uneven_tuning.py says. Their rows are kept.) `over_rival` is the geometric mean of the ratios of
 paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high` are its 90 %
 interval by t on the logarithms. In part `free` each side has the best of
 batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes

@@ -8,9 +8,10 @@ side's best so far, or when it is hopeless there. What comes within `CLOSE` of t
 seed is run on two others, and the best of these on three more; the geometric mean of all chooses. Fresh seeds are run
 with that, and nothing is chosen by them.
 
-Three seeds were too few: at the edge of what is stable under momentum most runs are soon at the target and some are
-three times as late, so that a rate there can look best by chance. That showed on seeds 0 to 7 (`dasp` on
-`w8_4x_line10`), which judge nothing since then.
+At the edge of what is stable under momentum most runs are soon at the target and some are three times as late, so that
+a rate there can look best by chance. So more than three seeds choose, and of two rates whose scores are within `TIE`
+the lower one is taken, as tune_learning_rates.py does. Seeds 0 to 7 showed that three were too few, and seeds 8 to 15
+that six do not tell such rates apart (`dasp` behind lines that a round fills); neither judges anything since then.
 """
 
 import math
@@ -36,13 +37,14 @@ RIVALS = ("bsp", "asp", "ssp", "dssp")
 MOMENTA = (0.0, 0.9)  # all are tried; the order only saves time
 TUNING_SEEDS = (100, 101, 102, 103, 104, 105)
 FEW = 3  # of them, for all that are close
-FRESH_SEEDS = tuple(range(8, 16))  # times of a side differ by a tenth and more from seed to seed
+FRESH_SEEDS = tuple(range(16, 24))  # times of a side differ by a tenth and more from seed to seed
 START = {0.0: (-1, 1, 3), 0.9: (-7, -5, -3)}  # exponents of the root of 2; extended as far as need be
 LOWEST, HIGHEST = -16, 11
 CUT = 3.0  # times the best so far: a run that is not there by then has missed
 CLOSE = 1.3  # of the best on the first seed: tried on the others, so that no side gets a rate that was lucky once
 CANDIDATES = 4  # at most
-FINALISTS = 2  # at most, on all tuning seeds
+FINALISTS = 3  # at most, on all tuning seeds
+TIE = 1.05  # scores this close say nothing
 REFINED = 1.5  # times the side's best: a form and momentum that is further behind gets no rates between
 SLOWEST_ROUNDS = 300  # of the slowest worker, until which a side's first runs may go on
 FRESH_LIMIT = 4.0  # times the tuned time: a fresh run that takes longer counts as if it had taken that
@@ -125,10 +127,12 @@ class Search:
         close = [trial for trial in order if times[trial] <= CLOSE * times[order[0]]][:CANDIDATES]
         limit = rounded(CUT * times[order[0]])
         few = {trial: self._score(trial, TUNING_SEEDS[:FEW], times[trial], limit) for trial in close}
-        order = sorted(close, key=lambda trial: (few[trial], times[trial]))
+        order = sorted(close, key=lambda trial: (few[trial], trial.rate))
         last = [trial for trial in order if few[trial] <= CLOSE * few[order[0]]][:FINALISTS]
         scores = {trial: self._score(trial, TUNING_SEEDS, times[trial], limit) for trial in last}
-        best = min(last, key=lambda trial: (scores[trial], few[trial]))
+        first = min(last, key=lambda trial: (scores[trial], few[trial]))
+        tied = [trial for trial in last if alike(trial, first) and scores[trial] <= TIE * scores[first]]
+        best = min(tied, key=lambda trial: trial.rate)
         return Choice(self.side, best, scores[best] if scores[best] < math.inf else CUT * times[best])
 
     def _score(self, trial: Trial, seeds: tuple[int, ...], first: float, limit: float) -> float:
@@ -143,6 +147,11 @@ class Search:
 
     def _times(self) -> dict[Trial, float]:
         return {trial: outcome.reached_s for trial, outcome in self.tried.items() if outcome.reached_s is not None}
+
+
+def alike(one: Trial, other: Trial) -> bool:
+    """Whether two trials differ by their rate alone."""
+    return msgspec.structs.replace(one, rate=0.0, limit_s=0.0) == msgspec.structs.replace(other, rate=0.0, limit_s=0.0)
 
 
 def beyond(found: dict[int, tuple[float, float]]) -> int | None:

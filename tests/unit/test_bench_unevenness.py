@@ -172,6 +172,16 @@ def test_three_more_seeds_choose_between_the_best_two():
     assert len({trial.rate for trial in asked if trial.seed == 101}) == uneven_tuning.CANDIDATES
 
 
+@pytest.mark.parametrize(("steep", "taken"), [(0.04, 2**-0.5), (0.2, 1.0)])
+def test_of_two_rates_that_are_as_good_the_lower_one_is_taken(steep, taken):
+    """The rate above is no better than the one below, which is just as far from the best."""
+    choice = searched(Made({0.0: 1.0, 0.9: 1e-9}, steep=steep), "balanced").choose()
+    assert choice.trial.rate == pytest.approx(taken, rel=1e-5)
+    other = msgspec.structs.replace(choice.trial, rate=0.1)
+    assert uneven_tuning.alike(choice.trial, other)
+    assert not uneven_tuning.alike(choice.trial, msgspec.structs.replace(other, momentum=0.5))
+
+
 def test_a_side_that_is_never_there_has_no_choice():
     assert searched(lambda trial: MISSED).choose() is None
 
@@ -481,7 +491,7 @@ def test_the_result_so_far_makes_no_runs_and_says_what_is_missing(tmp_path, monk
 def test_a_free_batch_is_the_best_of_all():
     def make(trial):
         seconds = {16: 12.0, 32: 8.0, 64: 10.0}[trial.batch]
-        return outcome(seconds + abs(math.log(trial.rate)) + trial.momentum)
+        return outcome(seconds + 2 * abs(math.log(trial.rate)) + trial.momentum)
 
     found = Task("free", "w8_4x", "bsp").carry_out(make)
     assert (found.choice.trial.batch, found.choice.trial.rate) == (32, 1.0)
@@ -547,7 +557,7 @@ def test_a_quick_look_prints_every_bar_and_writes_nothing(monkeypatch, capsys):
 
 
 def test_fresh_seeds_are_fixed(tmp_path):
-    with pytest.raises(SystemExit, match="fresh seeds are fixed: 8, 9, 10, 11, 12, 13, 14, 15"):
+    with pytest.raises(SystemExit, match="fresh seeds are fixed: 16, 17, 18, 19, 20, 21, 22, 23"):
         bench.main(["--repeats", "3", "--part", "fresh", "--unclean", "--out", str(tmp_path)])
 
 
