@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = [t for t in every if t.cell in (given.cells or [t.cell]) and t.side in (given.sides or [t.side])]
     with Maker(rows, given.jobs, given.minutes) as maker:
         _, complete = measure(tasks, maker, given.jobs)
-    print(f"{maker.made} runs made, {len(rows.found)} there, {rows.refused} of older strategies")
+    print(f"{maker.made} runs made, {len(rows.found)} there, {rows.refused} of older strategies or given up")
     print("all done" if complete else "out of time: call it again to go on")
 
 
@@ -302,8 +302,8 @@ the three jobs.
 
 Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step where it has two, and rates a factor of
 the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours, unless
-it is {REFINED:g} times behind the side's best. A run is given up at {CUT:g} times the side's best so far, or at that
-best if it is not even at two thirds of the target's accuracy by then. What is within {CLOSE:g} of the best on seed
+it is {REFINED:g} times behind the side's best. A run ends at the target, at {CUT:g} times the side's best so far, or
+when it diverges. What is within {CLOSE:g} of the best on seed
 {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} to {TUNING_SEEDS[FEW - 1]} as well, the best
 {FINALISTS} of these on seeds {TUNING_SEEDS[FEW]} to {TUNING_SEEDS[-1]}, and the geometric mean of all chooses
 (`tuned_s`), of two rates within {TIE:g} the lower one. Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds

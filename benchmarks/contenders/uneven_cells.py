@@ -45,8 +45,6 @@ RESAMPLED_SEED = 20261118  # committed before anything was measured on these clu
 RESAMPLED_WORKERS, RESAMPLED_TRACES = (8, 8, 12, 16, 16), 2
 PIECE, PIECES = 25, 40  # iterations of a job that stay together, and how many of these a worker's times consist of
 
-CHECKED, HOPELESS = 1 / 3, 2 / 3  # of a run's limit, when it has to have this part of the target's accuracy to go on
-
 Trouble = Literal["none", "interference", "stalls"]
 SLOWER, SLOW_S, SLOW_EVERY_S = 4.0, 3.0, 5.0  # interference: a node's factor, for how long, and how often
 STALL_S, STALL_EVERY_S = 0.5, 1.0  # pauses of one worker or another
@@ -174,15 +172,10 @@ class Outcome(msgspec.Struct, frozen=True):
     ended: str
 
 
-class HopelessError(Exception):
-    """A run is so far from the target at a third of its limit that nobody goes on."""
-
-
 class Watch:
-    """Counts what the report does not have, and ends a run that is below an accuracy at a second; a sink."""
+    """Counts what the report does not have; a sink."""
 
-    def __init__(self, check_s: float = math.inf, least: float = 0.0) -> None:
-        self._check_s, self._least = check_s, least
+    def __init__(self) -> None:
         self.accuracy = 0.0
         self.changes = 0
         self.evaluations = 0
@@ -197,10 +190,6 @@ class Watch:
         elif isinstance(line, journal.Observation) and line.what == "evaluation":
             self.evaluations += 1
             self.accuracy = float(line.data["metrics"]["accuracy"])
-            if line.at >= self._check_s:
-                self._check_s = math.inf
-                if self.accuracy < self._least:
-                    raise HopelessError
 
     def _mark(self, worker: int, state: str, at: float) -> None:
         self.changes += worker in self._since
@@ -223,9 +212,7 @@ def run(trial: Trial, cell: Cell | None = None) -> Outcome:
     cell = cell or CELLS[trial.cell]
     data(cell.task, cell.images)
     began = time.process_time()
-    watch = Watch(trial.limit_s * CHECKED, cell.size.target * HOPELESS)
-    if trial.to_the_end:
-        watch = Watch()
+    watch = Watch()
     settings = {} if trial.to_the_end else {"target": f"accuracy>={cell.size.target}"}
     try:
         done = paceline.launch(
@@ -233,7 +220,7 @@ def run(trial: Trial, cell: Cell | None = None) -> Outcome:
             strategy=trial.strategy, seed=trial.seed, sink=watch, epochs=10_000, max_seconds=trial.limit_s,
             evaluate_every=f"{step_s(cell):g}s", on_divergence="stop", **settings,
         )  # fmt: skip
-    except (UserError, HopelessError) as error:  # what is not finite is refused
+    except UserError as error:  # what is not finite is refused
         spent = time.process_time() - began
         return Outcome(None, trial.limit_s, watch.accuracy, 0, 0, 0, 0.0, 0.0, 0.0, 0, {}, watch.evaluations, spent,
                        type(error).__name__)  # fmt: skip

@@ -3,7 +3,8 @@
 A run in virtual time is a function of its trial and of the sources. So a row keeps a digest of its strategy's sources
 and one of everything else that a run goes through. A row of other strategy sources is never used again. Where only the
 rest has changed, one row of each cell and side is made again: if it is equal in every number but the processor's
-seconds, the change does not touch these runs, and the others of that cell and side are kept too.
+seconds, the change does not touch these runs, and the others of that cell and side are kept too. A run that was given
+up before its limit never counts: nobody knows whether it would have been at the target.
 
 Rows are appended to a text file as they come, so that a run that is broken off loses at most those under way;
 `Rows.pack` moves them to a compressed file that is committed.
@@ -34,8 +35,11 @@ SHARED = (
     "worker",
     "session.py",
     "launching.py",
+    "scenario.py",
+    "tasks/cifar.py",
     "tasks/mnist.py",
 )
+GIVEN_UP = "HopelessError"  # how runs ended that were given up before their limit, by a rule that is gone
 CELLS = ROOT / "benchmarks" / "contenders" / "uneven_cells.py"
 
 
@@ -126,7 +130,7 @@ class Rows:
         self.found: dict[Trial, Row] = {}
         self._by_run: dict[Trial, list[Row]] = {}  # under the trial without its limit
         self.doubtful: dict[tuple[str, str], list[Row]] = {}  # by cell and strategy: made before the rest changed
-        self.refused = 0  # of other sources of their strategy
+        self.refused = 0  # of other sources of their strategy, or given up before their limit
         for row in self._read():
             self._place(row)
 
@@ -143,7 +147,7 @@ class Rows:
         return rows
 
     def _place(self, row: Row) -> None:
-        if row.strategy_code != strategy_code(base_name(row.trial.strategy)):
+        if row.outcome.ended == GIVEN_UP or row.strategy_code != strategy_code(base_name(row.trial.strategy)):
             self.refused += 1
         elif row.shared_code != shared_code():
             self.doubtful.setdefault((row.trial.cell, row.trial.strategy), []).append(row)

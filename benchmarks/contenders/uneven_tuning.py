@@ -3,10 +3,10 @@
 A side is a strategy in all its forms. In a cell every form is tried with both momenta over one grid of rates, a
 factor of the root of 2 apart: first every second rate, from the same three for all, further out while the best lies
 on the edge, then the two neighbours of the best, unless it is `REFINED` times behind the side's best so far: in the
-23 searches looked at for this, the rates between gained a factor of 1.32 at most. A run ends at `CUT` times the
-side's best so far, or when it is hopeless there. What comes within `CLOSE` of the side's best on the first tuning
-seed is run on two others, and the best of these on three more; the geometric mean of all chooses. Fresh seeds are run
-with that, and nothing is chosen by them.
+23 searches looked at for this, the rates between gained a factor of 1.32 at most. A run ends at the target, at `CUT`
+times the side's best so far, or when it diverges. What comes within `CLOSE` of the side's best on the first tuning seed
+is run on two others, and the best of these on three more; the geometric mean of all chooses. Fresh seeds are run with
+that, and nothing is chosen by them.
 
 At the edge of what is stable under momentum most runs are soon at the target and some are three times as late, so that
 a rate there can look best by chance. So more than three seeds choose, and of two rates whose scores are within `TIE`

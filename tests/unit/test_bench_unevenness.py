@@ -15,6 +15,7 @@ from contenders.uneven_parts import FREE, PARTS, Found, Task
 from contenders.uneven_rows import Rows
 from contenders.uneven_tuning import SIDES, Choice, Search, ratio
 from paceline.core.actions import Apply, Mark
+from paceline.core.errors import UserError
 from paceline.core.events import Pushed, TimerFired
 from paceline.records import journal
 from sources import Sources
@@ -96,6 +97,20 @@ def test_time_in_states_is_counted_until_the_end():
         watch.write(journal.Decision(TimerFired(at=at, name="t"), [Mark(worker, state, "")]))
     assert watch.shares(10.0) == {"ASYNC": 0.2, "SYNC": 0.2, "WARMUP": 0.6}
     assert watch.changes == 2
+
+
+def test_a_run_below_the_target_goes_on_until_its_limit(monkeypatch):
+    """However low the accuracy is after a third of the time: a side is cut at 3 times its best, and at nothing else."""
+
+    def launch(*_, sink, max_seconds, **others):
+        for second in range(int(max_seconds)):
+            sink.write(journal.Observation(second, "evaluation", {"metrics": {"accuracy": 0.1}}))
+        raise UserError("the model is not finite")  # the run is made no further
+
+    monkeypatch.setattr(uneven_cells.paceline, "launch", launch)
+    monkeypatch.setattr(uneven_cells, "data", lambda *_: None)
+    found = uneven_cells.run(Trial("w8_4x", "bsp", 0.1, 0.9, 0, limit_s=30.0))
+    assert (found.ended, found.evaluations) == ("UserError", 30)
 
 
 # -- tuning ----------------------------------------------------------------------------------------------------------
@@ -247,6 +262,19 @@ def test_rows_of_other_sources_of_the_strategy_are_left_out(tmp_path, monkeypatc
     Rows(path, "one").add(TRIAL, outcome())
     changed(monkeypatch, "strategy_code", lambda name: "other")
     assert Rows(path, "two").get(TRIAL) is None
+
+
+def test_a_row_that_was_given_up_before_its_limit_does_not_count(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    Rows(path, "one").add(TRIAL, msgspec.structs.replace(MISSED, ended="HopelessError"))
+    rows = Rows(path, "two")
+    assert (rows.get(TRIAL), rows.refused, rows.doubtful) == (None, 1, {})
+
+
+def test_a_row_is_of_everything_that_a_run_goes_through():
+    for place in uneven_rows.SHARED:
+        assert (uneven_rows.PACKAGE / place).exists(), place
+    assert {"scenario.py", "tasks/cifar.py", "tasks/mnist.py"} <= set(uneven_rows.SHARED)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -514,19 +542,6 @@ def test_accuracies_are_compared_after_equal_times():
 @pytest.mark.parametrize("cell", ["w8_4x", "cifar"])
 def test_a_side_that_is_never_there_has_no_runs(cell):
     assert Task("fresh", cell, "bsp").carry_out(lambda trial: MISSED) == Found(None, [])
-
-
-def test_a_run_that_has_lost_its_way_is_stopped():
-    def evaluated(at, accuracy):
-        return journal.Observation(at, "evaluation", {"metrics": {"accuracy": accuracy}})
-
-    watch = uneven_cells.Watch(10.0, 0.6)
-    watch.write(evaluated(9.0, 0.2))
-    watch.write(evaluated(10.5, 0.61))
-    watch.write(evaluated(11.0, 0.2))  # looked at once
-    assert (watch.evaluations, watch.accuracy) == (3, 0.2)
-    with pytest.raises(uneven_cells.HopelessError):
-        uneven_cells.Watch(10.0, 0.6).write(evaluated(10.0, 0.59))
 
 
 class NoRuns(bench.Maker):
