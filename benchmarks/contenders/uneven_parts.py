@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from contenders.uneven_cells import CELLS, JUDGED, REPORTED, RESAMPLED, Outcome
-from contenders.uneven_tuning import SIDES, Choice, Make, Search, fresh, rounded
+from contenders.uneven_tuning import RIVALS, SIDES, Choice, Make, Search, fresh, rounded
 
 BATCHES = (16, 32, 64)
 FREE = ("equal", "w8_4x", "w8_4x_line03", "interference")  # cells in which the batch is free as well
@@ -78,20 +78,21 @@ class Task(msgspec.Struct, frozen=True):
         return Found(choice, [make(trial) for trial in trials])
 
 
-def everywhere(how: How, cells: Iterable[str], sides: Iterable[str] = tuple(SIDES)) -> list[Task]:
+def everywhere(how: How, cells: Iterable[str], sides: Iterable[str]) -> list[Task]:
     """All sides in all cells."""
     return [Task(how, cell, side) for cell in cells for side in sides]
 
 
-FEWER = tuple(side for side in SIDES if side != "balanced_one")  # which no bar on time asks for
+RACING = (*RIVALS, "dasp", "dasp_states", "adaptive_sync")  # whose times bars ask for
+WITH_BALANCED = (*RACING, "balanced")
 JUDGED_NAMES = tuple(cell.name for cell in JUDGED)
 ONCE = tuple(cell.name for cell in REPORTED if cell.name != "equal")
 
 PARTS: dict[str, Callable[[], list[Task]]] = {
-    "tuning": lambda: everywhere("tuned", [*JUDGED_NAMES, "equal"]),
-    "fresh": lambda: everywhere("fresh", [*JUDGED_NAMES, "equal"]),
-    "batches": lambda: everywhere("free", FREE, FEWER),
-    "reported": lambda: everywhere("once", ONCE, FEWER),
+    "tuning": lambda: everywhere("tuned", [*JUDGED_NAMES, "equal"], WITH_BALANCED),
+    "fresh": lambda: everywhere("fresh", [*JUDGED_NAMES, "equal"], WITH_BALANCED),
+    "batches": lambda: everywhere("free", FREE, WITH_BALANCED),
+    "reported": lambda: everywhere("once", ONCE, WITH_BALANCED),
     "spread": lambda: everywhere("spread", SPREAD, SPREAD_SIDES),
-    "resampled": lambda: everywhere("fresh", [cell.name for cell in RESAMPLED], FEWER),
+    "resampled": lambda: everywhere("fresh", [cell.name for cell in RESAMPLED], RACING),
 }
