@@ -8,6 +8,7 @@ read from. A bar that no result has is not measured yet; a verdict is as good as
 """
 
 import fnmatch
+import itertools
 import json
 import re
 import tomllib
@@ -22,6 +23,7 @@ from paceline import strategies
 
 SOURCE = Path(__file__).with_suffix(".toml")
 ROOT = Path(__file__).parents[1]
+BRACES = re.compile(r"\{([^{}]*)\}")
 NAMED = re.compile(r"\(`([\w.]+)`\)")
 Verdict = Literal["met", "partly", "missed", "not measured"]
 Unit = Literal["", "share", "none"]  # of a claim's values: shares are shown as percent; none: what is met says it all
@@ -57,7 +59,9 @@ class Claim(msgspec.Struct, frozen=True):
             parts.append(f"held by {len(self.tests)} test{'s' * (len(self.tests) > 1)}")
         if self.wanting:
             among = sorted({each.partition(":")[0] for each in self.wanting})
-            parts.append(f"not measured yet in {', '.join(among)}")
+            counted = len(self.wanting) > 1 and not any("*" in each for each in self.wanting)
+            many = f"{len(self.wanting)} bars " if counted else ""
+            parts.append(f"{many}not measured yet in {', '.join(among)}")
         return "; ".join(parts)
 
     @property
@@ -102,7 +106,7 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
         raise ValueError(f"{declared.get('claim')}: unknown {', '.join(sorted(unknown))}")
     found: list[Measured] = []
     wanting = []
-    for each in declared.get("bars", ()):
+    for each in itertools.chain.from_iterable(map(spelled_out, declared.get("bars", ()))):
         result, _, names = each.partition(": ")
         if result not in known:
             known[result] = bars_of(folder / f"{result}.json")
@@ -115,6 +119,15 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
         declared["claim"], declared["figure"], verdict_of(found, wanting, tests), tuple(found), tuple(wanting), tests,
         msgspec.convert(declared.get("unit", ""), Unit),
     )  # fmt: skip
+
+
+def spelled_out(names: str) -> list[str]:
+    """What `a{b,c}` stands for: `ab` and `ac`."""
+    found = BRACES.search(names)
+    if found is None:
+        return [names]
+    return [each for part in found[1].split(",")
+            for each in spelled_out(names[: found.start()] + part + names[found.end() :])]  # fmt: skip
 
 
 def fits(name: str, names: str) -> bool:
