@@ -32,6 +32,7 @@ import sources
 from bench_staleness import Application, Curve, Job
 from contenders import bars, regret
 from contenders.bars import Bar
+from contenders.strategy_code import codes_of
 from paceline.core.errors import UserError
 
 A9A = staleness.CORPUS.parent / "libsvm"
@@ -360,7 +361,7 @@ def main(arguments: list[str] | None = None) -> None:
             kept.put(part, made)
             found.append(made)
     rows = [row for each in found for row in each["rows"]]
-    bars.tell("ssp", options, judge(found), rows, NOTES, ("numba",))
+    bars.tell("ssp", options, judge(found), rows, NOTES, ("numba",), code=codes_of(["ssp", FREE]))
 
 
 def contents() -> str:

@@ -5,6 +5,8 @@ read from. A bar that no result has is not measured yet; a verdict is as good as
 
 - met: every bar is met and none is wanting, or tests alone hold it; missed: none of the bars is met;
 - partly: some are missed, or some are still to be measured; not measured: there is neither a bar nor a test.
+
+A result that judges strategies has digests of their sources. Where a strategy has changed since, its claims say so.
 """
 
 import fnmatch
@@ -19,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 import results
+from contenders.strategy_code import strategy_code
 from paceline import strategies
 
 SOURCE = Path(__file__).with_suffix(".toml")
@@ -50,6 +53,7 @@ class Claim(msgspec.Struct, frozen=True):
     wanting: tuple[str, ...]  # `result: bar` that no committed result has
     tests: tuple[str, ...]
     unit: Unit = ""
+    earlier: tuple[str, ...] = ()  # results that were measured with other sources of the strategy
 
     @property
     def ours(self) -> str:
@@ -62,6 +66,8 @@ class Claim(msgspec.Struct, frozen=True):
             counted = len(self.wanting) > 1 and not any("*" in each for each in self.wanting)
             many = f"{len(self.wanting)} bars " if counted else ""
             parts.append(f"{many}not measured yet in {', '.join(among)}")
+        if self.earlier:
+            parts.append(f"measured with an earlier version of the strategy in {', '.join(self.earlier)}")
         return "; ".join(parts)
 
     @property
@@ -94,13 +100,15 @@ def read(source: Path = SOURCE, folder: Path = results.FOLDER) -> list[Publicati
     known: dict[str, dict[str, Measured]] = {}
     found = []
     for each in declared:
-        claims = tuple(judged(claim, folder, known) for claim in each["claim"])
+        claims = tuple(judged(claim, folder, known, each["strategies"]) for claim in each["claim"])
         found.append(Publication(each["name"], tuple(each["strategies"]), claims))
     return found
 
 
-def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Measured]]) -> Claim:
-    """A claim with its bars looked up; `known` has the results that were read already."""
+def judged(
+    declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Measured]], of: Sequence[str] = ()
+) -> Claim:
+    """A claim on these strategies with its bars looked up; `known` has the results that were read already."""
     unknown = set(declared) - {"claim", "figure", "bars", "tests", "unit"}
     if unknown:
         raise ValueError(f"{declared.get('claim')}: unknown {', '.join(sorted(unknown))}")
@@ -115,9 +123,11 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
         if not fitting:
             wanting.append(each)
     tests = tuple(declared.get("tests", ()))
+    read_from = dict.fromkeys(each.result for each in found)
     return Claim(
         declared["claim"], declared["figure"], verdict_of(found, wanting, tests), tuple(found), tuple(wanting), tests,
         msgspec.convert(declared.get("unit", ""), Unit),
+        tuple(result for result in read_from if is_earlier(folder / f"{result}.json", of)),
     )  # fmt: skip
 
 
@@ -148,6 +158,12 @@ def bars_of(path: Path) -> dict[str, Measured]:
         if name := NAMED.search(verdict["name"]):
             found[name[1]] = Measured(path.stem, name[1], verdict["value"], verdict["bar"], verdict["passed"])
     return found
+
+
+def is_earlier(path: Path, of: Sequence[str]) -> bool:
+    """Whether a result says that it is of other sources of one of these strategies; not all results say which."""
+    code = json.loads(path.read_text(encoding="utf-8")).get("strategy_code", {})
+    return any(name in code and code[name] != strategy_code(name) for name in of)
 
 
 def verdict_of(found: Sequence[Measured], wanting: Sequence[str], tests: Sequence[str]) -> Verdict:
@@ -231,7 +247,8 @@ def page(publications: Sequence[Publication]) -> str:
         "committed results, each with its command, date and commit, by `docs/tools/write_publications.py`; none is "
         "typed. A claim is met if every bar that it is read from is met, partly if some are or some are still to be "
         "measured, missed if none is. Clusters and tasks are ours, not the publications': a bar says what was asked "
-        "for here.",
+        "for here. What was measured with an earlier version of a strategy says so, if its result says which version "
+        "it is of.",
         table(publications),
     ]
     for each in publications:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import publications
+from contenders.strategy_code import codes_of
 from paceline import strategies
 from paceline.cli import main
 from paceline.cli.claims import load_claims
@@ -76,6 +77,19 @@ def test_many_bars_are_told_by_how_many_are_met_and_their_range(tmp_path: Path) 
 def test_a_bar_that_two_patterns_name_counts_once(tmp_path: Path) -> None:
     write(tmp_path, "a", ("x_1", "1", ">= 1", True))
     assert len(judged(tmp_path, bars=["a: x_*", "a: x_1"]).measured) == 1
+
+
+@pytest.mark.parametrize(("code", "marked"), [({"dasp": "other"}, True), ({"bsp": "other"}, False), ({}, False)])
+def test_a_claim_says_that_it_was_measured_with_an_earlier_version(code, marked, tmp_path: Path) -> None:
+    """A result is not measured anew for every change of a strategy, but its page does not hide its age."""
+    write(tmp_path, "race", ("dasp_sooner", "0.2", ">= 0.169", True))
+    raw = json.loads((tmp_path / "race.json").read_text())
+    (tmp_path / "race.json").write_text(json.dumps(raw | {"strategy_code": codes_of(["dasp"]) | code}))
+    claim = publications.judged(
+        {"claim": "It gains.", "figure": "10 %", "bars": ["race: dasp_sooner"]}, tmp_path, {}, ["dasp"]
+    )
+    assert claim.verdict == "met"
+    assert ("measured with an earlier version of the strategy in race" in claim.ours) == marked
 
 
 def test_parts_that_are_named_and_not_measured_are_wanting(tmp_path: Path) -> None:
