@@ -23,6 +23,7 @@ import msgspec
 from contenders import bars
 from contenders.bars import Bar
 from contenders.fastest_k_runs import SHARD, SLOW_WORKERS, SLOWNESS, Job, Kept, Ran, ratio, run
+from contenders.strategy_code import codes_of
 
 PARTS = ("growth", "load", "change", "cover", "tuning")
 FIXED = "fastest_k:k=40"
@@ -319,7 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
             del bench.rows[rows:]
             verdicts.append(unfinished(part))
     facts = {} if bench.known_target is None else {"target_error": bench.known_target}
-    bars.tell("fastest_k", options, verdicts, bench.rows, NOTES, facts=facts)
+    bars.tell("fastest_k", options, verdicts, bench.rows, NOTES, facts=facts, code=codes_of((FIXED, ADAPTIVE, K_LOAD)))
 
 
 NOTES = f"""

@@ -29,6 +29,7 @@ import sources
 from contenders import bars, gavel
 from contenders.bars import Bar
 from contenders.gavel import Mix
+from contenders.strategy_code import codes_of
 from kept_rows import Kept, behaviour, key_of, learning
 from paceline import strategies, tasks
 from paceline.engines.sim.light import simulate
@@ -389,7 +390,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.of is not None:
             kept.save((options.out or results.FOLDER) / committed.name)
     verdicts = [*judge_costs(rows), *judge_races(rows, raced)]
-    bars.tell("mixed_gpus", options, verdicts, shown(rows), notes(rows, raced))
+    code = codes_of([*cost_sides(sum(RACED.counts)), *race_sides()])
+    bars.tell("mixed_gpus", options, verdicts, shown(rows), notes(rows, raced), code=code)
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

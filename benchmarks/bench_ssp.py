@@ -32,6 +32,7 @@ import sources
 from bench_staleness import Application, Curve, Job
 from contenders import bars, regret
 from contenders.bars import Bar
+from contenders.strategy_code import codes_of
 from paceline.core.errors import UserError
 
 A9A = staleness.CORPUS.parent / "libsvm"
@@ -51,6 +52,7 @@ FREE = "asp"
 RATES = {"factorize": (0.025, 0.05, 0.1), "logreg": (0.1, 0.2, 0.4), "digits": (0.2, 0.4, 0.8)}  # extended at an edge
 MOST_RATES = 8
 TUNING_SEEDS = (100, 101)
+EQUAL = ("even", "jitter")  # clusters of equal workers, on which bytes are counted
 STRETCH = 1.6  # of bound 0's clocks: what is stale needs more of them to the same level
 LEVEL = 0.98  # of what bound 0 gains with the same seed
 SOONER = 0.95  # the best bound's time over asp's
@@ -206,18 +208,29 @@ def row_of(
 def theory(size: Size, pool: Executor) -> dict[str, Any]:
     """What equal workers pull of a model, and the regret over its bound, by bound."""
     rows: list[dict[str, Any]] = []
-    full = tried(Job(MODEL, FREE, 0, size.share, "even"))
-    for bound in size.bounds:
-        curve = tried(Job(MODEL, line_of(MODEL, bound), 0, size.share, "even"))
-        if full is not None and curve is not None:
-            pulled = curve.bytes_per_clock / full.bytes_per_clock
-            rows.append({"task": "bytes", "bound": bound, "pulls_per_clock": pulled, "over": pulled * (bound + 1)})
+    for kind in EQUAL:
+        rows += bytes_of(size, kind)
     asked = [(bound, more, seed) for bound in size.bounds for more in ("", ",cache=true") for seed in range(size.seeds)]
     found = list(pool.map(regret_of, asked, itertools.repeat(size.regret_clocks)))
     for (bound, more), group in itertools.groupby(zip(asked, found, strict=True), key=lambda pair: pair[0][:2]):
         shares = [each.share for _, each in group]
         rows.append({"task": "regret", "bound": bound, "cache": bool(more), "share": max(shares)})
     return {"part": THEORY, "rows": rows}
+
+
+def bytes_of(size: Size, kind: str) -> list[dict[str, Any]]:
+    """How often equal workers pull the model, and how much longer they need than without a cache, by bound."""
+    rows = []
+    full = tried(Job(MODEL, FREE, 0, size.share, kind))
+    for bound in size.bounds:
+        cached, plain = (tried(Job(MODEL, line, 0, size.share, kind))
+                         for line in (line_of(MODEL, bound), f"ssp:staleness={bound}"))  # fmt: skip
+        if full is not None and cached is not None and plain is not None:
+            pulled = cached.bytes_per_clock / full.bytes_per_clock
+            longer = cached.total_s / plain.total_s
+            rows.append({"task": "bytes", "cluster": kind, "bound": bound, "pulls_per_clock": pulled,
+                         "over": pulled * (bound + 1), "time_over_no_cache": longer})  # fmt: skip
+    return rows
 
 
 def regret_of(asked: tuple[int, str, int], clocks: int) -> regret.Regret:
@@ -289,7 +302,8 @@ def judge_theory(rows: Sequence[dict[str, Any]]) -> list[Bar]:
     share = max((row["share"] for row in rows if row["task"] == "regret"), default=math.inf)
     return [
         Bar("model_bytes", bytes_over, 1.25, False,
-            "equal workers pull the model once for bound + 1 clocks; most pulls per clock times bound + 1"),
+            "equal workers, without jitter and with 10 %, pull the model once for bound + 1 clocks; most pulls per "
+            "clock times bound + 1"),
         Bar("regret", share, 1.0, False,
             "the regret of all reads over 4 F L sqrt(2 (s + 1) P T); largest over bounds and seeds"),
     ]  # fmt: skip
@@ -347,7 +361,7 @@ def main(arguments: list[str] | None = None) -> None:
             kept.put(part, made)
             found.append(made)
     rows = [row for each in found for row in each["rows"]]
-    bars.tell("ssp", options, judge(found), rows, NOTES, ("numba",))
+    bars.tell("ssp", options, judge(found), rows, NOTES, ("numba",), code=codes_of(["ssp", FREE]))
 
 
 def contents() -> str:
@@ -362,7 +376,9 @@ NOTES = f"""
 Eight virtual workers, {staleness.CLOCK_S:g} s of computing a clock with some jitter, behind a line that needs about as
 long for what all pull in a clock as they compute. `stragglers`: every {staleness.EVERY_CLOCKS} clocks another one,
 drawn by chance, is {staleness.SLOWER:g} times slower for {staleness.SLOW_CLOCKS} clocks; `lasting`: a quarter of the
-workers has half the speed all the time. Lines but bound 0's run {STRETCH:g} times its clocks. Medians over five fresh
+workers has half the speed all the time. `bytes` are counted on equal workers and a line that takes no time, `even` with
+clocks that are all equally long and `jitter` with lognormal jitter of 0.1; `time_over_no_cache` is what the cache's
+waiting costs there. Lines but bound 0's run {STRETCH:g} times its clocks. Medians over five fresh
 seeds; each line has the rate that is best on the
 tuning seeds. The level is the loss at which bound 0 has made {LEVEL:.0%} of its way with the same seed. `mean_age` is
 of rows that were read, in clocks; `staleness` of a model's pushes, in versions.

@@ -118,7 +118,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def cluster(app: Application, seed: int, kind: str) -> Scenario:
     """`stragglers`: now one, now another worker is slow for a while. `lasting`: a quarter of them is half as fast.
-    `even`: nothing happens; `stall`: one thing."""
+    `even`: nothing happens; `jitter`: clocks are never quite equally long; `stall`: one thing."""
     events, network, jitter, slower = "", "", "none", 0
     if kind == "stragglers":
         chance = random.Random(f"stragglers {seed}")
@@ -128,6 +128,8 @@ def cluster(app: Application, seed: int, kind: str) -> Scenario:
             events += event("slow", at, chance.randrange(WORKERS), SLOW_CLOCKS * CLOCK_S, f"factor = {SLOWER}")
     elif kind == "lasting":
         jitter, network, slower = "lognormal:0.1", f"latency_ms = 1.0\nbandwidth_mbps = {app.mbps}", WORKERS // 4
+    elif kind == "jitter":
+        jitter = "lognormal:0.1"
     elif kind == "stall":
         events = event("pause", (8 + 0.2) * CLOCK_S, 0, STALL_CLOCKS * CLOCK_S)
     return scenario.parse(

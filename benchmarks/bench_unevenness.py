@@ -35,6 +35,7 @@ import msgspec
 import results
 import sources
 from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
+from contenders.strategy_code import codes_of
 from contenders.uneven_cells import BATCH, CELLS, RESAMPLED_SEED, SIZES, Outcome, Trial
 from contenders.uneven_growth import Throughput
 from contenders.uneven_parts import PARTS, SPREAD_LONGER, SPREAD_SEEDS, Found, Task
@@ -249,7 +250,9 @@ def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = N
     table = [*uneven_verdicts.table(found), *uneven_verdicts.growth_table(growth, lost)]
     if not options.quick:
         rows.pack()
-    bars.tell("unevenness", options, verdicts, table, lacking(wanted, found) * so_far + notes(commits(rows), rows))
+    text = lacking(wanted, found) * so_far + notes(commits(rows), rows)
+    code = codes_of(SIDES[side][0] for side in SIDES if exists(side))
+    bars.tell("unevenness", options, verdicts, table, text, code=code)
 
 
 def lacking(wanted: dict[str, list[Task]], found: dict[Task, Found]) -> str:

@@ -5,9 +5,12 @@ read from. A bar that no result has is not measured yet; a verdict is as good as
 
 - met: every bar is met and none is wanting, or tests alone hold it; missed: none of the bars is met;
 - partly: some are missed, or some are still to be measured; not measured: there is neither a bar nor a test.
+
+A result that judges strategies has digests of their sources. Where a strategy has changed since, its claims say so.
 """
 
 import fnmatch
+import itertools
 import json
 import re
 import tomllib
@@ -18,10 +21,12 @@ from typing import Any, Literal
 import msgspec
 
 import results
+from contenders.strategy_code import strategy_code
 from paceline import strategies
 
 SOURCE = Path(__file__).with_suffix(".toml")
 ROOT = Path(__file__).parents[1]
+BRACES = re.compile(r"\{([^{}]*)\}")
 NAMED = re.compile(r"\(`([\w.]+)`\)")
 Verdict = Literal["met", "partly", "missed", "not measured"]
 Unit = Literal["", "share", "none"]  # of a claim's values: shares are shown as percent; none: what is met says it all
@@ -48,6 +53,7 @@ class Claim(msgspec.Struct, frozen=True):
     wanting: tuple[str, ...]  # `result: bar` that no committed result has
     tests: tuple[str, ...]
     unit: Unit = ""
+    earlier: tuple[str, ...] = ()  # results that were measured with other sources of the strategy
 
     @property
     def ours(self) -> str:
@@ -57,7 +63,11 @@ class Claim(msgspec.Struct, frozen=True):
             parts.append(f"held by {len(self.tests)} test{'s' * (len(self.tests) > 1)}")
         if self.wanting:
             among = sorted({each.partition(":")[0] for each in self.wanting})
-            parts.append(f"not measured yet in {', '.join(among)}")
+            counted = len(self.wanting) > 1 and not any("*" in each for each in self.wanting)
+            many = f"{len(self.wanting)} bars " if counted else ""
+            parts.append(f"{many}not measured yet in {', '.join(among)}")
+        if self.earlier:
+            parts.append(f"measured with an earlier version of the strategy in {', '.join(self.earlier)}")
         return "; ".join(parts)
 
     @property
@@ -90,19 +100,21 @@ def read(source: Path = SOURCE, folder: Path = results.FOLDER) -> list[Publicati
     known: dict[str, dict[str, Measured]] = {}
     found = []
     for each in declared:
-        claims = tuple(judged(claim, folder, known) for claim in each["claim"])
+        claims = tuple(judged(claim, folder, known, each["strategies"]) for claim in each["claim"])
         found.append(Publication(each["name"], tuple(each["strategies"]), claims))
     return found
 
 
-def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Measured]]) -> Claim:
-    """A claim with its bars looked up; `known` has the results that were read already."""
+def judged(
+    declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Measured]], of: Sequence[str] = ()
+) -> Claim:
+    """A claim on these strategies with its bars looked up; `known` has the results that were read already."""
     unknown = set(declared) - {"claim", "figure", "bars", "tests", "unit"}
     if unknown:
         raise ValueError(f"{declared.get('claim')}: unknown {', '.join(sorted(unknown))}")
     found: list[Measured] = []
     wanting = []
-    for each in declared.get("bars", ()):
+    for each in itertools.chain.from_iterable(map(spelled_out, declared.get("bars", ()))):
         result, _, names = each.partition(": ")
         if result not in known:
             known[result] = bars_of(folder / f"{result}.json")
@@ -111,10 +123,21 @@ def judged(declared: dict[str, Any], folder: Path, known: dict[str, dict[str, Me
         if not fitting:
             wanting.append(each)
     tests = tuple(declared.get("tests", ()))
+    read_from = dict.fromkeys(each.result for each in found)
     return Claim(
         declared["claim"], declared["figure"], verdict_of(found, wanting, tests), tuple(found), tuple(wanting), tests,
         msgspec.convert(declared.get("unit", ""), Unit),
+        tuple(result for result in read_from if is_earlier(folder / f"{result}.json", of)),
     )  # fmt: skip
+
+
+def spelled_out(names: str) -> list[str]:
+    """What `a{b,c}` stands for: `ab` and `ac`."""
+    found = BRACES.search(names)
+    if found is None:
+        return [names]
+    return [each for part in found[1].split(",")
+            for each in spelled_out(names[: found.start()] + part + names[found.end() :])]  # fmt: skip
 
 
 def fits(name: str, names: str) -> bool:
@@ -135,6 +158,12 @@ def bars_of(path: Path) -> dict[str, Measured]:
         if name := NAMED.search(verdict["name"]):
             found[name[1]] = Measured(path.stem, name[1], verdict["value"], verdict["bar"], verdict["passed"])
     return found
+
+
+def is_earlier(path: Path, of: Sequence[str]) -> bool:
+    """Whether a result says that it is of other sources of one of these strategies; not all results say which."""
+    code = json.loads(path.read_text(encoding="utf-8")).get("strategy_code", {})
+    return any(name in code and code[name] != strategy_code(name) for name in of)
 
 
 def verdict_of(found: Sequence[Measured], wanting: Sequence[str], tests: Sequence[str]) -> Verdict:
@@ -218,7 +247,8 @@ def page(publications: Sequence[Publication]) -> str:
         "committed results, each with its command, date and commit, by `docs/tools/write_publications.py`; none is "
         "typed. A claim is met if every bar that it is read from is met, partly if some are or some are still to be "
         "measured, missed if none is. Clusters and tasks are ours, not the publications': a bar says what was asked "
-        "for here.",
+        "for here. What was measured with an earlier version of a strategy says so, if its result says which version "
+        "it is of.",
         table(publications),
     ]
     for each in publications:

@@ -77,9 +77,12 @@ def asked(given: argparse.Namespace, repeats: int) -> Asked:
 
 def tell(
     question: str, options: Asked, bars: Sequence[Bar], rows: Sequence[dict[str, Any]], notes: str,
-    packages: Sequence[str] = (), facts: Mapping[str, float] | None = None,
+    packages: Sequence[str] = (), facts: Mapping[str, float] | None = None, code: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Print what was found; a full run also writes its dated result. `facts` are numbers that no bar holds."""
+    """Print what was found; a full run also writes its dated result.
+
+    `facts` are numbers that no bar holds, `code` the digests of the strategies that are judged, for the raw file.
+    """
     numbers = dict(facts or {})
     if options.json:
         told: dict[str, Any] = {bar.name: as_data(bar) for bar in bars}
@@ -98,7 +101,8 @@ def tell(
     command = f"python benchmarks/bench_{question}.py --repeats {options.repeats}" + " --quick" * options.quick
     verdicts = [results.Verdict(f"{bar.meaning} (`{bar.name}`)", bar.value, bar.spelt, bar.passed) for bar in bars]
     folder = options.out or results.FOLDER
-    page = results.write(question, command, verdicts, rows, notes, options.of, folder, packages)
+    details = {"strategy_code": dict(code)} if code else None
+    page = results.write(question, command, verdicts, rows, notes, options.of, folder, packages, details)
     if not options.json:
         print(f"written to {page}")
 

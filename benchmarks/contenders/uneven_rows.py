@@ -10,22 +10,17 @@ Rows are appended to a text file as they come, so that a run that is broken off 
 `Rows.pack` moves them to a compressed file that is committed.
 """
 
-import ast
 import functools
 import gzip
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import torch
 
+from contenders.strategy_code import PACKAGE, ROOT, STRATEGIES, base_name, digest, strategy_code
 from contenders.uneven_cells import Outcome, Trial
-from paceline.strategies import machine_class
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "paceline"
-STRATEGIES = PACKAGE / "strategies"
 SHARED = (
     "core",
     "engines/sim",
@@ -57,23 +52,6 @@ class Row(msgspec.Struct, frozen=True):
 # -- what a run is a function of -------------------------------------------------------------------------------------
 
 
-def digest(files: Iterable[Path]) -> str:
-    """Of what these sources do: comments, docstrings and layout do not count."""
-    found = hashlib.sha256()
-    for file in sorted(files):
-        found.update(file.name.encode() + b"\0" + meaning(file.read_text()).encode() + b"\0")
-    return found.hexdigest()[:12]
-
-
-def meaning(source: str) -> str:
-    """The syntax tree of a file without its docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.dump(tree)
-
-
 @functools.cache
 def shared_code() -> str:
     """Of everything that every run goes through, the strategies' common base and torch among it."""
@@ -82,41 +60,6 @@ def shared_code() -> str:
         path = PACKAGE / place
         files += [path] if path.is_file() else path.rglob("*.py")
     return f"{digest(files)} torch {torch.__version__}"
-
-
-@functools.cache
-def strategy_code(name: str) -> str:
-    """Of a strategy's module and those beside it that it imports, however indirectly."""
-    start = STRATEGIES / f"{machine_class(name).__module__.rpartition('.')[2]}.py"
-    return digest(reached(start))
-
-
-def reached(start: Path) -> set[Path]:
-    """A module of the strategies and the modules of the same folder that it needs, but for the common base."""
-    found: set[Path] = set()
-    waiting = [start]
-    while waiting:
-        path = waiting.pop()
-        if path not in found and path.is_file() and path.name != "base.py":
-            found.add(path)
-            waiting += [path.parent / f"{name}.py" for name in _neighbours(path)]
-    return found
-
-
-def _neighbours(path: Path) -> list[str]:
-    """Names of the modules in the strategies' folder that a file imports."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline.strategies."):
-            found.append((node.module or "").split(".")[2])
-        elif isinstance(node, ast.ImportFrom) and node.module == "paceline.strategies":
-            found += [alias.name for alias in node.names]
-    return found
-
-
-def base_name(spec: str) -> str:
-    """The strategy's name without its options."""
-    return spec.partition(":")[0]
 
 
 # -- the file --------------------------------------------------------------------------------------------------------

@@ -263,7 +263,8 @@ def test_parts_that_lack_runs_count_as_missed(tmp_path, monkeypatch):
         ("cover_error", True), ("cover_share", True), ("cover_rounds", True),
     ]  # fmt: skip
     assert {row["part"] for row in rows} == {"cover"}
-    assert facts == {"facts": {"target_error": bench.QUICK.target}}
+    assert facts["facts"] == {"target_error": bench.QUICK.target}
+    assert set(facts["code"]) == {"fastest_k", "adaptive_k", "adaptive_k_load"}
 
 
 def test_pieces_end_when_the_minutes_are_over(tmp_path, monkeypatch):

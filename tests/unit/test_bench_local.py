@@ -332,10 +332,13 @@ def test_only_a_full_run_writes_a_result(tmp_path, capsys):
     bar = Bar("over_limit", 1.5, 1.4, False, "push over limit")
     for arguments in (["--quick", "--repeats", "2"], ["--out", str(tmp_path), "--unclean"]):
         options = bars.asked(bars.parser("").parse_args(arguments), 5)
-        bars.tell("datapath", options, [bar], [{"side": "limit"}], "what it means", facts={"cost_us": 12.5})
+        bars.tell(
+            "datapath", options, [bar], [{"side": "limit"}], "what it means", facts={"cost_us": 12.5}, code={"bsp": "d"}
+        )
         assert (tmp_path / "datapath.md").exists() == ("--quick" not in arguments)
     page = (tmp_path / "datapath.md").read_text()
     assert "| push over limit (`over_limit`) <= 1.4 | 1.5 | **missed** |" in page
+    assert json.loads((tmp_path / "datapath.json").read_text())["strategy_code"] == {"bsp": "d"}
     assert "cost_us: 12.5" in capsys.readouterr().out
 
 

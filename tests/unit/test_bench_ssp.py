@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 import bench_ssp
@@ -27,6 +28,23 @@ def task(part="lasso", ratios=(0.9, 0.92, 0.88, 0.91, 0.9), times=(20.0, 10.0, 1
 
 def theory(over=1.0, share=0.1):
     return {"part": "theory", "rows": [{"task": "bytes", "over": over}, {"task": "regret", "share": share}]}
+
+
+def test_bytes_are_counted_with_jitter_as_well_and_the_larger_is_judged(monkeypatch):
+    def made(job):
+        often = 1.0 if "cache" not in job.strategy else 0.5 if job.kind == "even" else 0.6
+        return Curve([1.0], [8], [1.0], 1.1 if "cache" in job.strategy else 1.0, 0.0, 0.0, 100 * often, 0.0)
+
+    monkeypatch.setattr(bench_ssp, "tried", made)
+    size = msgspec.structs.replace(bench_ssp.QUICK, bounds=(0, 1))
+    rows = [row for kind in bench_ssp.EQUAL for row in bench_ssp.bytes_of(size, kind)]
+    assert [(row["cluster"], row["bound"], row["over"]) for row in rows] == [
+        ("even", 0, 1.0), ("even", 1, 1.0), ("jitter", 0, 1.0), ("jitter", 1, 1.2)
+    ]  # fmt: skip
+    assert rows[-1]["time_over_no_cache"] == 1.1
+    assert next(bar for bar in bench_ssp.judge_theory(rows) if bar.name == "model_bytes").ratio == 1.2
+    cluster = bench_staleness.cluster(bench_ssp.TASKS["digits"], 0, "jitter")
+    assert (cluster.compute.jitter.spec, cluster.events) == ("lognormal:0.1", ())
 
 
 def missed(*found):

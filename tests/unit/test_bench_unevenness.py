@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import bench_unevenness as bench
-from contenders import uneven_cells, uneven_growth, uneven_rows, uneven_tuning, uneven_verdicts
+from contenders import strategy_code, uneven_cells, uneven_growth, uneven_rows, uneven_tuning, uneven_verdicts
 from contenders.uneven_cells import CELLS, JUDGED, RESAMPLED, Outcome, Trial
 from contenders.uneven_growth import Applied, Throughput
 from contenders.uneven_parts import FREE, PARTS, Found, Task
@@ -308,14 +308,14 @@ def test_where_shared_sources_changed_one_run_decides_for_all(tmp_path, monkeypa
 def test_comments_and_docstrings_do_not_change_what_sources_do():
     plain = "def f(x):\n    return x + 1\n"
     told = '"""A module."""\n\n\ndef f(x):\n    """Add."""\n    return (x + 1)  # one\n'
-    assert uneven_rows.meaning(plain) == uneven_rows.meaning(told) != uneven_rows.meaning(plain.replace("1", "2"))
+    assert strategy_code.meaning(plain) == strategy_code.meaning(told) != strategy_code.meaning(plain.replace("1", "2"))
 
 
 def test_a_strategy_depends_on_what_it_imports_beside_itself():
-    names = {path.name for path in uneven_rows.reached(uneven_rows.STRATEGIES / "asp.py")}
+    names = {path.name for path in strategy_code.reached(strategy_code.STRATEGIES / "asp.py")}
     assert {"asp.py", "ssp.py", "clocks.py"} <= names
     assert "base.py" not in names
-    assert uneven_rows.strategy_code("asp") != uneven_rows.strategy_code("bsp")
+    assert strategy_code.strategy_code("asp") != strategy_code.strategy_code("bsp")
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------

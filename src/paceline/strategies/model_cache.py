@@ -3,11 +3,13 @@
 Rule: a version that a worker pulled when the slowest had done r clocks is good for a read at clock c while
 r >= c - staleness, as a row of a table is. Until then the worker goes on with it and its own updates (read-my-writes).
 
-When to pull is ours. A worker that leads pulls a version without the clocks that others are about to finish, which
-lasts the less: on equal workers that are out of step, every clock of the leaders could pull. So a worker that is to
-pull and leads by one clock waits until the slowest's next push is due, one clock of its own after the slowest's last
-one, and all are in step from then on. It never waits for a push that is overdue: a worker that stalls delays nobody.
-With `patience` it waits for so many of its clocks in any case. A worker that the bound parks pulls when it is released.
+When to pull is ours. A worker that leads by d clocks pulls a version without the clocks that others are about to
+finish, good for staleness + 1 - d clocks: as clocks are never quite equally long, each clock of the leaders would soon
+pull. So a worker that is to pull waits until it leads by a fifth of staleness + 1 at most, which leaves a pull four
+fifths of its clocks; then equal workers stay in step, and the slack keeps the waiting short. It waits only for a
+slowest that is expected there soon, at one clock of its own for each that the slowest lacks, counted from the slowest's
+last one; and it goes on waiting for `patience` clocks when that time is over. A worker that stalls delays nobody by
+more than that. A worker that the bound parks pulls when it is released.
 """
 
 from math import inf
@@ -20,6 +22,8 @@ from paceline.strategies.clocks import may_read, park, released
 
 TIMER = "pull.w"  # with the worker's number
 SLACK = 1e-9  # of a clock: sums of the same times differ by rounding
+SHARE = 5  # a pull may have one of so many of its clocks less: 1.25 times the fewest pulls at most
+SOON = 1.0  # clocks, beside those of a fifth: a slowest further off is disturbed, and a lead is there to bridge that
 
 
 class CacheRule(msgspec.Struct, frozen=True):
@@ -27,7 +31,18 @@ class CacheRule(msgspec.Struct, frozen=True):
 
     staleness: float
     refresh: float = inf
-    patience: float = 0.0
+    patience: float = 0.5
+
+    @property
+    def lead(self) -> float:
+        """Clocks that a worker may lead by when it pulls, without a wait; what `refresh` cuts off anyway is free."""
+        clocks = self.staleness + 1
+        return inf if clocks == inf else max(clocks // SHARE, clocks - self.refresh)
+
+    @property
+    def soon(self) -> float:
+        """Clocks within which the slowest has to be expected, for a worker to wait for it."""
+        return SOON + (self.staleness + 1) / SHARE
 
 
 class ModelCache(msgspec.Struct):
@@ -36,6 +51,7 @@ class ModelCache(msgspec.Struct):
     slowest: dict[int, int] = {}
     clock: dict[int, int] = {}
     waiting: dict[int, set[int]] = {}  # by the `min` that lets them pull
+    until: dict[int, int] = {}  # that `min`, by worker
     moved_at: float = 0.0  # when `min` rose last: the last push of whoever is the slowest and came last
 
     def pulled(self, worker: int, clock: int, slowest: int) -> None:
@@ -53,27 +69,34 @@ class ModelCache(msgspec.Struct):
         return Grant(worker, work, clock + 1, reason, cached=True)
 
     def wait(self, event: Pushed, rule: CacheRule, slowest: int) -> SetTimer:
-        """Let a worker wait until the slowest has done as many clocks, but not for long."""
-        park(self.waiting, event.worker, event.clock)
+        """Let a worker wait until it leads by few clocks, but not for long."""
+        worker, until = event.worker, event.clock - int(rule.lead)
+        self.until[worker] = until
+        park(self.waiting, worker, until)
         clock_s = event.compute_s + event.transfer_s
-        due_s = self.moved_at + (1 + SLACK) * clock_s - event.at if event.clock == slowest + 1 else 0.0
-        wait_s = max(due_s, rule.patience * clock_s, 0.0)
-        waits = f"waits {round(wait_s, 6):g} s at most for the slowest at {slowest}"
-        reason = f"w{event.worker} is to pull: {event.clock} clocks done, {waits}"
-        return SetTimer(f"{TIMER}{event.worker}", event.at + wait_s, reason)
+        due_s = self.moved_at + (until - slowest) * clock_s - event.at
+        soon = due_s <= rule.soon * clock_s
+        wait_s = max(due_s + max(rule.patience, SLACK) * clock_s, 0.0) if soon else 0.0
+        waits = f"waits {round(wait_s, 6):g} s at most for the slowest at {slowest} to be at {until}"
+        reason = f"w{worker} is to pull: {event.clock} clocks done, {waits}"
+        return SetTimer(f"{TIMER}{worker}", event.at + wait_s, reason)
 
     def caught_up(self, before: int, slowest: int) -> list[int]:
         """Return the workers that the slowest has come up to; they wait no longer."""
-        return released(self.waiting, before, slowest)
+        found = released(self.waiting, before, slowest)
+        for worker in found:
+            del self.until[worker]
+        return found
 
-    def stop_waiting(self, worker: int, clock: int) -> bool:
-        """End the wait of a worker that stands at this clock; return whether it waited."""
-        workers = self.waiting.get(clock, set())
-        if worker not in workers:
+    def stop_waiting(self, worker: int) -> bool:
+        """End the wait of a worker; return whether it waited."""
+        until = self.until.pop(worker, None)
+        if until is None:
             return False
+        workers = self.waiting[until]
         workers.discard(worker)
         if not workers:
-            del self.waiting[clock]
+            del self.waiting[until]
         return True
 
 

@@ -28,6 +28,7 @@ from paceline.strategies.roster import Roster
 WholeSteps = Annotated[
     bool, Meta(description="true: a stock optimizer step per push on its weighted gradient; false: the mass rule")
 ]
+PATIENCE = 0.5  # of a clock: with none, half of the pushes that a worker waits for come too late under any jitter
 
 
 class SspOptions(Options, frozen=True, kw_only=True):
@@ -40,16 +41,16 @@ class SspOptions(Options, frozen=True, kw_only=True):
     ] = False
     refresh: Annotated[float, Meta(ge=1, description="with cache: clocks after which a worker pulls anyway")] = inf
     patience: Annotated[
-        float, Meta(ge=0, description="with cache: clocks for which a worker that is to pull awaits the slowest")
-    ] = 0
+        float, Meta(ge=0, description="with cache: clocks for which a worker that is to pull awaits an overdue slowest")
+    ] = PATIENCE
 
     def __post_init__(self) -> None:
         for name in ("staleness", "refresh"):
             value = getattr(self, name)
             if value != inf and value != int(value):
                 raise OptionError(f"{name} must be a whole number of clocks or inf, not {value:g}; round it")
-        if not self.cache and (self.refresh != inf or self.patience):
-            name = "patience" if self.patience else "refresh"
+        if not self.cache and (self.refresh != inf or self.patience != PATIENCE):
+            name = "refresh" if self.refresh != inf else "patience"
             raise OptionError(f"{name} is of the cache, which is off; add cache=true, or leave {name} out")
         if self.patience == inf:
             raise OptionError("patience must be < inf: a worker would wait for the slowest at every pull, as under bsp")
@@ -89,7 +90,7 @@ class SspState(State):
             self.parked.get(clock - int(bound), set()).discard(worker)
         timers: list[Action] = []
         caught_up: list[int] = []
-        if self.cache is not None and self.cache.stop_waiting(worker, clock):
+        if self.cache is not None and self.cache.stop_waiting(worker):
             timers.append(clear(worker, "it has left"))
         if not clocks.leave(worker):
             return timers
@@ -195,7 +196,7 @@ class Ssp(Strategy):
             state.park(worker, clock - int(self.bound))
         elif cache.serves(worker, clock, rule):
             going = cache.go_on(worker, state.roster.present[worker], clock)
-        elif clock > slowest:
+        elif clock - slowest > rule.lead:
             timers.append(cache.wait(event, rule, slowest))
         else:
             pulling.append(worker)
@@ -210,7 +211,7 @@ class Ssp(Strategy):
         if state.cache is None or not event.name.startswith(TIMER):
             return []
         worker = int(event.name.removeprefix(TIMER))
-        if not state.cache.stop_waiting(worker, state.clocks.of.get(worker, -1)):
+        if not state.cache.stop_waiting(worker):
             return []
         return state.grants({worker: f"{self._cause}, pulls after all"})
 
