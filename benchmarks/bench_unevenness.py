@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = [t for t in every if t.cell in (given.cells or [t.cell]) and t.side in (given.sides or [t.side])]
     with Maker(rows, given.jobs, given.minutes) as maker:
         _, complete = measure(tasks, maker, given.jobs)
-    print(f"{maker.made} runs made, {len(rows.found)} there, {rows.refused} of older strategies or given up")
+    print(f"{maker.made} runs made, {len(rows.found)} there, {rows.refused} given up before their limit")
     print("all done" if complete else "out of time: call it again to go on")
 
 

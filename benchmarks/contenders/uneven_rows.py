@@ -1,10 +1,10 @@
 """Runs that are kept: a file of rows, and the rule by which an older row still counts.
 
 A run in virtual time is a function of its trial and of the sources. So a row keeps a digest of its strategy's sources
-and one of everything else that a run goes through. A row of other strategy sources is never used again. Where only the
-rest has changed, one row of each cell and side is made again: if it is equal in every number but the processor's
-seconds, the change does not touch these runs, and the others of that cell and side are kept too. A run that was given
-up before its limit never counts: nobody knows whether it would have been at the target.
+and one of everything else that a run goes through. Where the rest has changed, one row of each cell and side is made
+again, and where the strategy's sources have, three of different length: if they are equal in every number but the
+processor's seconds, the change does not touch these runs, and the others of that cell and side are kept too. A run that
+was given up before its limit never counts: nobody knows whether it would have been at the target.
 
 Rows are appended to a text file as they come, so that a run that is broken off loses at most those under way;
 `Rows.pack` moves them to a compressed file that is committed.
@@ -34,6 +34,7 @@ SHARED = (
     "tasks/cifar.py",
     "tasks/mnist.py",
 )
+STRATEGY_PROBES = 3  # rows of a cell and side that are made again where the strategy's own sources have changed
 GIVEN_UP = "HopelessError"  # how runs ended that were given up before their limit, by a rule that is gone
 CELLS = ROOT / "benchmarks" / "contenders" / "uneven_cells.py"
 
@@ -46,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     strategy_code: str  # digests
     shared_code: str
     commit: str
-    checked: str = ""  # a later commit of other shared sources, at which a row beside it came out the same
+    checked: str = ""  # a later commit of other sources, at which rows beside it came out the same
 
 
 # -- what a run is a function of -------------------------------------------------------------------------------------
@@ -72,8 +73,8 @@ class Rows:
         self.path, self.packed, self.commit = path, path.with_suffix(path.suffix + ".gz"), commit
         self.found: dict[Trial, Row] = {}
         self._by_run: dict[Trial, list[Row]] = {}  # under the trial without its limit
-        self.doubtful: dict[tuple[str, str], list[Row]] = {}  # by cell and strategy: made before the rest changed
-        self.refused = 0  # of other sources of their strategy, or given up before their limit
+        self.doubtful: dict[tuple[str, str], list[Row]] = {}  # by cell and strategy: of other sources
+        self.refused = 0  # given up before their limit
         for row in self._read():
             self._place(row)
 
@@ -90,9 +91,9 @@ class Rows:
         return rows
 
     def _place(self, row: Row) -> None:
-        if row.outcome.ended == GIVEN_UP or row.strategy_code != strategy_code(base_name(row.trial.strategy)):
+        if row.outcome.ended == GIVEN_UP:
             self.refused += 1
-        elif row.shared_code != shared_code():
+        elif (row.strategy_code, row.shared_code) != (strategy_code(base_name(row.trial.strategy)), shared_code()):
             self.doubtful.setdefault((row.trial.cell, row.trial.strategy), []).append(row)
         else:
             self._index(row)
@@ -125,17 +126,27 @@ class Rows:
         return row
 
     def settle(self, key: tuple[str, str], again: Callable[[Trial], Outcome]) -> None:
-        """Make one doubtful row of a cell and strategy again: all of them count if it is the same, or none does."""
-        rows = [row for row in self.doubtful.get(key, []) if self.get(row.trial) is None]
-        if rows:
-            probe = min(rows, key=lambda row: (row.outcome.reached_s is None, row.outcome.cpu_s))
-            made = again(probe.trial)
-            if same(made, probe.outcome):
+        """Make some doubtful rows of a cell and strategy again: if they are the same, all of the same sources count."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in self.doubtful.get(key, []):
+            if self.get(row.trial) is None:
+                groups.setdefault((row.strategy_code, row.shared_code), []).append(row)
+        present = strategy_code(base_name(key[1]))
+        for rows in groups.values():
+            if all(self._is_same(probe, again) for probe in probes(rows, present)):
                 for row in rows:
-                    self._keep(msgspec.structs.replace(row, shared_code=shared_code(), checked=self.commit))
-            else:
-                self.add(probe.trial, made)
+                    if self.get(row.trial) is None:
+                        checked = msgspec.structs.replace(row, strategy_code=present, shared_code=shared_code())
+                        self._keep(msgspec.structs.replace(checked, checked=self.commit))
         self.doubtful.pop(key, None)
+
+    def _is_same(self, probe: Row, again: Callable[[Trial], Outcome]) -> bool:
+        """Whether a run comes out as it did; if not, what it is by now is kept."""
+        made = self.get(probe.trial) or again(probe.trial)
+        if same(made, probe.outcome):
+            return True
+        self.add(probe.trial, made)
+        return False
 
     def pack(self) -> None:
         """Move all rows that count to the compressed file."""
@@ -145,6 +156,14 @@ class Rows:
         text = b"\n".join(msgspec.json.encode(row) for row in rows) + b"\n"
         self.packed.write_bytes(gzip.compress(text, 9, mtime=0))
         self.path.unlink(missing_ok=True)
+
+
+def probes(rows: list[Row], present: str) -> list[Row]:
+    """The rows to make again: the cheapest, and longer ones if the strategy's sources are not those present."""
+    order = sorted(rows, key=lambda row: (row.outcome.reached_s is None, row.outcome.cpu_s))
+    if rows[0].strategy_code == present:
+        return order[:1]
+    return order[:: max(1, len(order) // STRATEGY_PROBES)][:STRATEGY_PROBES]
 
 
 def unlimited(trial: Trial) -> Trial:

@@ -264,6 +264,26 @@ def test_rows_of_other_sources_of_the_strategy_are_left_out(tmp_path, monkeypatc
     assert Rows(path, "two").get(TRIAL) is None
 
 
+@pytest.mark.parametrize("differs", [None, 0, 3, 6])
+def test_where_the_strategy_changed_several_runs_decide_for_all(tmp_path, monkeypatch, differs):
+    path = tmp_path / "rows.jsonl"
+    trials = [msgspec.structs.replace(TRIAL, seed=seed) for seed in range(9)]
+    rows = Rows(path, "one")
+    for number, trial in enumerate(trials):
+        rows.add(trial, outcome(10.0 + number, cpu_s=float(number)))
+    changed(monkeypatch, "strategy_code", lambda name: "other")
+    rows = Rows(path, "two")
+    asked = []
+
+    def again(trial):
+        asked.append(trial.seed)
+        return outcome(10.0 + trial.seed + (0.5 if trial.seed == differs else 0.0))
+
+    rows.settle(("w8_4x", "bsp"), again)
+    assert asked == [seed for seed in (0, 3, 6) if differs is None or seed <= differs]
+    assert [rows.get(trial) is not None for trial in trials] == [differs in (None, trial.seed) for trial in trials]
+
+
 def test_a_row_that_was_given_up_before_its_limit_does_not_count(tmp_path):
     path = tmp_path / "rows.jsonl"
     Rows(path, "one").add(TRIAL, msgspec.structs.replace(MISSED, ended="HopelessError"))
