@@ -10,7 +10,7 @@ from virtual_cluster import VirtualCluster
 from paceline import strategies
 from paceline.core.actions import Apply, Grant, Track
 from paceline.core.errors import OptionError
-from paceline.core.events import Joined, Pushed
+from paceline.core.events import Joined, Left, Pushed
 from paceline.strategies.error_bound import Constants, error_after, fastest_falling, floor_of, mean_response
 from paceline.strategies.load_frontier import (
     MEASURED_ROUNDS,
@@ -282,6 +282,88 @@ def test_a_newcomer_in_rounds_that_measure_again_is_waited_for():
     assert [(a.name, a.value) for a in tracks] == [("k", 11)]
 
 
+# -- workers that go and come ----------------------------------------------------------------------------------------
+
+
+class Lockstep:
+    """Rounds in which each of the workers pushes, or as many as are waited for."""
+
+    def __init__(self, spec, workers):
+        self.strategy = strategies.build(spec, 0)
+        self.number, self.at, self.tracks = 0, 0.0, []
+        for worker in range(workers):
+            self.strategy.handle(Joined(0.0, worker, 8))
+
+    def rounds(self, count, workers, seconds=1.0):
+        for _ in range(count):
+            self.at += seconds
+            clock = self.strategy.state.completed + 1
+            for worker in workers:
+                if self.strategy.state.completed + 1 > clock:
+                    break  # the round is over
+                self.number += 1
+                work = self.strategy.state.load
+                # Times differ a little, so that the k-th response rises with k.
+                took = seconds * (1 + worker / 100)
+                done = self.strategy.handle(Pushed(self.at, worker, self.number, clock, 0, work, took, 0, 0, 0, 0))
+                self.tracks += [a for a in done if isinstance(a, Track)]
+
+    def again(self):
+        return [track.reason for track in self.tracks if AGAIN in track.reason and track.name == "k"]
+
+
+OF_FOUR = "adaptive_k_load:start=3,test=pflug,loads=8"
+
+
+@pytest.mark.parametrize("stop", ["", ",stop=3"])
+def test_fewer_workers_than_k_are_measured_again(stop):
+    steps = Lockstep(OF_FOUR + stop, 4)
+    steps.rounds(MEASURED_ROUNDS, range(4))
+    state = steps.strategy.state
+    assert (state.points[0].k, state.points[0].seconds) == (3, pytest.approx(1.02))
+    for worker in (3, 2):
+        steps.strategy.handle(Left(steps.at, worker, "leave"))
+    steps.rounds(WATCHED_ROUNDS, range(2), 8.0)
+    assert steps.again() == [
+        f"{MEASURED_ROUNDS} rounds of everybody {AGAIN}: in 16 rounds 2 workers were there, fewer than k=3"
+    ]
+    steps.rounds(MEASURED_ROUNDS, range(2), 8.0)
+    assert [(point.k, point.seconds) for point in state.points] == [(2, pytest.approx(8.08))]
+    steps.rounds(300, range(2), 8.0)
+    assert len(steps.again()) == 1
+    assert len(state.watch.rounds) == WATCHED_ROUNDS, "later changes are looked for as ever"
+    steps.rounds(30, range(2), 24.0)
+    assert "took" in steps.again()[1]
+
+
+def test_workers_that_are_back_are_measured_too_and_k_may_grow_again():
+    steps = Lockstep(OF_FOUR, 4)
+    steps.rounds(MEASURED_ROUNDS, range(4))
+    for worker in (3, 2):
+        steps.strategy.handle(Left(steps.at, worker, "leave"))
+    steps.rounds(WATCHED_ROUNDS + MEASURED_ROUNDS, range(2))
+    for worker in (2, 3):
+        steps.strategy.handle(Joined(steps.at, worker, 8))
+    steps.rounds(WATCHED_ROUNDS, range(4))
+    assert steps.again()[1].endswith("in 16 rounds 4 workers were there, more than the 2 measured")
+    steps.rounds(MEASURED_ROUNDS, range(4))
+    assert {point.k for point in steps.strategy.state.points} == {3, 4}
+
+
+@pytest.mark.parametrize("cause", ["idle", "leave"])
+def test_workers_that_wait_for_data_or_are_soon_back_have_nothing_measured(cause):
+    steps = Lockstep(OF_FOUR, 4)
+    steps.rounds(MEASURED_ROUNDS, range(4))
+    for _ in range(3):
+        for worker in (3, 2):
+            steps.strategy.handle(Left(steps.at, worker, cause))
+        steps.rounds(40 if cause == "idle" else WATCHED_ROUNDS - 1, range(2))
+        for worker in (2, 3):
+            steps.strategy.handle(Joined(steps.at, worker, 8))
+        steps.rounds(2, range(4))
+    assert steps.again() == []
+
+
 # -- the error bound -------------------------------------------------------------------------------------------------
 
 BOUND = "test=bound,eta=0.001,L=2,c=1,sigma2=10,error=100"
@@ -372,7 +454,7 @@ def test_the_bound_falls_with_steps_as_it_does_with_mean_time():
 def test_a_snapshot_of_before_refreshes_goes_on_with_its_frontier():
     cluster = run(pushes=200)
     data = cluster.strategy.snapshot()
-    for added in ("watch", "left", "error", "cover"):
+    for added in ("watch", "left", "error", "cover", "workers"):
         del data["state"][added]
     for point in data["state"]["points"]:
         del point["expected"]

@@ -9,7 +9,7 @@ from virtual_cluster import VirtualCluster
 
 from paceline import strategies
 from paceline.core.actions import Apply, Grant, Mark, SetTimer
-from paceline.core.events import Joined, Left, Pushed, TimerFired
+from paceline.core.events import HostLoad, Joined, Left, Pushed, TimerFired
 from paceline.strategies.adaptive_sync import most_together
 
 EQUAL = [1.0] * 8
@@ -76,6 +76,43 @@ def test_a_permanent_slow_down_is_followed_within_ten_pushes():
     assert 3 not in state.in_step
     marks = [a.state for d in cluster.decisions for a in d.actions if isinstance(a, Mark) and a.worker == 3]
     assert marks == ["in step", "disturbed", "apart"]
+
+
+class Hosted(VirtualCluster):
+    """A cluster whose workers say what goes on on their hosts: from 20 s on those named are loaded by others."""
+
+    loaded = ()
+
+    def _feed(self, event):
+        if isinstance(event, Pushed):
+            load = 2.0 if event.at > 20 and event.worker in self.loaded else 0.2
+            event = msgspec.structs.replace(event, host=HostLoad(load, 0.0, 0.0))
+        super()._feed(event)
+
+
+def slowed(kind, who, factor, until):
+    cluster = kind(strategies.build("adaptive_sync", 0), EQUAL, jitter=0.05, seed=1)
+    cluster.loaded = who
+    for worker in who:
+        cluster.at(20.0, "slow", worker=worker, value=factor)
+    return cluster.run(until=until)
+
+
+@pytest.mark.parametrize(("count", "factor"), [(1, 1.5), (3, 4.0), (5, 1.5), (5, 4.0), (8, 1.5), (8, 4.0)])
+def test_a_lasting_slow_down_on_loaded_hosts_is_learned_and_costs_as_little_as_on_others(count, factor):
+    who = range(count)
+    told, silent = (slowed(kind, who, factor, 420.0) for kind in (Hosted, VirtualCluster))
+    interference = told.strategy.state.interference
+    assert [interference.monitor.time(worker) for worker in who] == pytest.approx([factor] * count, rel=0.1)
+    assert interference.disturbed == {}
+    assert told.arrived > 0.97 * silent.arrived
+    assert told.mean_staleness() < silent.mean_staleness() + 0.15
+
+
+def test_an_interference_of_twenty_pushes_on_a_loaded_host_is_not_learned():
+    cluster = slowed(Hosted, [3], 4.0, 100.0)
+    assert cluster.workers[3].pushes > 30
+    assert cluster.strategy.state.interference.monitor.time(3) == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 import paceline
 from paceline import scenario, strategies, tasks
@@ -54,6 +55,50 @@ def test_a_worker_that_joins_later_or_has_left_gets_its_time():
     contributions.joined(0)  # known: not begun anew
     named = [contributions.applied([0, 1]) for _ in range(60)]
     assert [(place, worker) for place, worker in enumerate(named) if worker is not None] == [(ROUNDS - 1, 3)]
+
+
+def test_what_a_worker_missed_counts_on_after_it_waited_for_data():
+    contributions, named = watched(4), []
+    for _ in range(6):  # loops of 10 updates
+        named += [contributions.applied([0, 1, 2]) for _ in range(10)]
+        for worker in range(4):
+            contributions.pause(worker)
+        for worker in range(4):
+            contributions.joined(worker)
+    assert [(place, worker) for place, worker in enumerate(named) if worker is not None] == [(ROUNDS - 1, 3)]
+
+
+def test_updates_while_a_worker_waits_for_data_are_none_that_it_misses():
+    contributions = watched(3)
+    named = [contributions.applied([0, 1]) for _ in range(40)]
+    contributions.pause(2)
+    named += [contributions.applied([0, 1]) for _ in range(200)]
+    contributions.joined(2)
+    assert {*named, *(contributions.applied([0, 1]) for _ in range(9))} == {None}
+    assert contributions.applied([0, 1]) == 2
+
+
+def test_of_several_the_one_that_missed_most_is_looked_at_first():
+    contributions = watched(5)
+    for _ in range(30):
+        contributions.applied([0, 1, 4])
+    contributions.left(2)
+    contributions.joined(2)  # a stranger, while 3 has missed 30
+    for worker in range(5):
+        contributions.pause(worker)
+        contributions.joined(worker)
+    named = [contributions.applied([0, 1, 4]) for _ in range(60)]
+    assert [(place, worker) for place, worker in enumerate(named) if worker is not None] == [(19, 3), (49, 2)]
+
+
+def test_a_worker_that_is_gone_is_forgotten_though_it_waited():
+    contributions = watched(3)
+    for _ in range(40):
+        contributions.applied([0, 1])
+    contributions.pause(2)
+    contributions.left(2)
+    contributions.joined(2)
+    assert [contributions.applied([0, 1]) for _ in range(ROUNDS)] == [None] * (ROUNDS - 1) + [2]
 
 
 def test_pushes_of_workers_that_have_left_count_for_nobody():
@@ -110,6 +155,25 @@ def test_a_run_says_so_in_journal_and_report(spec, named):
     assert [text.startswith(HEAD) for text in found] == [True] * named
     assert [text for text in run.summary.warnings if text.startswith(HEAD)] == found
     assert fold(lines).report(None).warnings == run.summary.warnings
+
+
+def test_a_script_that_opens_a_loop_for_each_epoch_is_told_so_too():
+    def train():
+        session, model = paceline.init(), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        session.prepare(model, optimizer)
+        rows = torch.utils.data.TensorDataset(torch.zeros(4 * 8 * 15, 1))
+        for _ in range(6):
+            for (x,) in session.batches(rows, batch_size=8, epochs=1, sampling="shard"):
+                optimizer.zero_grad()
+                loss = (model(x) ** 2).mean()
+                loss.backward()
+                session.report(loss=loss)
+                optimizer.step()
+
+    cluster = scenario.parse(SLOW.format(speed=0.05), "slow", None)
+    run = paceline.launch(train, engine="sim", scenario=cluster, strategy="fastest_k:k=3", evaluate_every="off")
+    assert [text[: len(HEAD)] for text in run.summary.warnings] == [HEAD]
 
 
 def test_rows_of_a_lastingly_slow_worker_are_learned_with_cover_alone():

@@ -13,7 +13,7 @@ from journals import JournalledCluster, decision, header, pushed
 from paceline import strategies
 from paceline.core.actions import Action, Apply, Grant, Track
 from paceline.core.errors import JournalError
-from paceline.core.events import Event, Joined, TimerFired
+from paceline.core.events import Event, HostLoad, Joined, Pushed, TimerFired
 from paceline.records import replay as replaying
 from paceline.records.journal import Decision, Header, Line, Writer
 from paceline.records.replay import replay
@@ -66,6 +66,34 @@ def test_a_journal_reproduces_itself(tmp_path: Path, name: str, file: str) -> No
     lines = journal_of(NEED_OPTIONS.get(name, name), pushes=300)
     found = replay(written(tmp_path / file, lines))
     assert found == replaying.Replay(sum(isinstance(line, Decision) for line in lines), None)
+
+
+class OnSharedHosts(JournalledCluster):
+    """Every push says what others do on its worker's host: w2's are loaded from 8 s on, while it is slower."""
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, Pushed):
+            load = HostLoad(1.9, 0.25, 0.0) if event.worker == 2 and event.at > 8 else HostLoad(0.2)
+            event = msgspec.structs.replace(event, host=load)
+        super()._feed(event)
+
+
+def test_a_journal_that_says_what_others_do_on_hosts_reproduces_itself(tmp_path: Path) -> None:
+    made = OnSharedHosts(strategies.build("adaptive_sync", 0), [1.0] * 4, jitter=0.1)
+    made.lines[0] = header(strategy="adaptive_sync", workers=4)
+    made.at(8.0, "slow", worker=2, value=3.0)
+    path = written(tmp_path / "j", made.run(until=160.0) and made.finish())
+    reasons = [a.reason for line in made.lines if isinstance(line, Decision) for a in line.actions]
+    assert any("; load 1.9 per core, 25% stolen, 0% throttled" in reason for reason in reasons)
+    assert any("is a level of its own after 32 overdue pushes" in reason for reason in reasons)
+    decisions = sum(isinstance(line, Decision) for line in made.lines)
+    assert replay(path) == replaying.Replay(decisions, None)
+    silent: list[Line] = []
+    for line in made.lines:
+        if isinstance(line, Decision) and isinstance(line.event, Pushed):
+            line = Decision(msgspec.structs.replace(line.event, host=msgspec.UNSET), line.actions)
+        silent.append(line)
+    assert replay(written(tmp_path / "silent", silent)).difference is not None, "hosts decide"
 
 
 def is_apply(action: Action) -> bool:

@@ -2,6 +2,11 @@
 
 Fastest k cancels a lastingly slow worker in every round. Nothing in the report's totals says so, and with data of its
 own (`sampling="shard"`, streams) its rows are never used, which shows as an error that does not fall any further.
+
+Rule: a worker is named once `ROUNDS` updates in a row had no push of it, and by then `MISSED` pushes would have been
+its share. The second part is there since chance leaves out honest workers, too: of 50 equally fast workers, one of
+which makes each update, a worker misses 50 updates in a row with probability 0.98^50 = 0.36. With k of n workers an
+update both hold after `max(ROUNDS, MISSED n / k)` updates.
 """
 
 from collections import OrderedDict
@@ -19,17 +24,31 @@ class Contributions:
 
     def __init__(self) -> None:
         self._last: OrderedDict[int, tuple[int, float]] = OrderedDict()  # by worker: updates and shares by then
+        self._paused: dict[int, tuple[int, float]] = {}  # missed by those who wait for data or for the next loop
         self._updates = 0
         self._shares = 0.0  # pushes that were each worker's share of all updates
         self._named: set[int] = set()
 
     def joined(self, worker: int) -> None:
-        """Begin to watch a worker; one that is known already stays as it is."""
-        self._last.setdefault(worker, (self._updates, self._shares))
+        """Begin to watch a worker, or go on with what it had missed; one that is watched stays as it is."""
+        if worker in self._last:
+            return
+        updates, shares = self._paused.pop(worker, (0, 0.0))
+        first = next(iter(self._last.values()), (self._updates, 0.0))
+        self._last[worker] = since = self._updates - updates, self._shares - shares
+        if since < first:
+            self._last.move_to_end(worker, last=False)
+
+    def pause(self, worker: int) -> None:
+        """Stop counting for a worker that waits for data or for the next loop; what it has missed is kept."""
+        known = self._last.pop(worker, None)
+        if known is not None:
+            self._paused[worker] = self._updates - known[0], self._shares - known[1]
 
     def left(self, worker: int) -> None:
-        """Stop watching a worker."""
+        """Forget a worker that is gone."""
         self._last.pop(worker, None)
+        self._paused.pop(worker, None)
 
     def applied(self, workers: Iterable[int]) -> int | None:
         """Count an update of these workers' pushes; return a worker that is to be named, each at most once.

@@ -137,11 +137,12 @@ class Coordinator:
         `suspects`: that may have killed it. Return whether it had been suspected before.
         """
         record = self.records[worker]
+        # A script that is done with a loop comes to the next one: what it had missed by then counts on.
+        (self._contributions.pause if cause == "done" else self._contributions.left)(worker)
         if not (record.present or record.idle):
             return False
         tried = self._take_back(record, cause, at, suspects=suspects)
         self.workers.vacate(record, cause)
-        self._contributions.left(worker)
         self.feed(Left(at, worker, cause))
         return tried
 
@@ -219,6 +220,7 @@ class Coordinator:
         for record in self.workers.present():
             if record.present:  # the decision on another worker may have made it idle
                 self.workers.vacate(record, "idle")
+                self._contributions.pause(record.worker)
                 self.feed(Left(at, record.worker, "idle"))
         if self.held:
             raise InternalError(f"{len(self.held)} pushes are still held although nobody is present ({reason})")
@@ -339,7 +341,7 @@ class Coordinator:
             allotment = ledger.allot(worker, action.work)
         if allotment is None:
             self.workers.vacate(record, "idle")
-            self._contributions.left(worker)
+            self._contributions.pause(worker)
             self._queue.append(Left(self.at, worker, "idle"))
             return
         totals = self.totals

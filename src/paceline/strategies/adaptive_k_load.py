@@ -18,6 +18,8 @@ When later rounds leave what was measured (`Watch` in load_frontier.py), it is m
 wait for everybody, at the smallest load whose steps are no smaller than the last ones, and the walk goes on at the
 first point of the new frontier with at least as many samples per step. A refresh that finds what was known makes the
 next one wait for twice as many rounds. A change that slows only workers beyond the first k shows when k reaches them.
+So it is when for WATCHED_ROUNDS rounds there were fewer workers than k, or more than were measured, idle ones counted:
+steps of k pushes cannot be made then, or could be larger. Where too few are left for the last steps, steps shrink.
 """
 
 from typing import Annotated, Literal, assert_never
@@ -76,6 +78,7 @@ class AdaptiveKLoadState(Rounds):
 
     load: int = 0  # 0: the run has not begun
     measured: int = 0  # rounds
+    workers: int = 0  # that the frontier was measured of; 0: not known
     communication: dict[int, list[float]] = {}
     computation: dict[int, list[float]] = {}  # per sample
     points: list[Point] = []  # empty while measuring
@@ -162,10 +165,16 @@ class AdaptiveKLoad(Strategy):
         else:
             point = state.points[state.position]
             self._contract(point.batch)
-            changed = state.watch.left(point, seen) if pushed == point.k else None
+            changed = self._misfit(point) or (state.watch.left(point, seen) if pushed == point.k else None)
             tracks = self._measure_again(point, present, changed) if changed and present else self._follow_bound()
         actions = state.end(state.load)
         return [*actions, *tracks]
+
+    def _misfit(self, point: Point) -> str | None:
+        """Return how the workers there are lastingly too few for the point, or more than the frontier is for."""
+        state, roster = self.state, self.state.roster
+        there = len(roster.present) + len(roster.idle)
+        return state.watch.outnumbered(point, there, min(there, self.options.stop or there), state.workers)
 
     def _is_measured(self) -> bool:
         """Whether the rounds suffice; covered workers that still compute on older versions are to be measured, too."""
@@ -193,7 +202,7 @@ class AdaptiveKLoad(Strategy):
 
     def _begin_walk(self) -> list[Action]:
         state, options = self.state, self.options
-        measured = len(state.communication)
+        measured = state.workers = len(state.communication)
         start = min(options.start, measured)
         ks = growing_ks(start, max(start, min(options.stop or measured, measured)), options.step)
         points = mean_seconds(state.communication, state.computation, ks, self._loads(), self.rng)

@@ -6,18 +6,19 @@ its pushes are merged into the Apply that comes next.
 
 Published: a performance monitor watches every node; each node's synchronization is adjusted from its own compute and
 transfer times; unrelated tasks on the cluster do not hurt training; the tolerance to staleness is finite and dynamic.
-Reconstruction: everything else. Of all sets of nodes whose times lie within `(1 + delta)^2` of each other, the one that
-computes most together is in step: its nodes begin a round together and wait for its end. The others, faster or slower,
-are apart: they go on at once, for at most `cap + 1` starts in a round, and at most `cap` rounds in a row end without a
-push of a node. Once half of the nodes in step have pushed, the round waits for the rest only until 1.25 times the usual
-time, or the time until then if that is longer, so that a slow-down of all leaves nobody behind. A late node goes on at
-once and is waited for again if it can be in time; if it cannot, its push waits for the round's end, after which it is
-in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart. Such times stay out
-of the estimate until 8 of them in a row show a level to stay; while others load the node's host (load average, stolen
-time, a throttled group) they show none. If most nodes are overdue, none is disturbed more than the others, and none is
-apart for it. Who is in step is set at a round's start; a push counts in the round in which it arrives. Weights are
-samples over the nominal round, damped by `(1 + tau)^-2` with tau the mass applied since the push's read: under momentum
-what a node apart computed on an old model harms for as long as the optimizer remembers it.
+Reconstruction: everything else. Of all sets of nodes whose times lie within `(1 + delta)^2` of each other, the one
+that computes most together is in step: its nodes begin a round together and wait for its end. The others, faster or
+slower, are apart: they go on at once, for at most `cap + 1` starts in a round, and at most `cap` rounds in a row end
+without a push of a node. Once half of the nodes in step have pushed, the round waits for the rest only until 1.25
+times the usual time, or the time until then if that is longer, so that a slow-down of all leaves nobody behind. A late
+node goes on at once and is waited for again if it can be in time; if it cannot, its push waits for the round's end,
+after which it is in step again. A push overdue by `max(gamma deviations, T / 4)` is interference, and its node apart.
+Such times stay out of the estimate until 8 of them in a row show a level to stay; while others load the node's host
+(load average, stolen time, a throttled group) 32 do, and 8 again if most nodes are slow. If most nodes are overdue,
+none is disturbed more than the others, and none is apart for it. Who is in step is set at a round's start; a push
+counts in the round in which it arrives. Weights are samples over the nominal round, damped by `(1 + tau)^-2` with tau
+the mass applied since the push's read: under momentum what a node apart computed on an old model harms for as long as
+the optimizer remembers it.
 """
 
 from typing import Annotated, assert_never
@@ -29,7 +30,7 @@ from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
-from paceline.strategies.interference import GRACE, LEVEL_PUSHES, Interference
+from paceline.strategies.interference import GRACE, Interference
 from paceline.strategies.roster import Roster
 
 LOST = 2.0  # usual times after which a round ends even if hardly anybody has pushed
@@ -183,7 +184,7 @@ class AdaptiveSync(Strategy):
     def _left(self, event: Left) -> list[Action]:
         state, worker = self.state, event.worker
         if event.cause == "idle":
-            state.interference.calm(worker)
+            state.interference.pause(worker)
         else:
             state.interference.forget(worker)
         # If the last worker leaves, its push is weighted by the round that still includes it.
@@ -212,12 +213,13 @@ class AdaptiveSync(Strategy):
             interference.monitor.record(worker, event.samples, nominal, event.compute_s, event.transfer_s)
             return []
         was, usual = worker in interference.disturbed, interference.monitor.time(worker)
-        verdict = interference.judge(event, nominal, self.options.gamma)
+        overdue = interference.overdue_in_a_row(worker)
+        verdict = interference.judge(event, nominal, self.options.gamma, len(state.roster.present))
         took = f"w{worker}: {event.compute_s + event.transfer_s:.4g} s for {event.samples} samples"
         if verdict == "overdue":
             return [] if was else [self._mark(worker, "disturbed", f"{took}, usual time {usual:.4g} s{of_host(event)}")]
         if verdict == "level":
-            level = f"{took} is a level of its own after {LEVEL_PUSHES}, not {usual:.4g} s"
+            level = f"{took} is a level of its own after {overdue + 1} overdue pushes, not {usual:.4g} s"
             return [self._mark(worker, "apart", level)]
         return []
 

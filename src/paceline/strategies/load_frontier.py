@@ -118,6 +118,19 @@ class Watch(msgspec.Struct):
 
     rounds: list[Times] = []
     patience: int = WATCHED_ROUNDS  # rounds at a point before they are judged; grows with refreshes that found nothing
+    misfits: int = 0  # rounds in a row for whose workers the frontier was not measured
+
+    def outnumbered(self, point: Point, workers: int, useful: int, measured: int) -> str | None:
+        """Count a round with so many workers, of whom so many could be waited for; return how they are too few or more.
+
+        Rounds in a row count, so that a worker that is soon back has nothing measured again.
+        """
+        more = useful > measured > 0
+        self.misfits = self.misfits + 1 if more or workers < point.k else 0
+        if self.misfits < WATCHED_ROUNDS:
+            return None
+        what = f"more than the {measured} measured" if more else f"fewer than k={point.k}"
+        return f"in {self.misfits} rounds {workers} workers were there, {what}"
 
     def left(self, point: Point, seen: Times | None) -> str | None:
         """Count a round; return how the last ones differ from the expected, or None."""
