@@ -12,7 +12,9 @@ group. It waits for `relax` usual rounds at most, then the kept pushes are appli
 `WARMUP`, no estimate yet: asynchronous, except that those who start together make their first round together, so that
 equal nodes lose nothing. States are decided from time, read version and transfers (dasp_records.py).
 The barrier is relaxed: once half of the group has pushed it goes without a member later than `relax` times the longer
-of the usual round and the time until then, and that member is `ASYNC` from there on.
+of the usual round and the time until then; up to twice that long if times vary so much. Its push is damped and merged
+into the next Apply, and it stays a member, because one late push may be chance. A member that two Applies in a row
+went without, or whose average is outside the bound, is `ASYNC` from there on.
 
 Our addition: what a slower node is given. `fit=none`: full work, states alone. `fit=merge`: what it finishes in one
 usual round, so that its push is hardly stale; `fit=join`: the same, as a member of the barrier. If so few samples fit
@@ -32,7 +34,7 @@ from paceline.core.actions import Action, Apply, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
 from paceline.strategies.base import Options, State, Strategy
 from paceline.strategies.clocks import Clocks
-from paceline.strategies.dasp_records import Fit, Name, Record, Records
+from paceline.strategies.dasp_records import LATE_STEPS, Fit, Name, Record, Records
 from paceline.strategies.roster import Roster
 
 TIMER, PATIENCE = "barrier", "merge"
@@ -44,7 +46,9 @@ class DaspOptions(Options, frozen=True):
     rho: Annotated[float, Meta(ge=1, description="ratio; a member's time is at most this many times the reference")] = (
         1.5
     )
-    relax: Annotated[float, Meta(ge=1, description="ratio; the barrier waits this many usual rounds at most")] = 1.5
+    relax: Annotated[
+        float, Meta(ge=1, description="ratio; the barrier waits this many usual rounds at most, up to 2 if times vary")
+    ] = 1.5
     fit: Annotated[
         Fit,
         Meta(description="a slower node: merge: less work, asynchronous; join: less work, a member; none: full work"),
@@ -70,6 +74,7 @@ class DaspState(State):
     version: int = 0  # of the model
     began: float = 0.0  # when the round did
     expected: dict[int, bool] = {}  # members computing
+    missing: set[int] = set()  # members computing that the group goes without
     waiting: dict[int, Kept] = {}  # members at the barrier
     kept: list[Kept] = []
     following: set[int] = set()  # the nodes that sent them and go on after the next Apply
@@ -110,9 +115,12 @@ class Dasp(Strategy):
     def _pushed(self, event: Pushed) -> list[Action]:
         state, worker, records = self.state, event.worker, self.state.records
         member = state.expected.pop(worker, False)
+        state.missing.discard(worker)
+        if member:
+            records.nodes[worker].late = 0
         released = self._released(state.clocks.advance(worker, event.clock))
         state.version = max(state.version, event.read_version)
-        records.update(event, state.roster.present[worker], state.mass, state.version)
+        records.update(event, state.roster.present[worker], state.version)
         if not (state.expected or state.waiting or state.parked):
             records.regroup(state.roster.present, self.options.fit)
         first_round = records.reference is None
@@ -147,6 +155,7 @@ class Dasp(Strategy):
         state.parked.pop(worker, None)
         released = self._released(state.clocks.leave(worker))
         state.expected.pop(worker, None)
+        state.missing.discard(worker)
         state.following.discard(worker)
         if worker in state.waiting:
             state.kept.append(state.waiting.pop(worker))
@@ -160,13 +169,25 @@ class Dasp(Strategy):
     def _deadline(self, now: float) -> list[Action]:
         state = self.state
         state.timed = False
-        took, group = now - state.began, len(state.expected) + len(state.waiting)
-        marks: list[Action] = []
-        for worker in sorted(state.expected):
-            reason = f"w{worker} is late at the barrier: {took:.4g} s, {len(state.waiting)} of {group} pushed"
-            marks += self._enter(worker, "ASYNC", False, now, reason)
+        # Who has no estimate yet is no member yet, and one without a first push stays so.
+        state.missing |= {worker for worker in state.expected if state.records.nodes[worker].state == "SYNC"}
+        late = ", ".join(f"w{worker}" for worker in sorted(state.expected))
         state.expected = {}
-        return self._settle(now, [], marks)
+        return self._settle(now, [], [], f", without {late}, late after {now - state.began:.4g} s")
+
+    def _missed(self, now: float) -> list[Action]:
+        """Count a step of the group for the members that it goes without; who missed too many leaves it."""
+        state = self.state
+        marks: list[Action] = []
+        for worker in sorted(state.missing):
+            record = state.records.nodes[worker]
+            record.late += 1
+            if record.late >= LATE_STEPS:
+                state.missing.discard(worker)
+                marks += self._enter(
+                    worker, "ASYNC", False, now, f"w{worker} was late for {record.late} steps in a row"
+                )
+        return marks
 
     def _out_of_patience(self, now: float) -> list[Action]:
         """Apply the kept pushes without the group, which takes too long, and let their nodes go on."""
@@ -176,7 +197,7 @@ class Dasp(Strategy):
         applies = [self._apply(f"the group is not complete, {len(state.kept)} pushes have waited for it")]
         return [*applies, *self._grants(going, now), *self._set_deadline(now)]
 
-    def _settle(self, now: float, going: list[int], marks: list[Action]) -> list[Action]:
+    def _settle(self, now: float, going: list[int], marks: list[Action], without: str = "") -> list[Action]:
         """End the round if nobody is missing, then grant work to `going` and set the deadlines."""
         state = self.state
         applies: list[Action] = []
@@ -186,7 +207,9 @@ class Dasp(Strategy):
             going = [*going, *state.waiting]
             state.kept += state.waiting.values()
             timers, state.waiting = self._clear_timers(), {}
-            applies.append(self._apply(f"the group of {members} is complete, {len(state.kept) - members} merged"))
+            merged = len(state.kept) - members
+            applies.append(self._apply(f"the group of {members} is complete{without}, {merged} merged"))
+            marks += self._missed(now)
             first_round = state.records.reference is None
             state.records.regroup(state.roster.present, self.options.fit)
             if first_round:
@@ -245,6 +268,7 @@ class Dasp(Strategy):
         record.sized = sized
         if name == record.state:
             return []
+        record.late = 0
         mark = Mark(worker, name, f"{reason}; after {now - record.since:.4g} s in {record.state}")
         record.state, record.since = name, now
         return [mark]
@@ -260,8 +284,9 @@ class Dasp(Strategy):
             state.timed = True
             longer = max(usual, now - state.began)
             group = pushed + len(state.expected)
-            reason = f"{pushed} of {group} pushed: {relax:g} times {longer:.4g} s for the others"
-            timers.append(SetTimer(TIMER, state.began + relax * longer, reason))
+            patience = state.records.patience(relax)
+            reason = f"{pushed} of {group} pushed: {patience:.3g} times {longer:.4g} s for the others"
+            timers.append(SetTimer(TIMER, state.began + patience * longer, reason))
         if not state.patient and state.following:
             state.patient = True
             reason = f"waiting for the group's step: {len(state.following)}; {relax:g} times {usual:.4g} s at most"
