@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+import publications
 import results
 from contenders import bars, gossip_disturbed, gossip_real, gossip_time, result_parts
 from contenders.bars import Asked, Bar
@@ -286,6 +287,10 @@ line of bandwidth 1, with overlap; `pace` is steps per second of the 7 others to
 time in which they waited for their own line. In `faults` 2 nodes are killed after 30 and 40 % of the run, and 2 join
 after 50 and 60 %. In virtual time nobody can hold another node's step up, so that the bars on the slow node say that
 the simulator keeps it so; real processes are asked in the tests.
+
+What the publication claims, and which bars say the same of what was measured here (`{{a,b}}`: one for each):
+
+{publications.beside("gossip")}
 
 The defaults come from a search on seeds below 200 (docs/internals/gossip-defaults.md). Courses are counted in {PARTS}
 parts of a run, of which the bar on the rate's fall compares single ones.

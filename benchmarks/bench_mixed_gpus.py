@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 import paceline
+import publications
 import results
 import sources
 from contenders import bars, gavel
@@ -452,6 +453,10 @@ that seed. Chosen by the geometric mean over seeds {TUNING_SEEDS}, and so is the
 defaults but for those shown.
 
 {races}
+
+What publications claim, and which bars say the same of what was measured here (`*`: all that begin so, `!`: but these):
+
+{publications.beside("mixed_gpus")}
 
 Rows measured at commits {", ".join(commits)}: a row is measured anew when its strategy decides otherwise or training
 ends elsewhere, and is kept otherwise (`kept_rows.py`). All of them, those of the tuning included, lie in

@@ -32,6 +32,7 @@ from typing import Self
 
 import msgspec
 
+import publications
 import results
 import sources
 from contenders import bars, uneven_cells, uneven_growth, uneven_verdicts
@@ -317,6 +318,10 @@ interval by t on the logarithms. In part `free` each side has the best of
 batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes
 of a sample; `states` are shares of the nodes' time, all from the journals. In part `spread` both sides run
 {SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
+
+What publications claim, and which bars say the same of what was measured here (`*`: all that begin so):
+
+{publications.beside("unevenness")}
 
 Growth is of workers that only cost time, half of them at 1, a quarter at 1/2 and a quarter at 1/4, a model of
 {uneven_growth.MODEL_BYTES:,} bytes, the line 1 Gbit/s. `of_speeds` is of what the speeds add up to. `of_rounds` is of

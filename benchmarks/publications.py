@@ -239,6 +239,21 @@ def table(publications: Sequence[Publication]) -> str:
     return results.table(rows)
 
 
+def beside(question: str, source: Path = SOURCE) -> str:
+    """For a result's page: the claims that are read from it, their figures, and which of its bars say what is here."""
+    rows = []
+    for publication in tomllib.loads(source.read_text(encoding="utf-8"))["publication"]:
+        for claim in publication["claim"]:
+            named = [each.partition(": ") for each in claim.get("bars", ())]
+            bars = [f"`{bar}`" for result, _, bar in named if result == question]
+            if bars:
+                rows.append({
+                    "publication": publication["name"], "its claim": claim["claim"], "its figure": claim["figure"],
+                    "here": ", ".join(bars),
+                })  # fmt: skip
+    return results.table(rows)
+
+
 def page(publications: Sequence[Publication]) -> str:
     """docs/results/publications.md."""
     parts = [

@@ -205,7 +205,7 @@ def test_a_description_has_type_default_and_bounds():
     (staleness, whole_steps, cache, refresh, patience) = strategies.describe(strategies.strategy_class("ssp")).options
     assert (staleness.type, staleness.default, staleness.bounds) == ("number", "3", ">= 0")
     assert (whole_steps.type, whole_steps.default, whole_steps.bounds) == ("true or false", "false", "")
-    assert (cache.default, refresh.default, patience.default) == ("false", "inf", "0")
+    assert (cache.default, refresh.default, patience.default) == ("false", "inf", "0.5")
 
 
 class Everything(msgspec.Struct):

@@ -92,6 +92,17 @@ def test_a_claim_says_that_it_was_measured_with_an_earlier_version(code, marked,
     assert ("measured with an earlier version of the strategy in race" in claim.ours) == marked
 
 
+def test_a_result_has_the_claims_that_are_read_from_it_beside_its_own_bars() -> None:
+    for question, figure, bar in (
+        ("gossip", "92 % less", "_bytes_saved`"),
+        ("unevenness", "16.9 % to 82.1 % less time", "`dasp_sooner`"),
+        ("mixed_gpus", "less staleness", "`dasp_staleness`"),
+    ):
+        line = next(line for line in publications.beside(question).splitlines() if bar in line)
+        assert figure in line
+    assert publications.beside("datapath").count("\n") == 1  # a head without rows
+
+
 def test_parts_that_are_named_and_not_measured_are_wanting(tmp_path: Path) -> None:
     """A contest that was held says nothing of those that were not."""
     write(tmp_path, "a", ("one_saved", "0.94", ">= 0.92", True))
