@@ -8,8 +8,9 @@ finish, good for staleness + 1 - d clocks: as clocks are never quite equally lon
 pull. So a worker that is to pull waits until it leads by a fifth of staleness + 1 at most, which leaves a pull four
 fifths of its clocks; then equal workers stay in step, and the slack keeps the waiting short. It waits only for a
 slowest that is expected there soon, at one clock of its own for each that the slowest lacks, counted from the slowest's
-last one; and it goes on waiting for `patience` clocks when that time is over. A worker that stalls delays nobody by
-more than that. A worker that the bound parks pulls when it is released.
+last one; and it goes on waiting for `patience` clocks when that time is over. While the slowest stalls nobody waits
+longer than that; when it is back, leaders that are to pull wait until it has caught up, if it is `soon` there. A worker
+that the bound parks pulls when it is released.
 """
 
 from math import inf
