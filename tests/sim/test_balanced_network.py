@@ -153,7 +153,7 @@ def is_push(line):
 
 
 def cut(worker, at, for_):
-    return event("partition", at, workers=[worker], for_=for_)
+    return event("partition", at, workers=[worker] if isinstance(worker, int) else worker, for_=for_)
 
 
 def seconds_until(lines, version):
@@ -161,10 +161,10 @@ def seconds_until(lines, version):
 
 
 def rounds_lost(speeds, worker, at, **given):
-    """Rounds that a partition of 10 s costs beyond the share of the worker that is cut off."""
+    """Rounds that a partition of 10 s costs beyond the share of the worker that is cut off, or of several."""
     calm, cut_off = (run(speeds, events=each, seconds=30.0, **given) for each in ("", cut(worker, at, 10.0)))
     versions = len(rounds_of(cut_off))
-    share = 10.0 * speeds[worker] / sum(speeds)
+    share = 10.0 * sum(speeds[each] for each in ([worker] if isinstance(worker, int) else worker)) / sum(speeds)
     undisturbed = seconds_until(calm, versions)
     return (seconds_until(cut_off, versions) - undisturbed - share) * versions / undisturbed
 
@@ -179,6 +179,50 @@ def test_a_partition_costs_little_more_than_the_worker_that_it_cuts_off(name, wo
 @pytest.mark.parametrize("given", [{"jitter": "lognormal:0.1"}, {"network": LINE}], ids=["jitter", "line"])
 def test_likewise_with_jitter_and_on_a_line(given):
     assert rounds_lost(MIXES["1-4x"](8), 0, 10.03, **given) <= 1.2
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("cut_off", [[0], [7], [0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [*range(1, 8)]], ids=str)
+@pytest.mark.parametrize("at", [0.0, 0.05, 0.2, 5.0, 5.07])
+def test_no_version_takes_much_longer_than_the_reachable_workers_need_for_it(name, cut_off, at):
+    """Nor in the first round, when nobody is known, nor when most are cut off."""
+    speeds = MIXES[name](8)
+    lines = run(speeds, events=cut(cut_off, at, 100.0), seconds=at + 6.0)
+    seconds = [0.0, *(second for second, _ in rounds_of(lines))]
+    longest = max(later - earlier for earlier, later in pairwise(seconds))
+    left = sum(speed for worker, speed in enumerate(speeds) if worker not in cut_off)
+    alone, together = (WORK * 8 * SECONDS_PER_SAMPLE / speed for speed in (left, sum(speeds)))
+    if at == 0.0:  # whoever never answered could be as fast as the others
+        together = max(together, alone * (8 - len(cut_off)) / 8)
+    assert longest <= alone + 1.2 * together
+
+
+@pytest.mark.parametrize("jitter", ["none", "lognormal:0.1"])
+@pytest.mark.parametrize("speeds", [[1.0] * 7 + [0.125], [1.0] + [0.125] * 7, MIXES["1-8x"](8)])
+def test_nobody_8_times_slower_is_taken_for_silent(speeds, jitter):
+    """Not even in the first round, when that is not known."""
+    lines = run(speeds, jitter=jitter, seconds=5.0)
+    assert not [a for line in lines if isinstance(line, Decision) for a in line.actions if isinstance(a, Cancel)]
+
+
+def test_a_worker_64_times_slower_is_measured_by_its_check_and_nobody_waits_for_it():
+    lines = run([1.0] * 7 + [1 / 64], seconds=5.0)
+    assert marks_of(lines, 7)[:2] == ["silent", "active"]
+    assert rounds_of(lines)[0][0] < 2.2 * WORK * SECONDS_PER_SAMPLE
+    assert per_second(lines, since=1.5) > 0.985 * 7 / SECONDS_PER_SAMPLE
+
+
+def test_most_workers_3_times_slower_for_a_while_are_back_before_one_has_done_all_their_work():
+    """They are taken for silent; the one in time takes a round's time of their samples at once, not all."""
+    slow = "".join(event("slow", 5.0, worker=worker, for_=5.0, factor=3.0) for worker in range(7))
+    at = [second for second, _ in rounds_of(run([1.0] * 8, events=slow, seconds=10.0))]
+    longest = max(later - earlier for earlier, later in pairwise(at))
+    assert longest < 5 * WORK * SECONDS_PER_SAMPLE
+
+
+def marks_of(lines, worker):
+    decisions = [line for line in lines if isinstance(line, Decision)]
+    return [a.state for d in decisions for a in d.actions if isinstance(a, Mark) and a.worker == worker]
 
 
 def test_within_a_round_the_silent_worker_is_left_out_and_within_one_it_is_back():
