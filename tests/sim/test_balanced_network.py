@@ -30,6 +30,8 @@ MIXES = {
     "1-8x": lambda n: [1.0, 0.5, 0.25, 0.125] * (n // 4),
 }
 
+LONG_TAIL = [1.0] * 8 + [0.5] * 4 + [0.25] * 2 + [0.125] * 2
+
 
 def run(speeds, *, network="", jitter="none", events="", seconds=30.0, strategy="balanced"):
     made = scenarios.parse(text_of(speeds, network, jitter, events), "test", Path())
@@ -104,6 +106,48 @@ def test_no_other_orders_make_a_shorter_synchronous_round():
             found.append(long)
     assert synchronous_round_s(rates, samples, turn_s) == pytest.approx(min(found))
     assert max(found) > 1.1 * min(found)
+
+
+def test_gradients_sent_while_the_next_piece_is_computed_make_no_round_shorter():
+    """Two pieces a worker, in every order of their gradients, against one piece.
+
+    A gradient that is j-th from the end begins j turns before the end, and a worker computes until its last one begins;
+    that its first one leaves meanwhile is taken to cost it nothing. The last ones are still of all workers.
+    """
+    rates, samples, turn_s = [500.0, 250.0, 125.0], 256, 0.02
+    found = []
+    for down in permutations(range(3)):
+        for up in set(permutations([0, 0, 1, 1, 2, 2])):  # whose gradient it is, from the end
+            waiting = [(down[worker] + 1 + up.index(worker) + 1) * turn_s for worker in range(3)]
+            lost = sum(rate * each for rate, each in zip(rates, waiting, strict=True))
+            seconds = (samples + lost) / sum(rates)
+            assert seconds > max(waiting), "each of them takes part"
+            found.append(seconds)
+    assert min(found) == pytest.approx(synchronous_round_s(rates, samples, turn_s))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "line", "best", "reached", "hidden"),
+    [
+        (MIXES["1-4x"](8), 0.3, 0.220, 1.094, 1.18),
+        (MIXES["1-4x"](8), 1.0, 0.298, 1.095, 1.60),
+        (LONG_TAIL, 0.3, 0.221, 1.112, 1.16),
+        (LONG_TAIL, 1.0, 0.291, 1.086, 1.53),
+    ],
+)
+def test_what_a_line_takes_from_a_round_and_what_staleness_could_give_back(speeds, line, best, reached, hidden):
+    """The numbers of the design notes; the line is full for `line` fast computing times by one gradient of each."""
+    turn_s = line * WORK * SECONDS_PER_SAMPLE / len(speeds)
+    rates, samples = [speed / SECONDS_PER_SAMPLE for speed in speeds], WORK * len(speeds)
+    round_s = synchronous_round_s(rates, samples, turn_s)
+    assert round_s == pytest.approx(best, abs=0.0005)
+    assert round_s / (samples / sum(rates)) == pytest.approx(hidden, abs=0.005)
+    network = f"bandwidth_mbps = {8 * MODEL_BYTES / turn_s / 1e6}"
+    even, uneven = (
+        samples / per_second(run(speeds, network=network, jitter=each)) for each in ("none", "lognormal:0.1")
+    )
+    assert even < 1.01 * round_s
+    assert uneven == pytest.approx(reached * round_s, rel=0.002)
 
 
 @pytest.mark.parametrize("speeds", [MIXES[name](64) for name in MIXES], ids=MIXES)
