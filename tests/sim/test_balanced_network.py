@@ -30,6 +30,8 @@ MIXES = {
     "1-8x": lambda n: [1.0, 0.5, 0.25, 0.125] * (n // 4),
 }
 
+LONG_TAIL = [1.0] * 8 + [0.5] * 4 + [0.25] * 2 + [0.125] * 2
+
 
 def run(speeds, *, network="", jitter="none", events="", seconds=30.0, strategy="balanced"):
     made = scenarios.parse(text_of(speeds, network, jitter, events), "test", Path())
@@ -106,6 +108,48 @@ def test_no_other_orders_make_a_shorter_synchronous_round():
     assert max(found) > 1.1 * min(found)
 
 
+def test_gradients_sent_while_the_next_piece_is_computed_make_no_round_shorter():
+    """Two pieces a worker, in every order of their gradients, against one piece.
+
+    A gradient that is j-th from the end begins j turns before the end, and a worker computes until its last one begins;
+    that its first one leaves meanwhile is taken to cost it nothing. The last ones are still of all workers.
+    """
+    rates, samples, turn_s = [500.0, 250.0, 125.0], 256, 0.02
+    found = []
+    for down in permutations(range(3)):
+        for up in set(permutations([0, 0, 1, 1, 2, 2])):  # whose gradient it is, from the end
+            waiting = [(down[worker] + 1 + up.index(worker) + 1) * turn_s for worker in range(3)]
+            lost = sum(rate * each for rate, each in zip(rates, waiting, strict=True))
+            seconds = (samples + lost) / sum(rates)
+            assert seconds > max(waiting), "each of them takes part"
+            found.append(seconds)
+    assert min(found) == pytest.approx(synchronous_round_s(rates, samples, turn_s))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "line", "best", "reached", "hidden"),
+    [
+        (MIXES["1-4x"](8), 0.3, 0.220, 1.094, 1.18),
+        (MIXES["1-4x"](8), 1.0, 0.298, 1.095, 1.60),
+        (LONG_TAIL, 0.3, 0.221, 1.112, 1.16),
+        (LONG_TAIL, 1.0, 0.291, 1.086, 1.53),
+    ],
+)
+def test_what_a_line_takes_from_a_round_and_what_staleness_could_give_back(speeds, line, best, reached, hidden):
+    """The numbers of the design notes; the line is full for `line` fast computing times by one gradient of each."""
+    turn_s = line * WORK * SECONDS_PER_SAMPLE / len(speeds)
+    rates, samples = [speed / SECONDS_PER_SAMPLE for speed in speeds], WORK * len(speeds)
+    round_s = synchronous_round_s(rates, samples, turn_s)
+    assert round_s == pytest.approx(best, abs=0.0005)
+    assert round_s / (samples / sum(rates)) == pytest.approx(hidden, abs=0.005)
+    network = f"bandwidth_mbps = {8 * MODEL_BYTES / turn_s / 1e6}"
+    even, uneven = (
+        samples / per_second(run(speeds, network=network, jitter=each)) for each in ("none", "lognormal:0.1")
+    )
+    assert even < 1.01 * round_s
+    assert uneven == pytest.approx(reached * round_s, rel=0.002)
+
+
 @pytest.mark.parametrize("speeds", [MIXES[name](64) for name in MIXES], ids=MIXES)
 @pytest.mark.parametrize(("jitter", "least"), [("none", 0.97), ("lognormal:0.1", 0.86)])
 def test_64_workers_on_a_full_line_reach_nearly_what_synchronous_rounds_can(speeds, jitter, least):
@@ -153,7 +197,7 @@ def is_push(line):
 
 
 def cut(worker, at, for_):
-    return event("partition", at, workers=[worker], for_=for_)
+    return event("partition", at, workers=[worker] if isinstance(worker, int) else worker, for_=for_)
 
 
 def seconds_until(lines, version):
@@ -161,10 +205,10 @@ def seconds_until(lines, version):
 
 
 def rounds_lost(speeds, worker, at, **given):
-    """Rounds that a partition of 10 s costs beyond the share of the worker that is cut off."""
+    """Rounds that a partition of 10 s costs beyond the share of the worker that is cut off, or of several."""
     calm, cut_off = (run(speeds, events=each, seconds=30.0, **given) for each in ("", cut(worker, at, 10.0)))
     versions = len(rounds_of(cut_off))
-    share = 10.0 * speeds[worker] / sum(speeds)
+    share = 10.0 * sum(speeds[each] for each in ([worker] if isinstance(worker, int) else worker)) / sum(speeds)
     undisturbed = seconds_until(calm, versions)
     return (seconds_until(cut_off, versions) - undisturbed - share) * versions / undisturbed
 
@@ -179,6 +223,50 @@ def test_a_partition_costs_little_more_than_the_worker_that_it_cuts_off(name, wo
 @pytest.mark.parametrize("given", [{"jitter": "lognormal:0.1"}, {"network": LINE}], ids=["jitter", "line"])
 def test_likewise_with_jitter_and_on_a_line(given):
     assert rounds_lost(MIXES["1-4x"](8), 0, 10.03, **given) <= 1.2
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("cut_off", [[0], [7], [0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [*range(1, 8)]], ids=str)
+@pytest.mark.parametrize("at", [0.0, 0.05, 0.2, 5.0, 5.07])
+def test_no_version_takes_much_longer_than_the_reachable_workers_need_for_it(name, cut_off, at):
+    """Nor in the first round, when nobody is known, nor when most are cut off."""
+    speeds = MIXES[name](8)
+    lines = run(speeds, events=cut(cut_off, at, 100.0), seconds=at + 6.0)
+    seconds = [0.0, *(second for second, _ in rounds_of(lines))]
+    longest = max(later - earlier for earlier, later in pairwise(seconds))
+    left = sum(speed for worker, speed in enumerate(speeds) if worker not in cut_off)
+    alone, together = (WORK * 8 * SECONDS_PER_SAMPLE / speed for speed in (left, sum(speeds)))
+    if at == 0.0:  # whoever never answered could be as fast as the others
+        together = max(together, alone * (8 - len(cut_off)) / 8)
+    assert longest <= alone + 1.2 * together
+
+
+@pytest.mark.parametrize("jitter", ["none", "lognormal:0.1"])
+@pytest.mark.parametrize("speeds", [[1.0] * 7 + [0.125], [1.0] + [0.125] * 7, MIXES["1-8x"](8)])
+def test_nobody_8_times_slower_is_taken_for_silent(speeds, jitter):
+    """Not even in the first round, when that is not known."""
+    lines = run(speeds, jitter=jitter, seconds=5.0)
+    assert not [a for line in lines if isinstance(line, Decision) for a in line.actions if isinstance(a, Cancel)]
+
+
+def test_a_worker_64_times_slower_is_measured_by_its_check_and_nobody_waits_for_it():
+    lines = run([1.0] * 7 + [1 / 64], seconds=5.0)
+    assert marks_of(lines, 7)[:2] == ["silent", "active"]
+    assert rounds_of(lines)[0][0] < 2.2 * WORK * SECONDS_PER_SAMPLE
+    assert per_second(lines, since=1.5) > 0.985 * 7 / SECONDS_PER_SAMPLE
+
+
+def test_most_workers_3_times_slower_for_a_while_are_back_before_one_has_done_all_their_work():
+    """They are taken for silent; the one in time takes a round's time of their samples at once, not all."""
+    slow = "".join(event("slow", 5.0, worker=worker, for_=5.0, factor=3.0) for worker in range(7))
+    at = [second for second, _ in rounds_of(run([1.0] * 8, events=slow, seconds=10.0))]
+    longest = max(later - earlier for earlier, later in pairwise(at))
+    assert longest < 5 * WORK * SECONDS_PER_SAMPLE
+
+
+def marks_of(lines, worker):
+    decisions = [line for line in lines if isinstance(line, Decision)]
+    return [a.state for d in decisions for a in d.actions if isinstance(a, Mark) and a.worker == worker]
 
 
 def test_within_a_round_the_silent_worker_is_left_out_and_within_one_it_is_back():

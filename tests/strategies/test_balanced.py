@@ -107,14 +107,14 @@ def test_the_push_of_a_process_that_is_gone_counts_but_is_not_extended():
 
 def test_a_worker_too_slow_for_one_sample_is_left_out_and_tried_again():
     run = cluster("balanced", [1.0, 1.0, 1.0, 400.0], work=8, jitter=0.1)
-    run.run(until=200.0)
+    run.run(until=300.0)
     states = marks(run, 3)
-    assert states[0] == "left out"
+    assert states[:3] == ["silent", "active", "left out"], "nobody waits for its first sample"
     assert states.count("on trial") >= 5
-    assert states.count("active") == 0
-    trials = [a.through for d in run.decisions for a in d.actions if isinstance(a, Grant) and a.worker == 3][1:]
+    assert states.count("active") == 1
+    trials = [a.through for d in run.decisions for a in d.actions if isinstance(a, Grant) and a.worker == 3][3:]
     assert {later - earlier for earlier, later in pairwise(trials)} == {20}
-    cancelled = [a for d in run.decisions for a in d.actions if isinstance(a, Cancel)]
+    cancelled = [a for d in run.decisions for a in d.actions if isinstance(a, Cancel)][1:]
     assert len(cancelled) in (len(trials), len(trials) - 1)
     assert set(samples_of_versions(run)) == {32}
     rounds = [d.event.at for d in run.decisions if any(isinstance(a, Apply) for a in d.actions)]

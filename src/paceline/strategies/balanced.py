@@ -16,9 +16,10 @@ others are done before it.
 On a server's line where models and gradients wait for each other, the fastest get their models first and push last, and
 each worker's share is what fits between (see `balanced_line`); a piece more is then rarely worth its push.
 Guided, a worker is late when half of the others are done and more than its usual deviations, and more than the others
-would take for its samples, have passed since it should have answered. Its samples return to the round, and it gets a
-few others outside the round, for which nobody waits: once it has answered, it takes part again. What it pushes for the
-grant that was taken back is dropped on arrival, so nothing counts twice.
+would take for its samples, have passed since it should have answered; while fewer are done, three quarters of a
+predicted round. In a round without prediction the time of the first who is done stands for it. The samples of a late
+worker return to the round, and it gets a few others outside the round, for which nobody waits: once it has answered, it
+takes part again. What it pushes for the grant that was taken back is dropped on arrival, so nothing counts twice.
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ from msgspec import Meta, field
 
 from paceline.core.actions import Action, Apply, Cancel, Discard, Grant, Mark, SetTimer
 from paceline.core.events import Applied, Event, Joined, Left, Pushed, TimerFired
+from paceline.strategies.balanced_lateness import Lateness
 from paceline.strategies.balanced_line import Line
 from paceline.strategies.balanced_pace import Pace, Paces, seconds_for
 from paceline.strategies.base import Options, State, Strategy
@@ -39,6 +41,7 @@ RETRY_ROUNDS = 20  # a left-out worker costs one slow sample per this many round
 PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal work
 TIMER = "late"
 MARGIN = 0.15  # predicted rounds that a worker may be late at least: the others would only be idle for so long
+MOST = 0.75  # likewise, while more than half still compute, and where no round was predicted
 PATIENCE = 6  # mean deviations of a worker's times; likewise
 HICCUP_S = 0.02  # likewise: a busy host does not run a process for so long
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
@@ -77,11 +80,7 @@ class BalancedState(State):
     left_out: dict[int, int] = {}  # with the round in which the worker is tried again
     on_trial: set[int] = set()  # left-out workers that compute one sample to be measured again
     served: dict[int, int] = {}  # the round in which a worker last got samples
-    began: float = 0.0  # when the round did
-    span: float = 0.0  # seconds from there to the end first predicted
-    stretch: float = 0.0  # how many times as long as predicted half of the workers took; 0 before they are done
-    due: dict[int, float] = {}  # when each grant under way should be answered
-    watched: bool = False  # the timer is set
+    lateness: Lateness = field(default_factory=Lateness)
     checked: dict[int, float] = {}  # workers that do not answer: seconds per sample of the answer before, 0 if none
 
 
@@ -140,6 +139,8 @@ class Balanced(Strategy):
         state, worker = self.state, event.worker
         known = state.roster.present.get(worker, 0)
         if state.gathering:
+            if not state.roster.present:
+                state.lateness.begin(event.at, 0.0)
             state.remaining = max(0, state.remaining + event.work - known)
         if not state.roster.join(event):
             return []
@@ -164,7 +165,7 @@ class Balanced(Strategy):
         state.served.pop(worker, None)
         state.on_trial.discard(worker)
         state.checked.pop(worker, None)
-        state.due.pop(worker, None)
+        state.lateness.forget(worker)
         state.line.forget(worker)
         asked = state.asked.pop(worker, 0)
         if not state.roster.present:
@@ -219,7 +220,11 @@ class Balanced(Strategy):
             known = [worker for worker in free if state.paces.known(worker)]
             self._line_up(known)
             paces = [self._pace(worker, worker in state.open) for worker in known]
-            state.end = max(state.end, now + seconds_for(state.remaining, paces)) if paces else None
+            seconds = seconds_for(state.remaining, paces) if paces else 0.0
+            if state.checked:
+                # No more than a round's time at once: those who do not answer may soon be back for the rest.
+                seconds = min(seconds, state.lateness.span)
+            state.end = max(state.end, now + seconds) if paces else None
         return self._some_pieces(now, free)
 
     def _admit(self, workers: Iterable[int]) -> None:
@@ -242,16 +247,15 @@ class Balanced(Strategy):
         """Start a round: predict its end, and leave out workers too slow for it."""
         state, guided = self.state, self.options.pieces == "guided"
         timers: list[Action] = []
-        if state.watched:
+        if state.lateness.timer:
             timers.append(SetTimer(TIMER, None, f"round {state.completed + 1} is complete: nobody is late"))
         present = [worker for worker in state.roster.present if worker not in state.checked]
         state.completed += 1
         state.gathering, state.end = False, None
-        state.began, state.stretch, state.watched = now, 0.0, False
         state.remaining = state.roster.round_samples if guided else sum(state.roster.present.values())
         marks: list[Action] = []
         known = [worker for worker in sorted(present) if state.paces.known(worker)]
-        state.line.place, state.line.sharing = {}, 0
+        state.line.place, state.line.sharing, span = {}, 0, 0.0
         self._line_up(known, len(present) - len(known))
         if known:
             unknown = sum(self._first_piece(worker) for worker in present if not state.paces.known(worker))
@@ -262,9 +266,10 @@ class Balanced(Strategy):
                 state.line.sharing = sum(pace.fitting(span) > 0 for pace in paces.values())
                 paces = {worker: self._pace(worker, False) for worker in known}
                 span = seconds_for(samples, paces.values())
-            state.end, state.span = now + span, span
+            state.end = now + span
             for worker, pace in paces.items():
                 marks += self._take_in(worker, pace.fitting(span), span)
+        state.lateness.begin(now, span)
         state.speeds, state.speed = {}, 0.0
         for worker in present:
             self._count(worker)
@@ -342,7 +347,7 @@ class Balanced(Strategy):
         active = self._taking_part()
         fair = remaining * state.speeds[worker] / state.speed * len(state.speeds) / active
         goes_on = worker in state.open
-        cost = state.line.cost(active - 1, state.span if state.end is not None else 0.0)
+        cost = state.line.cost(active - 1, state.lateness.span if state.end is not None else 0.0)
         if state.end is None:
             # No piece shorter than the line takes for one of everybody.
             least = cost / paces.of(worker, goes_on).per_sample
@@ -367,9 +372,9 @@ class Balanced(Strategy):
         state = self.state
         if state.paces.known(worker):
             pace = self._pace(worker, worker in state.open)
-            state.due[worker] = now + pace.start + work * pace.per_sample
+            state.lateness.due[worker] = now + pace.start + work * pace.per_sample
         else:
-            state.due[worker] = now + state.span
+            state.lateness.due[worker] = now + state.lateness.span
         state.asked[worker] = work
         state.served[worker] = state.completed
         state.remaining -= work
@@ -387,23 +392,25 @@ class Balanced(Strategy):
     # -- workers that do not answer ----------------------------------------------------------------------------------
 
     def _watch(self, now: float) -> list[Action]:
-        """Once half of the workers are done, set the time from which one of the others is late.
-
-        A time that all of them took longer by delays nobody.
-        """
-        state = self.state
-        if self._data_is_held() and not state.watched:
-            state.watched = True
-            return [SetTimer(TIMER, now + state.span, f"{len(state.checked)} workers that do not answer hold data")]
-        computing = [worker for worker in state.asked if worker not in state.on_trial]
-        half_done = 0 < 2 * len(computing) <= self._taking_part()
-        if self.options.pieces == "one" or state.watched or state.end is None or not half_done or not state.span:
+        """Once a worker is done, and again once half of them are, set the time from which one of the others is late."""
+        state, lateness = self.state, self.state.lateness
+        if self._data_is_held() and not lateness.timer:
+            lateness.timer = "half"
+            at = now + max(lateness.span, HICCUP_S)
+            return [SetTimer(TIMER, at, f"{len(state.checked)} workers that do not answer hold data")]
+        if self.options.pieces == "one" or lateness.timer == "half":
             return []
-        state.watched = True
-        state.stretch = state.stretch or max(1.0, (now - state.began) / state.span)
-        first = min(computing, key=lambda worker: (self._late_at(worker), worker))
-        at = self._late_at(first)
-        reason = f"{len(computing)} of {self._taking_part()} workers compute, w{first} is late from {at:.4g} s on"
+        computing = [worker for worker in state.asked if worker not in state.on_trial]
+        active = self._taking_part()
+        half = 2 * len(computing) <= active
+        if not 0 < len(computing) < active or (lateness.timer == "most" and not half):
+            return []
+        lateness.some_are_done(now, half)
+        if not lateness.span:
+            return []
+        lateness.timer = "half" if half else "most"
+        at, first = min((self._late_at(worker, half), worker) for worker in computing)
+        reason = f"{len(computing)} of {active} workers compute, w{first} is late from {at:.4g} s on"
         return [SetTimer(TIMER, at, reason)]
 
     def _data_is_held(self) -> bool:
@@ -411,30 +418,39 @@ class Balanced(Strategy):
         state = self.state
         return bool(state.checked and state.roster.idle) and not state.asked
 
-    def _late_at(self, worker: int) -> float:
-        """Return from when on the worker counts as one that does not answer.
+    def _late_at(self, worker: int, half: bool) -> float:
+        """Return from when on the worker counts as one that does not answer; `half`: of the workers are done.
 
         Waiting is worth as long as the others would take to compute its samples again.
         """
-        state = self.state
+        state, span = self.state, self.state.lateness.span
         others = state.speed - state.speeds.get(worker, 0.0)
-        again = state.asked[worker] / others if others > 0 else state.span
-        queue = self._taking_part() * state.line.each / 2
-        # The first rounds tell little of how much times vary.
-        rounds = max(MARGIN, PATIENCE * state.paces.spread.get(worker, 0.0), 1 / max(1, state.completed))
-        due = state.due.get(worker, state.began + state.span)
-        margin = max(rounds * state.span, again, queue, HICCUP_S)
-        return state.began + (due - state.began + margin) * (state.stretch or 1.0)
+        again = state.asked[worker] / others if others > 0 else span
+        # Without a prediction nobody's place on the line is known: it may be last down and last up.
+        turns = self._taking_part() * (0.5 if state.lateness.predicted else 2.0)
+        spread = PATIENCE * state.paces.spread.get(worker, 0.0)
+        if state.lateness.predicted:
+            # The first rounds tell little of how much times vary.
+            rounds = max(MARGIN, spread, 1 / max(1, state.completed), 0.0 if half else MOST)
+        else:
+            # The span has what the others did for the silent ones; the margin is of the round that all would make.
+            known = len(state.speeds) / self._taking_part()
+            all_of_them = state.roster.round_samples / state.speed * known / span if state.speed > 0 else known
+            rounds = max(MARGIN, spread, MOST * min(known, all_of_them))
+        return state.lateness.late_at(worker, max(rounds * span, again, turns * state.line.each, HICCUP_S))
 
     def _timer_fired(self, now: float) -> list[Action]:
         """Return the samples of late workers to the round, and see with a few others whether they still answer."""
-        state = self.state
-        state.watched = False
+        state, lateness = self.state, self.state.lateness
+        lateness.timer = ""
         if self._data_is_held():
             return self._give_up(now)
-        late = [w for w in sorted(state.asked) if w not in state.on_trial and self._late_at(w) <= now]
+        computing = [worker for worker in sorted(state.asked) if worker not in state.on_trial]
+        half = 2 * len(computing) <= self._taking_part()
+        late = [worker for worker in computing if self._late_at(worker, half) <= now]
         if not late:
             return self._watch(now)
+        lateness.settled = True
         actions: list[Action] = []
         checks: list[Action] = []
         for worker in late:
@@ -443,10 +459,13 @@ class Balanced(Strategy):
             state.checked[worker] = 0.0
             state.line.forget(worker)
             state.speed -= state.speeds.pop(worker, 0.0)
-            reason = f"w{worker} has not answered for {now - state.began:.4g} s of a round of {state.span:.4g} s"
+            reason = f"w{worker} has not answered for {now - lateness.began:.4g} s of a round of {lateness.span:.4g} s"
             actions.append(Cancel(worker, f"{reason}: its {asked} samples return to the round"))
             actions.append(Mark(worker, "silent", reason))
             checks.append(self._check(worker))
+        if len(state.asked) > len(state.on_trial):
+            # Some still compute in time; those who are done take over without waiting for them.
+            return in_order([*actions, *self._share_anew(now), *self._watch(now), *checks])
         return in_order([*self._go_on(now, [], actions), *checks])
 
     def _check(self, worker: int, found: str = "") -> Action:
@@ -467,7 +486,7 @@ class Balanced(Strategy):
         return in_order(actions)
 
     def _answered(self, event: Pushed) -> list[Action]:
-        """Let a worker that answers again take part, unless it has just been found slower than before.
+        """Let a worker that answers again take part, unless it has just been found slower than before or is unknown.
 
         Then the answer may have been held up by the very trouble that has ended with it, and a second one must agree.
         """
@@ -477,11 +496,15 @@ class Balanced(Strategy):
         before = state.checked[worker]
         usual = state.paces.per_sample(worker)
         tolerance = max(CHANGED, 1 + PATIENCE * state.paces.spread.get(worker, 0.0))
-        if usual is not None and took > tolerance * usual:
+        if took > tolerance * (usual or 0.0):
             if took > tolerance * before:
                 state.checked[worker] = took
-                return [discard, self._check(worker, f": {took:.4g} s for a sample, {usual:.4g} s before")]
-            state.paces.renew(worker, took)
+                known = "never measured" if usual is None else f"{usual:.4g} s before"
+                return [discard, self._check(worker, f": {took:.4g} s for a sample, {known}")]
+            if usual is None:
+                state.paces.measure(event, event.samples, state.roster.present[worker], False)
+            else:
+                state.paces.renew(worker, took)
         del state.checked[worker]
         state.served[worker] = state.completed
         self._count(worker)
