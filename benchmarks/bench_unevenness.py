@@ -48,8 +48,10 @@ from contenders.uneven_tuning import (
     FEW,
     FINALISTS,
     FRESH_SEEDS,
+    LONGER,
     REFINED,
     SIDES,
+    SLOWEST_ROUNDS,
     TIE,
     TUNING_SEEDS,
     Choice,
@@ -307,7 +309,8 @@ the three jobs.
 Every side is tuned in every cell: momentum 0 and 0.9, both forms of a step where it has two, and rates a factor of
 the root of 2 apart, first every second one, further out while the best lies on the edge, then its neighbours, unless
 it is {REFINED:g} times behind the side's best. A run ends at the target, at {CUT:g} times the side's best so far, or
-when it diverges. What is within {CLOSE:g} of the best on seed
+when it diverges; while a side was nowhere at the target, after {SLOWEST_ROUNDS} rounds of the slowest worker, and if it
+is not by then, after {LONGER:g} times as many. What is within {CLOSE:g} of the best on seed
 {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} to {TUNING_SEEDS[FEW - 1]} as well, the best
 {FINALISTS} of these on seeds {TUNING_SEEDS[FEW]} to {TUNING_SEEDS[-1]}, and the geometric mean of all chooses
 (`tuned_s`), of two rates within {TIE:g} the lower one. Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds

@@ -16,7 +16,7 @@ that six do not tell such rates apart (`dasp` behind lines that a round fills); 
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -47,6 +47,7 @@ FINALISTS = 3  # at most, on all tuning seeds
 TIE = 1.05  # scores this close say nothing
 REFINED = 1.5  # times the side's best: a form and momentum that is further behind gets no rates between
 SLOWEST_ROUNDS = 300  # of the slowest worker, until which a side's first runs may go on
+LONGER = 3.0  # times that, where none of them is at the target by then
 FRESH_LIMIT = 4.0  # times the tuned time: a fresh run that takes longer counts as if it had taken that
 
 Make = Callable[[Trial], Outcome]
@@ -80,8 +81,15 @@ class Search:
         self._best = math.inf
         self.tried: dict[Trial, Outcome] = {}  # on the first seed
 
-    def run(self, forms: Iterable[str]) -> None:
-        """Try all forms and momenta on the first seed, what is soon at the target first where that is known."""
+    def run(self, forms: Sequence[str]) -> None:
+        """Try all forms and momenta on the first seed, and if none is at the target, for longer."""
+        self._try_all(forms)
+        if not self._times():
+            self.limit *= LONGER
+            self._try_all(forms)
+
+    def _try_all(self, forms: Sequence[str]) -> None:
+        """What is soon at the target comes first where that is known."""
         for form in forms:
             for momentum in MOMENTA if self.side == "asp" else reversed(MOMENTA):
                 if momentum or form == min(forms, key=len):  # without momentum the forms are the same arithmetic

@@ -162,6 +162,13 @@ def test_a_run_is_cut_only_at_three_times_the_best_so_far():
         best = min(best, make(trial).reached_s or math.inf)
 
 
+def test_a_side_that_is_nowhere_at_the_target_gets_longer_runs():
+    soon = uneven_tuning.first_limit(CELLS["w8_4x"])
+    late = searched(Made({0.0: 1.0, 0.9: 0.1}, seconds=2 * soon)).choose()
+    assert late.score == pytest.approx(2 * soon)
+    assert searched(Made({0.0: 1.0, 0.9: 0.1}, seconds=4 * soon)).choose() is None
+
+
 def test_the_other_seeds_choose_among_those_that_are_close():
     def make(trial):
         best = 1.0 if trial.seed == 100 else 2**0.5
