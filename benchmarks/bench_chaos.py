@@ -65,7 +65,8 @@ def judge(seed: int, plant: str | None = None, folder: Path | None = None) -> Ju
     drawn = chaos_runs.chaos(seed)
     with contextlib.ExitStack() as stack:
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_memory(), prefix="paceline-chaos-")))
+            prefix = f"paceline-chaos-{os.getpid()}-"  # whose it is, so that nobody else takes it for left behind
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_memory(), prefix=prefix)))
         if plant is not None:
             stack.enter_context(PLANTS[plant]())
         stack.enter_context(_watched())

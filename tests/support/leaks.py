@@ -19,7 +19,7 @@ from paceline.engines.local import nursery
 TAG = "PYTEST_LEAK_TAG"
 SESSION = uuid.uuid4().hex  # the tag of what outlives single tests
 SHARED_MEMORY = Path("/dev/shm")
-OWNED = re.compile(r"(torch_|sem\.paceline-\w+-)(?P<owner>\d+)[_-].*")  # blocks and semaphores that name a process
+OWNED = re.compile(r"(torch_|paceline-chaos-|sem\.paceline-\w+-)(?P<owner>\d+)[_-].*")  # what names a process
 
 
 def tagged_processes(tag):

@@ -73,13 +73,24 @@ def test_a_temporary_folder_is_found(watch):
 def test_named_shared_memory_is_found(watch):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for name in (f"torch_{gone.pid}_1_1", f"sem.paceline-abc_1-{gone.pid}-x", f"paceline-{os.getpid()}"):
+    for name in (f"torch_{gone.pid}_1_1", f"sem.paceline-abc_1-{gone.pid}-x", f"paceline-{os.getpid()}",
+                 f"paceline-chaos-{gone.pid}-abc"):  # fmt: skip
         block = leaks.SHARED_MEMORY / name
         block.touch()
         try:
             assert complaints_about(watch, block.name)
         finally:
             block.unlink()
+
+
+@pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
+def test_a_folder_of_a_living_process_is_its_own(watch):
+    folder = leaks.SHARED_MEMORY / f"paceline-chaos-{os.getpid()}-abc"
+    folder.mkdir()
+    try:
+        assert complaints_about(watch, folder.name) == []
+    finally:
+        folder.rmdir()
 
 
 @pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="needs /dev/shm")

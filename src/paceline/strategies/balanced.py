@@ -17,9 +17,10 @@ On a server's line where models and gradients wait for each other, the fastest g
 each worker's share is what fits between (see `balanced_line`); a piece more is then rarely worth its push.
 Guided, a worker is late when half of the others are done and more than its usual deviations, and more than the others
 would take for its samples, have passed since it should have answered; while fewer are done, three quarters of a
-predicted round. In a round without prediction the time of the first who is done stands for it. The samples of a late
-worker return to the round, and it gets a few others outside the round, for which nobody waits: once it has answered, it
-takes part again. What it pushes for the grant that was taken back is dropped on arrival, so nothing counts twice.
+predicted round. In a round without prediction the time of the first who is done stands for it, and who has never
+answered may be 8 times slower than the others. The samples of a late worker return to the round, and it gets a few
+others outside the round, for which nobody waits: once it has answered, it takes part again. What it pushes for the
+grant that was taken back is dropped on arrival, so nothing counts twice.
 """
 
 from collections import Counter
@@ -42,6 +43,7 @@ PROBE = 8  # a worker of unknown speed starts with this fraction of its nominal 
 TIMER = "late"
 MARGIN = 0.15  # predicted rounds that a worker may be late at least: the others would only be idle for so long
 MOST = 0.75  # likewise, while more than half still compute, and where no round was predicted
+UNKNOWN = 8  # times as slow as those who are measured on average: so slow may a worker be that nobody has measured
 PATIENCE = 6  # mean deviations of a worker's times; likewise
 HICCUP_S = 0.02  # likewise: a busy host does not run a process for so long
 CHANGED = 1.5  # a worker that takes so many times as long for a sample is not as fast as it was
@@ -437,7 +439,11 @@ class Balanced(Strategy):
             known = len(state.speeds) / self._taking_part()
             all_of_them = state.roster.round_samples / state.speed * known / span if state.speed > 0 else known
             rounds = max(MARGIN, spread, MOST * min(known, all_of_them))
-        return state.lateness.late_at(worker, max(rounds * span, again, turns * state.line.each, HICCUP_S))
+        at = state.lateness.late_at(worker, max(rounds * span, again, turns * state.line.each, HICCUP_S))
+        if state.lateness.predicted or state.paces.known(worker) or state.speed <= 0:
+            return at
+        # Nobody has measured it, and it may be honest and slow.
+        return max(at, state.lateness.began + UNKNOWN * state.asked[worker] * len(state.speeds) / state.speed)
 
     def _timer_fired(self, now: float) -> list[Action]:
         """Return the samples of late workers to the round, and see with a few others whether they still answer."""
@@ -447,7 +453,7 @@ class Balanced(Strategy):
             return self._give_up(now)
         computing = [worker for worker in sorted(state.asked) if worker not in state.on_trial]
         half = 2 * len(computing) <= self._taking_part()
-        late = [worker for worker in computing if self._late_at(worker, half) <= now]
+        late = [worker for worker in computing if lateness.span and self._late_at(worker, half) <= now]
         if not late:
             return self._watch(now)
         lateness.settled = True
