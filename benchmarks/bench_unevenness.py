@@ -320,7 +320,8 @@ paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `over_r
 interval by t on the logarithms. In part `free` each side has the best of
 batches 16, 32 and 64. `samples_per_s` and `samples` say why a side is soon or late: it is its pace, or what it makes
 of a sample; `states` are shares of the nodes' time, all from the journals. In part `spread` both sides run
-{SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds.
+{SPREAD_LONGER:g} times as long as `asp` needs, on {len(SPREAD_SEEDS)} seeds: the
+ratio of two spreads, over two cells, has a standard error of 11 % then.
 
 What publications claim, and which bars say the same of what was measured here (`*`: all that begin so):
 

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 import bench_unevenness as bench
-from contenders import strategy_code, uneven_cells, uneven_growth, uneven_rows, uneven_tuning, uneven_verdicts
+from contenders import (
+    strategy_code,
+    uneven_cells,
+    uneven_growth,
+    uneven_parts,
+    uneven_rows,
+    uneven_tuning,
+    uneven_verdicts,
+)
 from contenders.uneven_cells import CELLS, JUDGED, RESAMPLED, Outcome, Trial
 from contenders.uneven_growth import Applied, Throughput
 from contenders.uneven_parts import FREE, PARTS, Found, Task
@@ -562,7 +570,7 @@ def test_accuracies_are_compared_after_equal_times():
         return outcome(10.0 if trial.strategy.startswith("asp") else 6.0)
 
     for side in ("asp", "dasp"):
-        assert len(Task("spread", "w8_4x", side).carry_out(make).outcomes) == 10
+        assert len(Task("spread", "w8_4x", side).carry_out(make).outcomes) == len(uneven_parts.SPREAD_SEEDS)
     assert ends == {15.0}
 
 
