@@ -119,9 +119,10 @@ def judged(
         if result not in known:
             known[result] = bars_of(folder / f"{result}.json")
         fitting = [bar for name, bar in known[result].items() if fits(name, names)]
-        found += [bar for bar in fitting if bar not in found]
-        if not fitting:
-            wanting.append(each)
+        found += [bar for bar in fitting if number_of(bar.value) is not None and bar not in found]
+        # A result of the runs that are there says of a bar without all of its runs why it has no number.
+        lacking = [f"{result}: {bar.bar}" for bar in fitting if number_of(bar.value) is None]
+        wanting += [other for other in lacking if other not in wanting] if fitting else [each]
     tests = tuple(declared.get("tests", ()))
     read_from = dict.fromkeys(each.result for each in found)
     return Claim(
