@@ -255,7 +255,7 @@ def report(options: bars.Asked, rows: Rows, jobs: int, minutes: float | None = N
         rows.pack()
     text = lacking(wanted, found) * so_far + notes(commits(rows), rows)
     code = codes_of(SIDES[side][0] for side in SIDES if exists(side))
-    bars.tell("unevenness", options, verdicts, table, text, code=code)
+    bars.tell("unevenness", options, verdicts, table, text, code=code, flags=" --so-far" * so_far)
 
 
 def lacking(wanted: dict[str, list[Task]], found: dict[Task, Found]) -> str:

@@ -215,9 +215,13 @@ def number_of(value: str) -> float | None:
 
 
 def command_of(result: str, folder: Path = results.FOLDER) -> tuple[str, str]:
-    """The command that measured a result, and its date and commit."""
+    """The command that measured a result, and its date and commit.
+
+    A result that does not say which version of a strategy it is of may be of an earlier one without anybody noticing.
+    """
     raw = json.loads((folder / f"{result}.json").read_text(encoding="utf-8"))
-    return raw["command"], f"{raw['date'].split()[0]}, commit {raw['commit']}"
+    unmarked = "" if "strategy_code" in raw else "; strategies may have changed since"
+    return raw["command"], f"{raw['date'].split()[0]}, commit {raw['commit']}{unmarked}"
 
 
 def standing(publication: Publication) -> str:

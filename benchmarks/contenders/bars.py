@@ -78,10 +78,12 @@ def asked(given: argparse.Namespace, repeats: int) -> Asked:
 def tell(
     question: str, options: Asked, bars: Sequence[Bar], rows: Sequence[dict[str, Any]], notes: str,
     packages: Sequence[str] = (), facts: Mapping[str, float] | None = None, code: Mapping[str, str] | None = None,
+    flags: str = "",
 ) -> None:  # fmt: skip
     """Print what was found; a full run also writes its dated result.
 
-    `facts` are numbers that no bar holds, `code` the digests of the strategies that are judged, for the raw file.
+    `facts` are numbers that no bar holds, `code` the digests of the strategies that are judged, for the raw file,
+    `flags` what else the command line had.
     """
     numbers = dict(facts or {})
     if options.json:
@@ -98,7 +100,7 @@ def tell(
             print(f"{bar.name}: {bar.value} ({bar.spelt}): {'met' if bar.passed else 'MISSED'}; {bar.meaning}")
     if options.of is None:
         return
-    command = f"python benchmarks/bench_{question}.py --repeats {options.repeats}" + " --quick" * options.quick
+    command = f"python benchmarks/bench_{question}.py --repeats {options.repeats}" + " --quick" * options.quick + flags
     verdicts = [results.Verdict(f"{bar.meaning} (`{bar.name}`)", bar.value, bar.spelt, bar.passed) for bar in bars]
     folder = options.out or results.FOLDER
     details = {"strategy_code": dict(code)} if code else None

@@ -11,7 +11,7 @@ that, and nothing is chosen by them.
 At the edge of what is stable under momentum most runs are soon at the target and some are three times as late, so that
 a rate there can look best by chance. So more than three seeds choose, and of two rates whose scores are within `TIE`
 the lower one is taken, as tune_learning_rates.py does. Seeds 0 to 7 showed that three were too few, and seeds 8 to 15
-that six do not tell such rates apart (`dasp` behind lines that a round fills); neither judges anything since then.
+that six do not tell such rates apart (`dasp` behind lines that a round fills); no time of theirs judges since then.
 """
 
 import math

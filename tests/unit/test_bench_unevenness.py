@@ -548,6 +548,7 @@ def test_the_result_so_far_makes_no_runs_and_says_what_is_missing(tmp_path, monk
     bench.report(options, Rows(tmp_path / bench.ROWS, "none"), 1, so_far=True)
     page = (tmp_path / "unevenness.md").read_text()
     assert "1 of 1 of `fresh`" in page
+    assert "bench_unevenness.py --repeats 8 --so-far" in page
     assert "not measured" in page
 
 
