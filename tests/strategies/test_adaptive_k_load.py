@@ -16,8 +16,8 @@ from paceline.strategies.load_frontier import (
     MEASURED_ROUNDS,
     WATCHED_ROUNDS,
     Expected,
+    FrontierWatch,
     Point,
-    Watch,
     frontier,
     growing_ks,
     mean_seconds,
@@ -260,7 +260,7 @@ def test_what_a_round_shows():
     ],
 )
 def test_the_watch_names_what_has_changed(seen, what):
-    watch, point = Watch(), Point(2, 3, 6.5, Expected((6.5, 0.5, 1.5), (0.2, 0.2, 0.2)))
+    watch, point = FrontierWatch(), Point(2, 3, 6.5, Expected((6.5, 0.5, 1.5), (0.2, 0.2, 0.2)))
     early = [watch.left(point, seen) for _ in range(WATCHED_ROUNDS - 1)]
     assert early == [None] * (WATCHED_ROUNDS - 1)
     found = watch.left(point, seen)
@@ -268,10 +268,10 @@ def test_the_watch_names_what_has_changed(seen, what):
 
 
 def test_the_watch_allows_for_chance_and_for_points_that_know_nothing():
-    watch, noisy = Watch(), Point(1, 3, 6.5, Expected((6.5, 0.5, 1.5), (1.0, 1.0, 1.0)))
+    watch, noisy = FrontierWatch(), Point(1, 3, 6.5, Expected((6.5, 0.5, 1.5), (1.0, 1.0, 1.0)))
     assert [watch.left(noisy, (13.0, 1.0, 3.0)) for _ in range(40)] == [None] * 40
-    assert Watch().left(Point(1, 3, 6.5), (100.0, 1.0, 3.0)) is None
-    assert Watch().left(noisy, None) is None
+    assert FrontierWatch().left(Point(1, 3, 6.5), (100.0, 1.0, 3.0)) is None
+    assert FrontierWatch().left(noisy, None) is None
 
 
 def test_a_newcomer_in_rounds_that_measure_again_is_waited_for():

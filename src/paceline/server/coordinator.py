@@ -137,8 +137,10 @@ class Coordinator:
         `suspects`: that may have killed it. Return whether it had been suspected before.
         """
         record = self.records[worker]
-        # A script that is done with a loop comes to the next one: what it had missed by then counts on.
-        (self._contributions.pause if cause == "done" else self._contributions.left)(worker)
+        if cause == "done":  # with a loop: what it has missed counts on in the next one
+            self._contributions.pause(worker)
+        else:
+            self._contributions.left(worker)
         if not (record.present or record.idle):
             return False
         tried = self._take_back(record, cause, at, suspects=suspects)

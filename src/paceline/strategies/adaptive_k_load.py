@@ -14,12 +14,13 @@ k alone would make the cluster look faster than it is; Pushed.transfer_s and Pus
 worker, and mu comes from them by Monte Carlo with the injected chance. `loads` defaults to 1/8, 1/4, 1/2 and all of
 the smallest nominal work present.
 
-When later rounds leave what was measured (`Watch` in load_frontier.py), it is measured again: MEASURED_ROUNDS rounds
-wait for everybody, at the smallest load whose steps are no smaller than the last ones, and the walk goes on at the
-first point of the new frontier with at least as many samples per step. A refresh that finds what was known makes the
-next one wait for twice as many rounds. A change that slows only workers beyond the first k shows when k reaches them.
-So it is when for WATCHED_ROUNDS rounds there were fewer workers than k, or more than were measured, idle ones counted:
-steps of k pushes cannot be made then, or could be larger. Where too few are left for the last steps, steps shrink.
+When later rounds leave what was measured (`FrontierWatch` in load_frontier.py), it is measured again: MEASURED_ROUNDS
+rounds wait for everybody, at the smallest load whose steps are no smaller than the last ones, and the walk goes on at
+the first point of the new frontier with at least as many samples per step. A refresh that finds what was known makes
+the next one wait for twice as many rounds. A change that slows only workers beyond the first k shows when k reaches
+them. So it is when for WATCHED_ROUNDS rounds there were fewer workers than k, or more than were measured, idle ones
+counted: steps of k pushes cannot be made then, or could be larger. Where too few are left for the last steps, steps
+shrink.
 """
 
 from typing import Annotated, Literal, assert_never
@@ -38,8 +39,8 @@ from paceline.strategies.load_frontier import (
     LEAST_CHANGE,
     MEASURED_ROUNDS,
     WATCHED_ROUNDS,
+    FrontierWatch,
     Point,
-    Watch,
     frontier,
     growing_ks,
     mean_seconds,
@@ -84,7 +85,7 @@ class AdaptiveKLoadState(Rounds):
     points: list[Point] = []  # empty while measuring
     position: int = 0
     progress: SinceChange = msgspec.field(default_factory=SinceChange)
-    watch: Watch = msgspec.field(default_factory=Watch)
+    watch: FrontierWatch = msgspec.field(default_factory=FrontierWatch)
     left: Point | None = None  # where the walk was interrupted to measure again
     error: float = 0.0  # the bound, with test=bound
 
@@ -223,7 +224,7 @@ class AdaptiveKLoad(Strategy):
         patience = 2 * state.watch.patience if in_vain else WATCHED_ROUNDS
         state.left = None
         actions = self._move_to(self._best(position), found)
-        state.watch = Watch(patience=patience)
+        state.watch = FrontierWatch(patience=patience)
         if same:
             state.progress = progress
         return actions

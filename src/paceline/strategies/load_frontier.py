@@ -113,7 +113,7 @@ def times_of(pushes: Iterable[Pushed]) -> Times | None:
     )
 
 
-class Watch(msgspec.Struct):
+class FrontierWatch(msgspec.Struct):
     """Compares rounds at a point with what its measurement lets expect."""
 
     rounds: list[Times] = []
