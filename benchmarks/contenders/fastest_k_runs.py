@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -133,6 +134,8 @@ class Regression(LightCluster):
     A script on 50 virtual workers changes threads at every push, which takes ten times as long; the numbers are the
     same (tests/unit/test_bench_fastest_k.py compares them). It also holds the weights, as `Updates`.
     """
+
+    of_clocks: ClassVar[bool] = False
 
     def __init__(self, kernel: Kernel, job: Job) -> None:
         super().__init__(kernel, cluster(job), ROWS // job.workers, 0)

@@ -1,5 +1,6 @@
 """adaptive_sync: pace of BSP among equals, little waiting among unequals, and calm under interference."""
 
+import random
 from collections import Counter
 
 import msgspec
@@ -10,7 +11,7 @@ from virtual_cluster import VirtualCluster
 from paceline import strategies
 from paceline.core.actions import Apply, Grant, Mark, SetTimer
 from paceline.core.events import HostLoad, Joined, Left, Pushed, TimerFired
-from paceline.strategies.adaptive_sync import most_together
+from paceline.strategies.adaptive_sync import AdaptiveSyncOptions, Fit
 
 EQUAL = [1.0] * 8
 UNEVEN = {
@@ -206,7 +207,7 @@ def test_a_round_ends_without_the_late_and_a_push_counts_where_it_arrives():
     strategy.handle(push(3.3, 0, 7, 3))
     merged = strategy.handle(push(3.3, 1, 8, 3))[0]
     assert merged.pushes == (7, 8, 6)
-    assert merged.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3 / (1 + 2 / 3) ** 2)), "damped by what it missed"
+    assert merged.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3 / (1 + 2 / 3) ** 4)), "damped by what it missed"
 
 
 def test_a_late_node_that_can_be_in_time_is_waited_for_and_one_that_cannot_waits():
@@ -246,36 +247,126 @@ def test_nodes_apart_go_on_at_once_and_are_merged_into_the_next_apply():
     assert granted(actions) == [0, 1, 2]
 
 
-def test_a_second_push_of_a_node_apart_is_not_kept_beside_the_first():
+def test_a_fast_node_makes_no_more_starts_in_a_round_than_the_cap_allows():
+    cluster = VirtualCluster(strategies.build("adaptive_sync:cap=3", 0), [1.0] * 8 + [0.2])
+    cluster.run(until=20.05)
+    grants = Counter(a.worker for d in cluster.decisions for a in d.actions if isinstance(a, Grant))
+    assert grants[8] == pytest.approx(4 * cluster.strategy.state.round, abs=8)
+    assert set(cluster.states.values()) == {"in step"}
+
+
+@pytest.mark.parametrize(("times", "length", "in_step"), [
+    ([1.0], 1.0, {0: 1}),
+    ([1.0, 1.05, 1.1, 4.0], 1.0, {0: 1, 1: 1, 2: 1}),  # a round may last somewhat longer
+    ([1.0, 1.0, 2.0, 2.0], 1.0, {0: 1, 1: 1}),  # as much a second as rounds twice as long, in smaller steps
+    ([1.0, 2.0, 2.0, 2.0], 2.0, {0: 2, 1: 1, 2: 1, 3: 1}),
+    ([0.2] + [1.0] * 8, 1.0, {0: 5} | dict.fromkeys(range(1, 9), 1)),
+    ([0.1] + [1.0] * 8, 0.1, {0: 1}),  # more than all others together
+])  # fmt: skip
+def test_rounds_are_as_long_as_most_is_merged_in_a_second(times, length, in_step):
+    fit = fit_of(times)
+    assert fit.best_length(None) == length
+    assert fit.pushes(length) == in_step
+
+
+def fit_of(times, alone=(), **options):
+    known = [(time, worker) for worker, time in enumerate(times)]
+    return Fit(known, len(times), AdaptiveSyncOptions(**options), set(alone))
+
+
+def test_no_node_in_step_makes_more_pushes_than_the_cap_allows():
+    assert fit_of([0.2] + [1.0] * 8, cap=3).pushes(1.0) == {0: 4} | dict.fromkeys(range(1, 9), 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("alone", [(), range(0, 12, 3), range(12)], ids=["models", "some", "tables"])
+def test_the_value_of_a_length_is_that_of_its_pushes(seed, alone):
+    chance = random.Random(seed)
+    times = [chance.lognormvariate(0, 1) for _ in range(12)]
+    fit = fit_of(times, alone)
+    for length in times:
+        pushes = fit.pushes(length)
+        mass = min(1.0, sum(pushes.values()) / 12)
+        seconds = max((times[worker] * count for worker, count in pushes.items()), default=1.0)
+        assert fit.value(length) == pytest.approx(mass / (mass + 1.5) / seconds)
+
+
+def test_another_length_has_to_be_better_by_a_tenth():
+    near, far = fit_of([1.0, 1.0, 1.0, 1.3]), fit_of([1.0, 1.0, 1.0, 1.5])
+    assert near.value(1.3) < near.value(1.0) < 1.1 * near.value(1.3)
+    assert (near.best_length(None), near.best_length(1.3)) == (1.0, 1.3)
+    assert far.value(1.0) > 1.1 * far.value(1.5)
+    assert far.best_length(1.5) == 1.0
+
+
+def test_a_fast_node_adds_its_pushes_up_on_the_version_that_the_round_began_with():
     strategy = begun(5)
-    strategy.state.interference.monitor.nodes[4].per_sample /= 3  # faster than the others
+    strategy.state.interference.monitor.nodes[4].per_sample /= 3
+    for worker in range(5):
+        strategy.handle(push(2.0, worker, 6 + worker, 2, seconds=1 / 3 if worker == 4 else 1.0))
+    assert strategy.state.in_step == {0: 1, 1: 1, 2: 1, 3: 1, 4: 3}
+    for number in (1, 2):
+        [grant] = strategy.handle(push(2 + number / 3, 4, 11, 3, seconds=1 / 3, samples=8 * number))
+        assert (grant.worker, grant.extends, grant.through) == (4, 11, 3)
+    assert strategy.handle(push(3.0, 4, 11, 3, seconds=1 / 3, samples=24)) == [], "a fourth would be late"
+    for worker in range(4):
+        actions = strategy.handle(push(3.0, worker, 12 + worker, 3))
+    assert actions[0].pushes == (12, 13, 14, 15, 11)
+    assert actions[0].weights == pytest.approx((1 / 7, 1 / 7, 1 / 7, 1 / 7, 3 / 7)), "one whole step at most"
+    assert granted(actions) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_fast_node_has_made_counts_though_it_leaves():
+    strategy = begun(5)
+    strategy.state.interference.monitor.nodes[4].per_sample /= 3
+    for worker in range(5):
+        strategy.handle(push(2.0, worker, 6 + worker, 2, seconds=1 / 3 if worker == 4 else 1.0))
+    strategy.handle(push(2.3, 4, 11, 3, seconds=0.3))
+    assert strategy.handle(Left(2.5, 4, "crash")) == []
+    for worker in range(4):
+        actions = strategy.handle(push(3.0, worker, 12 + worker, 3))
+    assert actions[0].pushes == (12, 13, 14, 15, 11)
+
+
+def test_a_fast_node_that_is_overdue_with_one_push_makes_no_further_ones_in_the_round():
+    strategy = begun(5)
+    strategy.state.interference.monitor.nodes[4].per_sample /= 3
+    for worker in range(5):
+        strategy.handle(push(2.0, worker, 6 + worker, 2, seconds=1 / 3 if worker == 4 else 1.0))
+    actions = strategy.handle(push(2.7, 4, 11, 3, seconds=0.7))
+    assert marks(actions) == [(4, "disturbed")]
+    assert granted(actions) == []
+
+
+def test_on_tables_a_fast_node_goes_on_by_itself():
+    strategy = strategies.build("adaptive_sync", 0)
+    for worker in range(5):
+        strategy.handle(Joined(0.0, worker, 8, True))
+    for worker in range(5):
+        strategy.handle(push(1.0, worker, worker + 1, 1))
+    strategy.state.interference.monitor.nodes[4].per_sample /= 3
     for worker in range(5):
         strategy.handle(push(2.0, worker, 6 + worker, 2, seconds=1 / 3 if worker == 4 else 1.0))
     assert 4 not in strategy.state.in_step
     assert [type(a) for a in strategy.handle(push(2.3, 4, 11, 3, seconds=0.3))] == [Grant]
     actions = strategy.handle(push(2.6, 4, 12, 4, seconds=0.3))
-    assert [type(a) for a in actions] == [Apply, Grant]
+    assert [type(a) for a in actions] == [Apply, Grant], "a second push of a node apart is not kept beside the first"
     assert actions[0].pushes == (11,)
+    assert actions[1].extends is None
 
 
-def test_a_node_apart_makes_no_more_starts_in_a_round_than_the_cap_allows():
-    cluster = VirtualCluster(strategies.build("adaptive_sync:cap=3", 0), [1.0] * 8 + [0.2])
-    cluster.run(until=20.05)
-    rounds = cluster.strategy.state.round
-    assert cluster.workers[8].pushes == pytest.approx(4 * rounds, abs=8)
-    assert {cluster.states[worker] for worker in range(8)} == {"in step"}
-    assert cluster.states[8] == "apart"
-
-
-@pytest.mark.parametrize(("times", "expected"), [
-    ([1.0], (0, 1)),
-    ([1.0, 1.1, 1.2, 4.0], (0, 3)),
-    ([1.0, 2.0, 2.0, 2.0], (1, 4)),
-    ([1.0, 2.0, 2.0], (0, 1)),
-    ([1e-12, 1.0, 1.0], (0, 1)),
-])  # fmt: skip
-def test_those_in_step_compute_most_together(times, expected):
-    assert most_together(times, 1.3) == expected
+def test_a_node_apart_waits_if_the_round_is_about_to_end():
+    strategy = begun(5)
+    strategy.state.interference.monitor.nodes[4].per_sample *= 3
+    for worker in range(4):
+        strategy.handle(push(2.0, worker, 6 + worker, 2))
+    strategy.handle(TimerFired(2.25, "round"))
+    waiting = strategies.build("adaptive_sync", 0).restore(strategy.snapshot())
+    assert granted(strategy.handle(push(2.6, 4, 10, 2, seconds=1.6))) == [4]
+    assert granted(waiting.handle(push(3.1, 4, 10, 2, seconds=2.1))) == []
+    for worker in range(4):
+        actions = waiting.handle(push(3.25, worker, 11 + worker, 3))
+    assert granted(actions) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("transfers", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.05, 0.1, 0.15)], ids=["no line", "queued"])

@@ -81,43 +81,43 @@ def push(compute_s, samples=8, worker=0):
 
 def test_an_overdue_push_disturbs_and_stays_out_of_the_estimate():
     watch = Interference()
-    assert [watch.judge(push(s), 8, 4.0, 3) for s in (1.0, 1.2, 4.0)] == ["in time", "in time", "overdue"]
+    assert [watch.judge(push(s), 8, 8, 4.0, 3) for s in (1.0, 1.2, 4.0)] == ["in time", "in time", "overdue"]
     assert watch.monitor.time(0) == pytest.approx(1.04)
     assert watch.disturbed == {0: True}
-    assert watch.judge(push(1.1), 8, 4.0, 3) == "in time"
+    assert watch.judge(push(1.1), 8, 8, 4.0, 3) == "in time"
     assert watch.disturbed == {}
 
 
 def test_eight_overdue_pushes_in_a_row_are_a_level():
     watch = Interference()
-    watch.judge(push(1.0), 8, 4.0, 3)
-    verdicts = [watch.judge(push(4.0), 8, 4.0, 3) for _ in range(LEVEL_PUSHES)]
+    watch.judge(push(1.0), 8, 8, 4.0, 3)
+    verdicts = [watch.judge(push(4.0), 8, 8, 4.0, 3) for _ in range(LEVEL_PUSHES)]
     assert verdicts == ["overdue"] * (LEVEL_PUSHES - 1) + ["level"]
     assert watch.monitor.time(0) == pytest.approx(4.0)
-    assert watch.judge(push(4.0), 8, 4.0, 3) == "in time"
+    assert watch.judge(push(4.0), 8, 8, 4.0, 3) == "in time"
 
 
 def test_a_push_in_time_starts_the_count_afresh():
     watch = Interference()
-    watch.judge(push(1.0), 8, 4.0, 3)
+    watch.judge(push(1.0), 8, 8, 4.0, 3)
     for _ in range(3):
-        verdicts = [watch.judge(push(4.0), 8, 4.0, 3) for _ in range(LEVEL_PUSHES - 1)]
+        verdicts = [watch.judge(push(4.0), 8, 8, 4.0, 3) for _ in range(LEVEL_PUSHES - 1)]
         assert verdicts == ["overdue"] * (LEVEL_PUSHES - 1)
-        assert watch.judge(push(1.0), 8, 4.0, 3) == "in time"
+        assert watch.judge(push(1.0), 8, 8, 4.0, 3) == "in time"
 
 
 def test_short_and_refused_pushes_are_not_judged():
     watch = Interference()
-    assert watch.judge(push(9.0, samples=0), 8, 4.0, 3) == "too short to judge"
+    assert watch.judge(push(9.0, samples=0), 0, 8, 4.0, 3) == "too short to judge"
     assert watch.monitor.time(0) is None
-    watch.judge(push(1.0), 8, 4.0, 3)
-    assert watch.judge(push(2.0, samples=1), 8, 4.0, 3) == "too short to judge"
+    watch.judge(push(1.0), 8, 8, 4.0, 3)
+    assert watch.judge(push(2.0, samples=1), 1, 8, 4.0, 3) == "too short to judge"
     assert watch.disturbed == {}
 
 
 @pytest.mark.parametrize(("gamma", "expected"), [(0.0, 1.25), (4.0, 1.4)])
 def test_the_limit_is_a_quarter_or_gamma_deviations(gamma, expected):
     watch = Interference()
-    watch.judge(push(1.0), 8, gamma, 3)
+    watch.judge(push(1.0), 8, 8, gamma, 3)
     watch.monitor.nodes[0].deviation = 0.1
     assert limit(watch.monitor.nodes[0], gamma) == pytest.approx(expected)

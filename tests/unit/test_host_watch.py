@@ -112,25 +112,25 @@ LOADS = [HostLoad(1.1), HostLoad(0.1, steal=0.2), HostLoad(0.1, throttled=0.4)]
 @pytest.mark.parametrize("loaded", LOADS)
 def test_overdue_pushes_of_a_loaded_host_are_no_level_before_there_are_many(loaded):
     calm, judged = HostLoad(0.1), Interference()
-    judged.judge(push(1.0, calm), 8, 4.0, 3)
+    judged.judge(push(1.0, calm), 8, 8, 4.0, 3)
     for times in (4.0, 3.0):
-        verdicts = [judged.judge(push(times, loaded), 8, 4.0, 3) for _ in range(LOADED_PUSHES - 1)]
+        verdicts = [judged.judge(push(times, loaded), 8, 8, 4.0, 3) for _ in range(LOADED_PUSHES - 1)]
         assert set(verdicts) == {"overdue"}
         assert judged.monitor.time(0) == pytest.approx(1.0), "a short interference leaves no trace"
-        assert judged.judge(push(1.0, calm), 8, 4.0, 3) == "in time"
-    verdicts = [judged.judge(push(3.0, loaded), 8, 4.0, 3) for _ in range(LOADED_PUSHES)]
+        assert judged.judge(push(1.0, calm), 8, 8, 4.0, 3) == "in time"
+    verdicts = [judged.judge(push(3.0, loaded), 8, 8, 4.0, 3) for _ in range(LOADED_PUSHES)]
     assert verdicts == ["overdue"] * (LOADED_PUSHES - 1) + ["level"]
     assert judged.monitor.time(0) == pytest.approx(3.0)
-    assert judged.judge(push(3.0, loaded), 8, 4.0, 3) == "in time"
+    assert judged.judge(push(3.0, loaded), 8, 8, 4.0, 3) == "in time"
 
 
 def test_pushes_without_load_are_a_level_among_those_with_it():
     calm, judged = HostLoad(0.1), Interference()
-    judged.judge(push(1.0, calm), 8, 4.0, 3)
+    judged.judge(push(1.0, calm), 8, 8, 4.0, 3)
     for _ in range(LEVEL_PUSHES - 1):
-        assert judged.judge(push(4.0, calm), 8, 4.0, 3) == "overdue"
-    assert {judged.judge(push(8.0, LOADS[0]), 8, 4.0, 3) for _ in range(3)} == {"overdue"}
-    assert judged.judge(push(4.0, calm), 8, 4.0, 3) == "level", "nobody else is there: the node is slower"
+        assert judged.judge(push(4.0, calm), 8, 8, 4.0, 3) == "overdue"
+    assert {judged.judge(push(8.0, LOADS[0]), 8, 8, 4.0, 3) for _ in range(3)} == {"overdue"}
+    assert judged.judge(push(4.0, calm), 8, 8, 4.0, 3) == "level", "nobody else is there: the node is slower"
     assert judged.monitor.time(0) == pytest.approx(4.0), "of the pushes without load alone"
 
 
@@ -139,27 +139,27 @@ def test_hosts_are_not_asked_while_most_nodes_are_slow():
     rounds = [[1.0, calm], *[[4.0, LOADS[0]]] * (LEVEL_PUSHES + 1)]
     for seconds, host in rounds:
         for worker in range(5):
-            judged.judge(msgspec.structs.replace(push(seconds, host), worker=worker), 8, 4.0, 8)
+            judged.judge(msgspec.structs.replace(push(seconds, host), worker=worker), 8, 8, 4.0, 8)
     assert [judged.monitor.time(worker) for worker in range(5)] == pytest.approx([4.0] * 5)
     assert (judged.disturbed, judged.slower) == ({}, {})
 
 
 def test_a_node_that_waited_for_data_goes_on_with_its_count():
     judged = Interference()
-    judged.judge(push(1.0), 8, 4.0, 3)
+    judged.judge(push(1.0), 8, 8, 4.0, 3)
     for _ in range(LEVEL_PUSHES - 1):
-        assert judged.judge(push(4.0), 8, 4.0, 3) == "overdue"
+        assert judged.judge(push(4.0), 8, 8, 4.0, 3) == "overdue"
         judged.pause(0)
         assert judged.disturbed == {}
-    assert judged.judge(push(4.0), 8, 4.0, 3) == "level"
+    assert judged.judge(push(4.0), 8, 8, 4.0, 3) == "level"
 
 
 def test_the_runs_own_load_is_the_usual_one():
     judged = Interference()
     for load in (0.0, 0.6, 1.2, 1.8, *[2.0] * 20):  # four workers on two cores, as the average of a minute rises
-        judged.judge(push(1.0, HostLoad(load)), 8, 4.0, 3)
+        judged.judge(push(1.0, HostLoad(load)), 8, 8, 4.0, 3)
     assert judged.usual_load[0] == pytest.approx(2.0, abs=0.05)
-    verdicts = [judged.judge(push(4.0, HostLoad(2.1)), 8, 4.0, 3) for _ in range(LEVEL_PUSHES)]
+    verdicts = [judged.judge(push(4.0, HostLoad(2.1)), 8, 8, 4.0, 3) for _ in range(LEVEL_PUSHES)]
     assert verdicts[-1] == "level"
     judged.forget(0)
     assert judged.usual_load == {}

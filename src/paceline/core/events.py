@@ -17,6 +17,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag="joined", tag_field="kin
     at: float
     worker: int
     work: int  # nominal samples per push
+    whole: bool | msgspec.UnsetType = msgspec.UNSET  # its pushes are clocks of tables: no Grant extends one
 
 
 class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="kind"):

@@ -5,7 +5,7 @@ So a push may lie in one memory, on a device or in several shards; the coordinat
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -62,6 +62,8 @@ class Contents(msgspec.Struct, frozen=True):
 
 class Updates(Protocol):
     """The holder of the weights: a store, shards of it, or tables; for nodes with their own models, a stub."""
+
+    of_clocks: ClassVar[bool]  # whether pushes are clocks of tables, to which nothing can be added
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
         """Merge these pushes into one version; the weights add up to its mass, which must be positive."""

@@ -7,7 +7,7 @@ strategies that depend on them are exercised.
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -53,6 +53,8 @@ class NoisyCluster(LightCluster):
 
 class NoisyStore:
     """A stand-in for the store that returns random statistics of each step."""
+
+    of_clocks: ClassVar[bool] = False
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed}:steps")

@@ -332,10 +332,24 @@ def damped_share(account: Account, event: Event, action: Apply) -> list[set[floa
     return [shares | {share * (1 + age) ** -2 for share in shares} for shares, age in zip(allowed, ages, strict=True)]
 
 
+def step_of_shares(account: Account, event: Event, action: Apply) -> list[set[float]]:
+    """Allow the share of a round damped by the mass applied since the push's read, scaled to one step at most."""
+    ages = [account.mass - account.held[push].read_mass for push in action.pushes]
+    allowed: list[set[float]] = [set() for _ in action.pushes]
+    shares = share_of_round(account, event, action)
+    for nominal in zip(*map(sorted, shares), strict=True) if shares else ():
+        damped = [share * (1 + age) ** -4 for share, age in zip(nominal, ages, strict=True)]
+        whole = max(1.0, sum(damped))
+        for choices, weight in zip(allowed, damped, strict=True):
+            choices.add(weight / whole)
+    return allowed
+
+
 WEIGHTS: dict[str, Weights] = {
     **dict.fromkeys(("bsp", "balanced", "fastest_k", "adaptive_k", "adaptive_k_load"), whole_step),
     **dict.fromkeys(("asp", "ssp", "dssp", "k_async"), share_of_round),
-    **dict.fromkeys(("adaptive_sync", "dasp"), damped_share),
+    "adaptive_sync": step_of_shares,
+    "dasp": damped_share,
 }
 
 

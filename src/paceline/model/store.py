@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -277,6 +277,8 @@ def _is_read(memory: "tuple[list[torch.Tensor], list[weakref.ref[Floats]]]") -> 
 
 class Store:
     """Applies pushes and hands out versions."""
+
+    of_clocks: ClassVar[bool] = False
 
     def __init__(
         self, spec: ModelSpec, values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], statistics: bool

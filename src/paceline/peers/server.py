@@ -8,7 +8,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -39,6 +39,8 @@ MOST_BROKEN = 3  # times that a node whose model is not finite may take another'
 
 class StepsElsewhere:
     """Updates of a run whose nodes make the steps: the server has nothing to merge."""
+
+    of_clocks: ClassVar[bool] = False
 
     def apply(self, pushes: Sequence[PushRef], weights: Sequence[float], *, stock: bool) -> Merged:
         """Do nothing: the nodes have made the steps."""

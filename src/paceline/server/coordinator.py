@@ -129,7 +129,11 @@ class Coordinator:
         """Add a worker that is ready for work."""
         self.workers.occupy(self.records[worker], work, at)
         self._contributions.joined(worker)
-        self.feed(Joined(at, worker, work))
+        self.feed(self._joined(at, worker, work))
+
+    def _joined(self, at: float, worker: int, work: int) -> Joined:
+        whole = self.updates is not None and self.updates.of_clocks
+        return Joined(at, worker, work, True) if whole else Joined(at, worker, work)
 
     def leave(self, worker: int, cause: Cause, at: float, *, suspects: bool = False) -> bool:
         """Remove a worker; what it has not delivered is issued again.
@@ -196,7 +200,7 @@ class Coordinator:
         if nominal is not None and nominal != record.work:
             self.totals.round_samples += nominal - record.work
             self.workers.occupy(record, nominal, at)
-            self.feed(Joined(at, worker, nominal))
+            self.feed(self._joined(at, worker, nominal))
         push = record.extends
         if push is None:
             self.totals.pushes = push = self.totals.pushes + 1
@@ -250,7 +254,7 @@ class Coordinator:
             self.effects.set_timer(name, None, self.timers.set(name, None))
         self.strategy = strategy
         for record in present:
-            self.feed(Joined(at, record.worker, record.work))
+            self.feed(self._joined(at, record.worker, record.work))
 
     @property
     def used(self) -> int:
@@ -326,7 +330,7 @@ class Coordinator:
         record = self.records[min(self.workers.idle)]
         self.workers.occupy(record, record.work, self.at)
         self._contributions.joined(record.worker)
-        self._queue.append(Joined(self.at, record.worker, record.work))
+        self._queue.append(self._joined(self.at, record.worker, record.work))
 
     # -- actions -----------------------------------------------------------------------------------------------------
 

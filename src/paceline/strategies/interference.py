@@ -36,14 +36,17 @@ class Interference(msgspec.Struct):
     slower: dict[int, bool] = {}  # nodes with a level of their own since anybody is disturbed
     usual_load: dict[int, float] = {}  # of a node's host, while the node is in time
 
-    def judge(self, event: Pushed, nominal: int, gamma: float, present: int) -> Verdict:
-        """Record a push of one of so many nodes; return the verdict, which sets whether the node is disturbed."""
+    def judge(self, event: Pushed, samples: int, nominal: int, gamma: float, present: int) -> Verdict:
+        """Record a push, or these samples that it added to one, of one of so many nodes.
+
+        The verdict sets whether the node is disturbed.
+        """
         worker, known = event.worker, self.monitor.nodes.get(event.worker)
-        piece = (worker, event.samples, nominal, event.compute_s, event.transfer_s)
-        if event.samples == 0 or (known is not None and event.samples < JUDGED_SHARE * nominal):
+        piece = (worker, samples, nominal, event.compute_s, event.transfer_s)
+        if samples <= 0 or (known is not None and samples < JUDGED_SHARE * nominal):
             self.monitor.record(*piece)
             return "too short to judge"
-        scaled = event.compute_s * nominal / event.samples + event.transfer_s
+        scaled = event.compute_s * nominal / samples + event.transfer_s
         if known is None or scaled <= limit(known, gamma):
             self.monitor.record(*piece)
             self.calm(worker)

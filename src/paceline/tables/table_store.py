@@ -190,6 +190,7 @@ class Reader:
 class TableStore:
     """All tables of a run, and each worker's clock on them."""
 
+    of_clocks: ClassVar[bool] = True
     in_parts: ClassVar[bool] = False  # clocks come without their increments, which several servers hold
 
     def __init__(self, run: "ServerRun") -> None:
