@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -134,6 +135,18 @@ def test_rates_and_momentum_are_tuned_over_the_same_grid_on_every_side():
     assert len({frozenset(each) for each in tried.values()}) == 1
     assert {job.momentum for job in known.made} == {0.0, 0.9}
     assert len(rows) == len(known.made)
+
+
+def test_parts_beside_the_contests_take_what_is_on_the_page():
+    def outcome(job):
+        return ran(0.9 + 0.02 * job.momentum - 0.01 * abs(job.rate - 0.2), sent=1 if "int8" in job.strategy else 100)
+
+    known = Known(outcome)
+    held = gossip_trials.hold(COSINE, 2, known)
+    part = Part.of([], held.rows, Sources("abc"), 1.0)
+    assert bench_gossip.chosen_of(COSINE, part) == held.chosen
+    measuring = bench_gossip.Measuring(SimpleNamespace(quick=False), None, {"mnist8": part})
+    assert measuring._chosen() == held.chosen
 
 
 def test_an_interval_is_students():
