@@ -313,7 +313,9 @@ when it diverges; while a side was nowhere at the target, after {SLOWEST_ROUNDS}
 is not by then, after {LONGER:g} times as many. What is within {CLOSE:g} of the best on seed
 {TUNING_SEEDS[0]}, {CANDIDATES} at most, runs on seeds {TUNING_SEEDS[1]} to {TUNING_SEEDS[FEW - 1]} as well, the best
 {FINALISTS} of these on seeds {TUNING_SEEDS[FEW]} to {TUNING_SEEDS[-1]}, and the geometric mean of all chooses
-(`tuned_s`), of two rates within {TIE:g} the lower one. Then seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds
+(`tuned_s`), of two rates within {TIE:g} the lower one. If all of them miss the target on a tuning seed, the next ones
+are tried in the same way (before, one that misses was taken; seen with states alone in `mix4`). Then seeds
+{FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]} are run. (Seeds
 0 to 7 judged before, with three seeds to tune by, and seeds 8 to 15, with six and no regard to ties; why that was
 changed, contenders/uneven_tuning.py says. Their rows are kept.) `over_rival` is the geometric mean of the ratios of
 paired seeds to the best of bsp, asp, ssp and dssp, picked by `tuned_s`; `over_rival_low` and `_high` are its 90 %

@@ -5,8 +5,9 @@ factor of the root of 2 apart: first every second rate, from the same three for 
 on the edge, then the two neighbours of the best, unless it is `REFINED` times behind the side's best so far: in the
 23 searches looked at for this, the rates between gained a factor of 1.32 at most. A run ends at the target, at `CUT`
 times the side's best so far, or when it diverges. What comes within `CLOSE` of the side's best on the first tuning seed
-is run on two others, and the best of these on three more; the geometric mean of all chooses. Fresh seeds are run with
-that, and nothing is chosen by them.
+is run on two others, and the best of these on three more; the geometric mean of all chooses. If each of them misses
+the target on one seed, the next ones are tried in the same way. Fresh seeds are run with what is chosen, and choose
+nothing.
 
 At the edge of what is stable under momentum most runs are soon at the target and some are three times as late, so that
 a rate there can look best by chance. So more than three seeds choose, and of two rates whose scores are within `TIE`
@@ -131,17 +132,29 @@ class Search:
         times = self._times()
         if not times:
             return None
-        order = sorted(times, key=lambda trial: times[trial])
-        close = [trial for trial in order if times[trial] <= CLOSE * times[order[0]]][:CANDIDATES]
-        limit = rounded(CUT * times[order[0]])
+        left = sorted(times, key=lambda trial: times[trial])
+        limit = rounded(CUT * times[left[0]])
+        while left:
+            close = [trial for trial in left if times[trial] <= CLOSE * times[left[0]]][:CANDIDATES]
+            chosen = self._best_of(close, times, limit)
+            if chosen is not None:
+                return chosen
+            left = [trial for trial in left if trial not in close]
+        lucky = min(times, key=lambda trial: times[trial])
+        return Choice(self.side, lucky, CUT * times[lucky])
+
+    def _best_of(self, close: list[Trial], times: dict[Trial, float], limit: float) -> Choice | None:
+        """Return the best of these on all tuning seeds; None if each misses the target on one of them."""
         few = {trial: self._score(trial, TUNING_SEEDS[:FEW], times[trial], limit) for trial in close}
         order = sorted(close, key=lambda trial: (few[trial], trial.rate))
         last = [trial for trial in order if few[trial] <= CLOSE * few[order[0]]][:FINALISTS]
         scores = {trial: self._score(trial, TUNING_SEEDS, times[trial], limit) for trial in last}
         first = min(last, key=lambda trial: (scores[trial], few[trial]))
+        if scores[first] == math.inf:
+            return None
         tied = [trial for trial in last if alike(trial, first) and scores[trial] <= TIE * scores[first]]
         best = min(tied, key=lambda trial: trial.rate)
-        return Choice(self.side, best, scores[best] if scores[best] < math.inf else CUT * times[best])
+        return Choice(self.side, best, scores[best])
 
     def _score(self, trial: Trial, seeds: tuple[int, ...], first: float, limit: float) -> float:
         """The geometric mean of these seeds, of which the first is known; infinite once one of them misses."""

@@ -212,6 +212,22 @@ def test_of_two_rates_that_are_as_good_the_lower_one_is_taken(steep, taken):
     assert not uneven_tuning.alike(choice.trial, msgspec.structs.replace(other, momentum=0.5))
 
 
+def test_where_all_that_are_close_miss_on_a_tuning_seed_the_next_ones_are_tried():
+    def make(trial):
+        if trial.momentum == 0 and trial.seed == 101:
+            return MISSED
+        return Made({0.0: 1.0, 0.9: 0.1}, seconds=15.0 if trial.momentum else 10.0)(trial)
+
+    choice = searched(make, "balanced").choose()
+    assert (choice.trial.momentum, choice.trial.rate) == (0.9, pytest.approx(0.1, rel=0.5))
+    assert choice.score < 20
+
+
+def test_a_side_that_always_misses_on_a_tuning_seed_counts_as_late_as_it_may_be():
+    choice = searched(lambda trial: MISSED if trial.seed == 102 else outcome(10.0), "balanced").choose()
+    assert choice.score == pytest.approx(uneven_tuning.CUT * 10)
+
+
 def test_a_side_that_is_never_there_has_no_choice():
     assert searched(lambda trial: MISSED).choose() is None
 

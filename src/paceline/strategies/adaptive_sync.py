@@ -64,7 +64,7 @@ class AdaptiveSyncOptions(Options, frozen=True):
     ] = 16
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
+class PendingPush(msgspec.Struct, frozen=True, gc=False):
     """A push for the next Apply."""
 
     worker: int
@@ -144,12 +144,12 @@ class AdaptiveSyncState(State):
     passed: bool = False  # the timer has fired, and the round waits for overlong missing nodes alone
     mass: float = 0.0  # applied so far
     computing: dict[int, float] = {}  # with the mass that the node's version has
-    extended: dict[int, Kept] = {}  # pushes to which their nodes in step are adding another
+    extended: dict[int, PendingPush] = {}  # pushes to which their nodes in step are adding another
     starts: dict[int, int] = {}  # in this round
     latest: dict[int, int] = {}  # the round of a node's latest push
     parts: dict[int, str] = {}  # as marked
-    waiting: list[Kept] = []  # pushes of nodes that wait for the round's end
-    kept: list[Kept] = []  # those of nodes that went on at once
+    waiting: list[PendingPush] = []  # pushes of nodes that wait for the round's end
+    kept: list[PendingPush] = []  # those of nodes that went on at once
     keepers: set[int] = set()
     timed: bool = False
 
@@ -188,7 +188,7 @@ class AdaptiveSync(Strategy):
     def _pushed(self, event: Pushed) -> list[Action]:
         state, worker = self.state, event.worker
         state.clocks.advance(worker, event.clock)
-        kept = Kept(worker, event.push, event.samples, state.computing.pop(worker, state.mass))
+        kept = PendingPush(worker, event.push, event.samples, state.computing.pop(worker, state.mass))
         state.latest[worker] = state.round
         before = state.extended.pop(worker, None)
         waited_for = state.expected.pop(worker, False)
@@ -226,7 +226,7 @@ class AdaptiveSync(Strategy):
             and self._may_be_in_time(worker, event.at)
         )
 
-    def _extend(self, kept: Kept, clock: int) -> Grant:
+    def _extend(self, kept: PendingPush, clock: int) -> Grant:
         """Let a node in step add another push to the one that it has made."""
         state, worker = self.state, kept.worker
         state.starts[worker] = start = state.starts.get(worker, 0) + 1
@@ -437,7 +437,7 @@ class AdaptiveSync(Strategy):
         present, of = state.roster.present, state.clocks.of
         return [Grant(worker, present[worker], of[worker] + 1, reason) for worker, reason in reasons.items()]
 
-    def _apply(self, merged: list[Kept], reason: str, nominal: int | None = None) -> list[Action]:
+    def _apply(self, merged: list[PendingPush], reason: str, nominal: int | None = None) -> list[Action]:
         """Apply these pushes as one step, each weighted by its share of a nominal round and damped by its age."""
         state = self.state
         if not merged:
