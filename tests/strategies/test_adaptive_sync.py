@@ -12,6 +12,7 @@ from paceline import strategies
 from paceline.core.actions import Apply, Grant, Mark, SetTimer
 from paceline.core.events import HostLoad, Joined, Left, Pushed, TimerFired
 from paceline.strategies.adaptive_sync import AdaptiveSyncOptions, Fit
+from paceline.strategies.roster import Roster
 
 EQUAL = [1.0] * 8
 UNEVEN = {
@@ -261,7 +262,7 @@ def test_a_fast_node_makes_no_more_starts_in_a_round_than_the_cap_allows():
     ([1.0, 1.0, 2.0, 2.0], 1.0, {0: 1, 1: 1}),  # as much a second as rounds twice as long, in smaller steps
     ([1.0, 2.0, 2.0, 2.0], 2.0, {0: 2, 1: 1, 2: 1, 3: 1}),
     ([0.2] + [1.0] * 8, 1.0, {0: 5} | dict.fromkeys(range(1, 9), 1)),
-    ([0.1] + [1.0] * 8, 0.1, {0: 1}),  # more than all others together
+    ([0.1] + [1.0] * 8, 0.1, {0: 1}),  # steps of its own come so fast
 ])  # fmt: skip
 def test_rounds_are_as_long_as_most_is_merged_in_a_second(times, length, in_step):
     fit = fit_of(times)
@@ -269,13 +270,20 @@ def test_rounds_are_as_long_as_most_is_merged_in_a_second(times, length, in_step
     assert fit.pushes(length) == in_step
 
 
-def fit_of(times, alone=(), **options):
+def fit_of(times, alone=(), works=None, **options):
     known = [(time, worker) for worker, time in enumerate(times)]
-    return Fit(known, len(times), AdaptiveSyncOptions(**options), set(alone))
+    work = works or [8] * len(times)
+    roster = Roster(dict(enumerate(work)), {}, sum(work))
+    return Fit(known, roster, AdaptiveSyncOptions(**options), set(alone))
 
 
 def test_no_node_in_step_makes_more_pushes_than_the_cap_allows():
     assert fit_of([0.2] + [1.0] * 8, cap=3).pushes(1.0) == {0: 4} | dict.fromkeys(range(1, 9), 1)
+
+
+def test_who_has_more_work_counts_for_more():
+    assert fit_of([1.0, 2.0], works=[8, 8]).best_length(None) == 1.0
+    assert fit_of([1.0, 2.0], works=[8, 80]).best_length(None) == 2.0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -353,6 +361,39 @@ def test_on_tables_a_fast_node_goes_on_by_itself():
     assert [type(a) for a in actions] == [Apply, Grant], "a second push of a node apart is not kept beside the first"
     assert actions[0].pushes == (11,)
     assert actions[1].extends is None
+
+
+def test_nodes_apart_go_on_while_a_round_waits_for_one_that_is_gone_for_long():
+    cluster = VirtualCluster(strategies.build("adaptive_sync:cap=4", 0), [1.0] * 7 + [3.0])
+    cluster.run(until=20.0)
+    cluster.at(20.0, "slow", worker=0, value=1000.0)
+    cluster.run(until=27.0)
+    before = cluster.workers[7].pushes
+    cluster.run(until=60.0)
+    assert cluster.workers[7].pushes >= before + 4, "the cap's starts and no more"
+    assert cluster.workers[1].pushes < 40
+
+
+def test_whom_the_round_waits_for_gets_a_model_first():
+    strategy = begun(5)
+    strategy.state.interference.monitor.nodes[0].per_sample *= 3
+    for worker in range(1, 5):
+        strategy.handle(push(2.0, worker, 6 + worker, 2))
+    actions = strategy.handle(TimerFired(2.25, "round"))
+    assert granted(actions) == [1, 2, 3, 4]
+    assert granted(strategy.handle(push(3.2, 0, 11, 2, seconds=2.2))) == []
+    for worker in range(1, 5):
+        actions = strategy.handle(push(3.25, worker, 11 + worker, 3))
+    assert granted(actions) == [1, 2, 3, 4, 0]
+
+
+def test_a_checkpoint_of_before_can_be_restored():
+    snapshot = begun(3).snapshot()
+    snapshot["state"]["in_step"] = {"0": True, "1": True, "2": True}
+    strategy = strategies.build("adaptive_sync", 0).restore(snapshot)
+    for worker in range(3):
+        actions = strategy.handle(push(2.0, worker, 4 + worker, 2))
+    assert granted(actions) == [0, 1, 2]
 
 
 def test_a_node_apart_waits_if_the_round_is_about_to_end():

@@ -26,6 +26,8 @@ On tables, where clocks do not add up, a node of which several pushes fit into a
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
 from operator import itemgetter
 from typing import Annotated, assert_never
 
@@ -73,18 +75,36 @@ class PendingPush(msgspec.Struct, frozen=True, gc=False):
     read_mass: float
 
 
+class Sums:
+    """Sorted times of nodes, and what the first of them add to a nominal round."""
+
+    def __init__(self, nodes: Iterable[tuple[float, float]]) -> None:
+        known = list(nodes)
+        self.times = [time for time, _ in known]
+        self._sums = [0.0, *accumulate(share for _, share in known)]
+
+    def within(self, seconds: float) -> int:
+        """Return how many take no longer."""
+        return bisect_right(self.times, seconds)
+
+    def share(self, first: int, after: int) -> float:
+        """Return the share of the nodes of this range."""
+        return self._sums[after] - self._sums[first]
+
+
 class Fit:
     """Which nodes fit into a round of some length, of the present ones with these times."""
 
-    def __init__(self, times: list[tuple[float, int]], present: int, options: AdaptiveSyncOptions, alone: set[int]):
+    def __init__(
+        self, times: list[tuple[float, int]], roster: Roster, options: AdaptiveSyncOptions, alone: set[int]
+    ) -> None:
         """`alone` are not in step if more than one of their pushes fits."""
         self.times = sorted(times)
         self._most = options.cap + 1
         self._slack = 1 + options.delta
         self._alone = alone
-        self._present = present
-        self._adding = [time for time, worker in self.times if worker not in alone]
-        self._whole = [time for time, worker in self.times if worker in alone]
+        self._adding = Sums((time, roster.share(worker)) for time, worker in self.times if worker not in alone)
+        self._whole = Sums((time, roster.share(worker)) for time, worker in self.times if worker in alone)
 
     def pushes(self, length: float) -> dict[int, int]:
         """Return the nodes in step, and how many pushes each makes in a round."""
@@ -97,18 +117,18 @@ class Fit:
     def value(self, length: float) -> float:
         """Return what a round of that length is worth a second; it lasts until the slowest in step is done."""
         room = length * self._slack
-        first, after = bisect_right(self._whole, room / 2), bisect_right(self._whole, room)
-        pushes, seconds = after - first, self._whole[after - 1] if after > first else 0.0
-        making = bisect_right(self._adding, room)  # so many nodes make at least `number`
+        first, after = self._whole.within(room / 2), self._whole.within(room)
+        mass, seconds = self._whole.share(first, after), self._whole.times[after - 1] if after > first else 0.0
+        making = self._adding.within(room)  # so many nodes make at least `number`
         for number in range(1, self._most + 1):
             if not making:
                 break
-            more = bisect_right(self._adding, room / (number + 1)) if number < self._most else 0
+            more = self._adding.within(room / (number + 1)) if number < self._most else 0
             if making > more:
-                seconds = max(seconds, number * self._adding[making - 1])
-            pushes += making
+                seconds = max(seconds, number * self._adding.times[making - 1])
+            mass += self._adding.share(0, making)
             making = more
-        mass = min(1.0, pushes / self._present)
+        mass = min(1.0, mass)
         return mass / (mass + KNEE) / max(seconds, SHORTEST)
 
     def best_length(self, before: float | None) -> float:
@@ -135,11 +155,12 @@ class AdaptiveSyncState(State):
     began: float = 0.0  # when the round did
     length: float | None = None  # seconds for which rounds are made
     usual: float | None = None  # seconds that the slowest in step takes for its pushes
-    in_step: dict[int, int] = {}  # with the pushes that each makes in a round
+    in_step: dict[int, int | bool] = {}  # with the pushes that each makes in a round; True in checkpoints of before
     unextended: set[int] = set()  # nodes whose pushes cannot be added up
     expected: dict[int, bool] = {}  # the computing nodes that the round waits for
     awaited: int = 0  # nodes that the round has waited for so far, and how many of them have pushed
     arrived: int = 0
+    open_ended: bool = False  # the round waits for missing nodes, whenever they come
     closing: bool = False  # the round ends without the late at its timer
     passed: bool = False  # the timer has fired, and the round waits for overlong missing nodes alone
     mass: float = 0.0  # applied so far
@@ -253,7 +274,7 @@ class AdaptiveSync(Strategy):
     def _is_about_to_end(self, worker: int, now: float) -> bool:
         """Whether a node apart loses little by waiting for the round's end."""
         state, time = self.state, self.state.interference.monitor.time(worker)
-        if state.usual is None or time is None:
+        if state.usual is None or time is None or state.open_ended:
             return False
         return now >= state.began + state.usual - MOMENT * time
 
@@ -363,7 +384,8 @@ class AdaptiveSync(Strategy):
         state.waiting, state.kept, state.keepers = [], [], set()
         state.round += 1
         divided = self._divide()
-        free = [worker for worker in sorted(state.roster.present) if worker not in state.computing]
+        free = [worker for worker in state.roster.present if worker not in state.computing]
+        free.sort(key=lambda worker: (worker not in state.in_step, worker))  # whom the round waits for comes first
         self._open(now, free)
         going = {worker: f"w{worker} {self._part(worker)}: start 1 in round {state.round}" for worker in free}
         return [*out, *self._grant(going), *self._watch(now), *marks, *divided]
@@ -373,7 +395,9 @@ class AdaptiveSync(Strategy):
         state = self.state
         state.began, state.starts, state.arrived, state.closing, state.passed = now, {}, 0, False, False
         state.expected = {worker: True for worker in free if worker in state.in_step}
-        state.expected |= {worker: True for worker in state.roster.present if self._overlong(worker)}
+        overlong = {worker: True for worker in state.roster.present if self._overlong(worker)}
+        state.expected |= overlong
+        state.open_ended = bool(overlong)
         if not state.expected:
             state.expected = {worker: True for worker in state.roster.present if worker in state.in_step}
         if not state.expected:
@@ -406,7 +430,7 @@ class AdaptiveSync(Strategy):
         times = [(nodes[worker].time, worker) for worker in present if worker in nodes and worker not in excused]
         if not times:
             return []
-        fit = Fit(times, len(present), self.options, state.unextended)
+        fit = Fit(times, state.roster, self.options, state.unextended)
         state.length = fit.best_length(state.length)
         state.in_step = fit.pushes(state.length)
         state.usual = max(
@@ -429,7 +453,7 @@ class AdaptiveSync(Strategy):
         return Mark(worker, part, reason)
 
     def _grant(self, reasons: dict[int, str]) -> list[Action]:
-        """Let these nodes compute, in worker order."""
+        """Let these nodes compute, in this order."""
         state = self.state
         for worker in reasons:
             state.starts[worker] = state.starts.get(worker, 0) + 1

@@ -1,11 +1,11 @@
 """The part of the performance monitor that tells nodes disturbed by unrelated tasks from nodes that became slow.
 
-A push that is overdue by `max(gamma deviations, T / 4)` stays out of the node's estimate. Eight in a row are a lasting
-level and replace the estimate; a push in time ends the suspicion. Where the host of the node says that others load it
-more than usual, overdue pushes count towards no level before there are 32 in a row: a load that stays so long is a
-level, whatever its cause. While most nodes are disturbed, or have become slower since the first of them was, hosts are
-not asked: what disturbs everybody is how the cluster is, and whoever is held apart for it only spoils the others'
-steps.
+A push that is overdue by `max(gamma deviations, T / 4)`, beyond what it waited for others on the server's line, stays
+out of the node's estimate. Eight in a row are a lasting level and replace the estimate; a push in time ends the
+suspicion. Where the host of the node says that others load it more than usual, overdue pushes count towards no level
+before there are 32 in a row: a load that stays so long is a level, whatever its cause. While most nodes are disturbed,
+or have become slower since the first of them was, hosts are not asked: what disturbs everybody is how the cluster is,
+and whoever is held apart for it only spoils the others' steps.
 """
 
 from typing import Literal
@@ -47,7 +47,8 @@ class Interference(msgspec.Struct):
             self.monitor.record(*piece)
             return "too short to judge"
         scaled = event.compute_s * nominal / samples + event.transfer_s
-        if known is None or scaled <= limit(known, gamma):
+        queued = (event.queued_down_s or 0.0) + (event.queued_up_s or 0.0)  # behind others on the server's line
+        if known is None or scaled - queued <= limit(known, gamma):
             self.monitor.record(*piece)
             self.calm(worker)
             if event.host:
