@@ -15,7 +15,7 @@ from contenders import uneven_growth
 from contenders.bars import Bar
 from contenders.uneven_cells import CELLS, JUDGED, RESAMPLED
 from contenders.uneven_growth import Throughput
-from contenders.uneven_parts import FREE, SPREAD, Found, How, Task
+from contenders.uneven_parts import AGAIN, FREE, SPREAD, Found, How, Task
 from contenders.uneven_tuning import RIVALS, Ratio, ratio, seconds_of
 
 Results = Mapping[Task, Found]
@@ -23,6 +23,7 @@ SOONER, FAR_SOONER = 1 - 0.169, 1 - 0.30  # of the rival's time
 UNEVEN = tuple(cell.name for cell in JUDGED if min(cell.speeds) < 1)
 ALL = tuple(cell.name for cell in JUDGED)
 NEW = tuple(cell.name for cell in RESAMPLED)
+AGAIN_NAMES = tuple(cell.name for cell in AGAIN)
 NEW_UNEVEN = tuple(cell.name for cell in RESAMPLED if min(cell.speeds) < 1)
 
 
@@ -130,6 +131,13 @@ def judge_interference(found: Results) -> list[Bar]:
     ]  # fmt: skip
 
 
+def judge_again(found: Results) -> Bar:
+    """The bar of adaptive_sync on mixes that were drawn when its rule was done."""
+    pace = field(found, "fresh", AGAIN_NAMES, "adaptive_sync", ("bsp", "asp"))
+    return pace.bar("again_adaptive_sync_behind", pace.worst, 1.05, False,
+                    "adaptive_sync: the same on mixes that were drawn when its rule was done")  # fmt: skip
+
+
 def judge_batches(found: Results) -> list[Bar]:
     """Whether a lead is the batch's alone."""
     free = field(found, "free", [cell for cell in FREE if min(CELLS[cell].speeds) < 1], "dasp")
@@ -193,7 +201,7 @@ def bars_of(found: Results, growth: Sequence[Throughput], lost: Mapping[str, Map
     """All of them; those on resampled clusters are the same ones again."""
     return [
         *judge(found, ALL, UNEVEN), *judge_interference(found), *judge_batches(found), *judge_spread(found),
-        *judge_growth(growth, lost), *judge(found, NEW, NEW_UNEVEN, "resampled_"),
+        *judge_growth(growth, lost), *judge(found, NEW, NEW_UNEVEN, "resampled_"), judge_again(found),
     ]  # fmt: skip
 
 
@@ -211,8 +219,9 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
     if choice is None:
         return {}
     trial = choice.trial
+    part = "resampled" if task.cell in NEW else "again" if task.cell in AGAIN_NAMES else task.how
     row: dict[str, Any] = {
-        "part": "resampled" if task.cell in NEW else task.how, "cell": task.cell, "side": task.side,
+        "part": part, "cell": task.cell, "side": task.side,
         "strategy": trial.strategy, "rate": trial.rate, "momentum": trial.momentum, "batch": trial.batch,
         "tuned_s": choice.score,
     }  # fmt: skip
@@ -233,7 +242,8 @@ def row_of(task: Task, found: Found, every: Results) -> dict[str, Any]:
     if task.how == "spread":
         return {**{key: row[key] for key in ("part", "cell", "side", "strategy", "rate", "momentum", "batch")},
                 "accuracy": statistics.fmean(run.accuracy for run in runs), "deviation": deviation(found)}  # fmt: skip
-    against = compared(every, task.how, task.cell, task.side, RIVALS)
+    rivals = ("bsp", "asp") if task.cell in AGAIN_NAMES else RIVALS
+    against = compared(every, task.how, task.cell, task.side, rivals)
     if against is not None:
         rival = every[Task(task.how, task.cell, against.rival)]
         row |= {"rival": against.rival, "over_rival": against.ratio.mean,

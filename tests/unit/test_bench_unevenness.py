@@ -86,6 +86,16 @@ def test_resampled_clusters_follow_from_the_seed():
     assert all(max(cell.speeds) == 1 and min(cell.speeds) >= 1 / 8 for cell in mixes)
 
 
+def test_mixes_that_are_drawn_again_are_others():
+    names = [cell.name for cell in uneven_parts.AGAIN]
+    assert names == [f"again{number}" for number in range(5)]
+    assert {cell.speeds for cell in uneven_parts.AGAIN}.isdisjoint(cell.speeds for cell in RESAMPLED)
+    assert all(CELLS[cell.name] == cell for cell in uneven_parts.AGAIN)
+    times = {"bsp": 20.0, "asp": 10.0, "adaptive_sync": 9.0}
+    found = found_with(times, cells=names) | found_with({**times, "adaptive_sync": 12.0}, cells=["again3"])
+    assert uneven_verdicts.judge_again(found).value == "1.2"
+
+
 @pytest.mark.skipif(NO_TRACES, reason=f"no traces: {uneven_cells.ALIBABA}")
 def test_resampled_times_are_recorded_ones():
     made = uneven_cells.pieces(3, 2)
