@@ -103,8 +103,9 @@ class Fit:
         self._most = options.cap + 1
         self._slack = 1 + options.delta
         self._alone = alone
-        self._adding = Sums((time, roster.share(worker)) for time, worker in self.times if worker not in alone)
-        self._whole = Sums((time, roster.share(worker)) for time, worker in self.times if worker in alone)
+        shares = [(time, roster.present[worker] / roster.round_samples, worker) for time, worker in self.times]
+        self._adding = Sums((time, share) for time, share, worker in shares if worker not in alone)
+        self._whole = Sums((time, share) for time, share, worker in shares if worker in alone)
 
     def pushes(self, length: float) -> dict[int, int]:
         """Return the nodes in step, and how many pushes each makes in a round."""

@@ -21,10 +21,6 @@ class Roster(msgspec.Struct):
     idle: dict[int, int] = {}
     round_samples: int = 0
 
-    def share(self, worker: int) -> float:
-        """Return what a push of a present worker is of a nominal round."""
-        return self.present[worker] / self.round_samples
-
     def join(self, event: Joined) -> bool:
         """Add the worker; return False if it was present and only its nominal work changed."""
         worker, work = event.worker, event.work
