@@ -299,8 +299,8 @@ network namespaces whose cables the kernel limits (tc-tbf), with `paceline serve
 a message counts as sent when the kernel has taken it; its buffers hold several of these models, so that
 `overlap=false` holds up less than on the emulated line. What a step takes beyond its computing and its line (the
 grant, the decision, packing, and waiting for a processor that others use, too) is part of the time on both sides.
-Those of commit 5ac4d26 had simulations of the lowest priority beside them, and the last two runs of seed 400 on the
-emulated line a race of other processes as well.
+Those of commit 5ac4d26 had simulations of the lowest priority beside them, and on the emulated line all runs of seed
+400 but its first, and the first of seed 401, a race of other processes as well.
 
 Rows of `disturbed` are of the defaults under the cosine, over {DISTURBED_SEEDS} seeds: `even` and `one_slow` on the
 line of bandwidth 1, with overlap; `pace` is steps per second of the 7 others together, `waiting` the share of their

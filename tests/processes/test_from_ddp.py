@@ -15,8 +15,6 @@ ROOT = Path(__file__).parents[2]
 ORIGINAL = ROOT / "tests" / "scripts" / "originals" / "ddp.py"
 PAGE = ROOT / "docs" / "howto" / "from-ddp.md"
 ARGUMENTS = ["ddp.py", "--epochs", "8"]
-# On a busy machine torch itself was seen to abort so, in the clean-up of a process after the script's last line.
-ABORT = "terminate called without an active exception"
 
 
 @pytest.fixture
@@ -66,5 +64,5 @@ def test_the_original_learns_under_torchrun(tmp_path):
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *ARGUMENTS]
     done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0 or ABORT in done.stderr, done.stderr
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     require_learned(tmp_path, done.stdout)

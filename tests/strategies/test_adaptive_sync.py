@@ -11,7 +11,7 @@ from virtual_cluster import VirtualCluster
 from paceline import strategies
 from paceline.core.actions import Apply, Grant, Mark, SetTimer
 from paceline.core.events import HostLoad, Joined, Left, Pushed, TimerFired
-from paceline.strategies.adaptive_sync import AdaptiveSyncOptions, Fit
+from paceline.strategies.adaptive_sync import AdaptiveSyncOptions, RoundLengths
 from paceline.strategies.roster import Roster
 
 EQUAL = [1.0] * 8
@@ -265,25 +265,25 @@ def test_a_fast_node_makes_no_more_starts_in_a_round_than_the_cap_allows():
     ([0.1] + [1.0] * 8, 0.1, {0: 1}),  # steps of its own come so fast
 ])  # fmt: skip
 def test_rounds_are_as_long_as_most_is_merged_in_a_second(times, length, in_step):
-    fit = fit_of(times)
-    assert fit.best_length(None) == length
-    assert fit.pushes(length) == in_step
+    lengths = lengths_of(times)
+    assert lengths.best(None) == length
+    assert lengths.pushes(length) == in_step
 
 
-def fit_of(times, alone=(), works=None, **options):
+def lengths_of(times, alone=(), works=None, **options):
     known = [(time, worker) for worker, time in enumerate(times)]
     work = works or [8] * len(times)
     roster = Roster(dict(enumerate(work)), {}, sum(work))
-    return Fit(known, roster, AdaptiveSyncOptions(**options), set(alone))
+    return RoundLengths(known, roster, AdaptiveSyncOptions(**options), set(alone))
 
 
 def test_no_node_in_step_makes_more_pushes_than_the_cap_allows():
-    assert fit_of([0.2] + [1.0] * 8, cap=3).pushes(1.0) == {0: 4} | dict.fromkeys(range(1, 9), 1)
+    assert lengths_of([0.2] + [1.0] * 8, cap=3).pushes(1.0) == {0: 4} | dict.fromkeys(range(1, 9), 1)
 
 
 def test_who_has_more_work_counts_for_more():
-    assert fit_of([1.0, 2.0], works=[8, 8]).best_length(None) == 1.0
-    assert fit_of([1.0, 2.0], works=[8, 80]).best_length(None) == 2.0
+    assert lengths_of([1.0, 2.0], works=[8, 8]).best(None) == 1.0
+    assert lengths_of([1.0, 2.0], works=[8, 80]).best(None) == 2.0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -291,20 +291,20 @@ def test_who_has_more_work_counts_for_more():
 def test_the_value_of_a_length_is_that_of_its_pushes(seed, alone):
     chance = random.Random(seed)
     times = [chance.lognormvariate(0, 1) for _ in range(12)]
-    fit = fit_of(times, alone)
+    lengths = lengths_of(times, alone)
     for length in times:
-        pushes = fit.pushes(length)
+        pushes = lengths.pushes(length)
         mass = min(1.0, sum(pushes.values()) / 12)
         seconds = max((times[worker] * count for worker, count in pushes.items()), default=1.0)
-        assert fit.value(length) == pytest.approx(mass / (mass + 1.5) / seconds)
+        assert lengths.value(length) == pytest.approx(mass / (mass + 1.5) / seconds)
 
 
 def test_another_length_has_to_be_better_by_a_tenth():
-    near, far = fit_of([1.0, 1.0, 1.0, 1.3]), fit_of([1.0, 1.0, 1.0, 1.5])
+    near, far = lengths_of([1.0, 1.0, 1.0, 1.3]), lengths_of([1.0, 1.0, 1.0, 1.5])
     assert near.value(1.3) < near.value(1.0) < 1.1 * near.value(1.3)
-    assert (near.best_length(None), near.best_length(1.3)) == (1.0, 1.3)
+    assert (near.best(None), near.best(1.3)) == (1.0, 1.3)
     assert far.value(1.0) > 1.1 * far.value(1.5)
-    assert far.best_length(1.5) == 1.0
+    assert far.best(1.5) == 1.0
 
 
 def test_a_fast_node_adds_its_pushes_up_on_the_version_that_the_round_began_with():

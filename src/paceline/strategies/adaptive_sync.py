@@ -92,8 +92,8 @@ class Sums:
         return self._sums[after] - self._sums[first]
 
 
-class Fit:
-    """Which nodes fit into a round of some length, of the present ones with these times."""
+class RoundLengths:
+    """Lengths that a round may have: who of the present nodes fits into it, and what it is worth."""
 
     def __init__(
         self, times: list[tuple[float, int]], roster: Roster, options: AdaptiveSyncOptions, alone: set[int]
@@ -132,7 +132,7 @@ class Fit:
         mass = min(1.0, mass)
         return mass / (mass + KNEE) / max(seconds, SHORTEST)
 
-    def best_length(self, before: float | None) -> float:
+    def best(self, before: float | None) -> float:
         """Return the length that is worth most a second: one of the times, or that of before."""
         best = last = self.times[0][0]
         most = self.value(best)
@@ -431,9 +431,9 @@ class AdaptiveSync(Strategy):
         times = [(nodes[worker].time, worker) for worker in present if worker in nodes and worker not in excused]
         if not times:
             return []
-        fit = Fit(times, state.roster, self.options, state.unextended)
-        state.length = fit.best_length(state.length)
-        state.in_step = fit.pushes(state.length)
+        lengths = RoundLengths(times, state.roster, self.options, state.unextended)
+        state.length = lengths.best(state.length)
+        state.in_step = lengths.pushes(state.length)
         state.usual = max(
             (time * state.in_step[worker] for time, worker in times if worker in state.in_step), default=state.length
         )
